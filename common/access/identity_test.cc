@@ -32,7 +32,7 @@ class Host final : public v1::RaasReceiver::Service {
   std::string socket() const { return "unix:" + dir_.File("control.sock"); }
 
   Identity WhoCalls(const std::string& address, const rpc::TlsOptions& tls) {
-    return WhoCallsOn(rpc::MakeChannel(address, tls));
+    return WhoCallsOn(*rpc::LastingChannel(address, tls).Get());
   }
   Identity WhoCallsOn(const std::shared_ptr<grpc::Channel>& channel) {
     grpc::ClientContext context;

@@ -1,6 +1,8 @@
 #include "common/rpc/channel.h"
 
+#include <fcntl.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/rpc/rpc_server.h"
@@ -12,11 +14,12 @@ namespace {
 constexpr int kSilenceMs = 20'000;
 constexpr int kPingAfterMs = 10'000;
 
+// A socket's listener accepts at once, unless it hangs.
+constexpr std::chrono::milliseconds kSocketTimeout{2'000};
+
 constexpr std::string_view kUnixScheme = "unix:";
 
-}  // namespace
-
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
+grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -31,19 +34,40 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Tls
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // Backoff is per subchannel: a channel of its own does not wait for another's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const bool of_host = address.starts_with(kUnixScheme);
-  return grpc::CreateCustomChannel(address, MakeChannelCredentials(of_host ? TlsOptions{} : tls), arguments);
+  return arguments;
 }
 
-std::shared_ptr<grpc::Channel> LastingChannel::Get() const {
+}  // namespace
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
+  return grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), Arguments());
+}
+
+Result<std::shared_ptr<grpc::Channel>> LastingChannel::Get() {
   std::lock_guard lock(mutex_);
+  if (channel_ != nullptr && !(socket_.valid() && socket_.PeerGone())) return channel_;
+  if (address_.starts_with(kUnixScheme)) {
+    LS_RETURN_IF_ERROR(Connect(address_.substr(kUnixScheme.size())));
+  } else {
+    channel_ = MakeChannel(address_, tls_);
+  }
   return channel_;
+}
+
+Status LastingChannel::Connect(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(os::UnixConnection connection, os::UnixConnect(path, kSocketTimeout));
+  LS_RETURN_IF_ERROR(os::CheckListener(connection, path));
+  os::UniqueFd seen(::fcntl(connection.fd(), F_DUPFD_CLOEXEC, 0));
+  if (!seen.valid()) return ErrnoStatus(errno, "keep a socket in sight");
+  socket_ = os::UnixConnection(std::move(seen));
+  channel_ = grpc::CreateCustomInsecureChannelFromFd(address_, connection.TakeFd().Release(), Arguments());
+  return OkStatus();
 }
 
 void LastingChannel::Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return;
   std::lock_guard lock(mutex_);
-  if (channel_ == channel) channel_ = MakeChannel(address_, tls_);
+  if (channel_ == channel) channel_ = nullptr;
 }
 
 }  // namespace lockstep::rpc

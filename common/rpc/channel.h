@@ -8,36 +8,45 @@
 #include <string>
 #include <utility>
 
+#include "common/base/status.h"
+#include "common/os/unix_socket.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
 
-// Connects to HOST:PORT, by TLS where it is configured, or to a socket of this host, unix:PATH, which is plaintext.
-// Does so when first used and again, at most 2 s apart, whenever the connection is lost. Never goes through an HTTP
-// proxy.
+// Connects to HOST:PORT, by TLS where it is configured. Does so when first used and again, at most 2 s apart, whenever
+// the connection is lost. Never goes through an HTTP proxy.
 //
 // A call fails at once (kUnavailable) where nobody listens. Where somebody does and is silent, while connecting or
 // later, it waits for its own deadline (kDeadline), but no longer than 20 s: by then the peer counts as gone.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls = {});
 
-// The channel of a client that lives long: one that found nobody is not used again. gRPC 1.51 can lose a channel's
-// credentials for ever, when what watches certificates for a lost connection leaves while that for the next one comes:
-// all calls fail from then on ("Failed to create security handshaker"). Thread-safe.
+// The channel of a client to HOST:PORT, or to a socket of this host, unix:PATH, which is plaintext. Thread-safe.
+//
+// One that found nobody is not used again. gRPC 1.51 can lose a channel's credentials for ever, when what watches
+// certificates for a lost connection leaves while that for the next one comes: all calls fail from then on ("Failed to
+// create security handshaker").
+//
+// A socket is connected to here, not by gRPC, which would come back to whoever listens at the path by then.
 class LastingChannel {
  public:
   explicit LastingChannel(std::string address, TlsOptions tls = {})
-      : address_(std::move(address)), tls_(std::move(tls)), channel_(MakeChannel(address_, tls_)) {}
+      : address_(std::move(address)), tls_(std::move(tls)) {}
 
-  // For one call, or one stream.
-  std::shared_ptr<grpc::Channel> Get() const;
+  // For one call, or one stream. An error is of a socket only: kUnavailable where nobody listens, kPermission where one
+  // does who may be an impostor (os::CheckListener); it has not been told anything.
+  Result<std::shared_ptr<grpc::Channel>> Get();
   // How that ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);
 
  private:
+  Status Connect(const std::string& path);
+
   const std::string address_;
   const TlsOptions tls_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::shared_ptr<grpc::Channel> channel_;
+  os::UnixConnection socket_;  // the channel's, seen from outside it; not connected for HOST:PORT
 };
 
 }  // namespace lockstep::rpc

@@ -6,6 +6,7 @@
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
@@ -44,8 +45,9 @@ class ReservedPort {
 // A server of a service that implements nothing, which is enough to be healthy or not.
 class TestServer {
  public:
-  explicit TestServer(const std::string& address = "127.0.0.1:0")
+  explicit TestServer(const std::string& address = "127.0.0.1:0", const std::string& socket = "")
       : server(RpcServer::Create({.address = address,
+                                  .control_socket = socket,
                                   .services = {&service_},
                                   .health_services = {"", "x-liveness", "x-readiness"},
                                   .health_address = "127.0.0.1:0"})) {}
@@ -124,6 +126,25 @@ TEST_CASE("A drained server is gone, and its channel finds the next one") {
   REQUIRE(next.server.ok());
   REQUIRE(channel->WaitForConnected(std::chrono::system_clock::now() + kSoon));
   CHECK(Health(channel, "") == "NOT_SERVING");
+}
+
+TEST_CASE("A client of a socket finds the server that listens there now, without a call that fails in between") {
+  const os::TempDir directory;
+  const std::string path = directory.File("control.sock");
+  LastingChannel client("unix:" + path);
+  CHECK_THAT(client.Get().status(), FailsWith(ErrorCode::kUnavailable, "nothing listens at " + path));
+  std::shared_ptr<grpc::Channel> before;
+  for (int i = 0; i < 3; ++i) {
+    TestServer server("", path);
+    REQUIRE(server.server.ok());
+    const auto channel = *client.Get();
+    CHECK(channel != before);
+    CHECK(Health(channel, "") == "NOT_SERVING");
+    CHECK(*client.Get() == channel);
+    before = channel;
+  }
+  CHECK(Health(before, "") == "unavailable");
+  CHECK_THAT(client.Get().status(), FailsWith(ErrorCode::kUnavailable, "is its daemon running?"));
 }
 
 TEST_CASE("A call where nobody listens fails long before its deadline") {

@@ -144,7 +144,7 @@ TEST_CASE("A client whose connection is lost, however often, comes back") {
   const int port = std::stoi(server.address().substr(server.address().find(':') + 1));
   LastingChannel channel(server.address(), ca.Client());
   const auto call = [&] {
-    const auto now = channel.Get();
+    const auto now = *channel.Get();
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kSoon);
     v1::ReceiverStatus response;
@@ -167,11 +167,11 @@ TEST_CASE("A client whose connection is lost, however often, comes back") {
   over = true;
   other.join();
   CHECK(cut > 100);
-  const auto found = channel.Get();
+  const auto found = *channel.Get();
   channel.Ended(found, grpc::Status::OK);
-  CHECK(channel.Get() == found);
+  CHECK(*channel.Get() == found);
   channel.Ended(found, {grpc::StatusCode::UNAVAILABLE, ""});
-  CHECK(channel.Get() != found);
+  CHECK(*channel.Get() != found);
 }
 
 TEST_CASE("Files that cannot be used leave those before in their place, until there are others that can") {

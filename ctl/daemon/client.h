@@ -45,13 +45,15 @@ class Client {
   using Other = OtherDaemon<Service>;
 
   Client(std::string_view daemon, const std::string& address, const rpc::TlsOptions& tls)
-      : address_(address),
-        name_(Cat(daemon, " ", address)),
-        channel_(rpc::MakeChannel(address, tls)),
-        stub_(Service::NewStub(channel_)) {}
+      : address_(address), name_(Cat(daemon, " ", address)), channel_(address, tls) {}
 
   const std::string& name() const { return name_; }
-  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // For one call.
+  Result<std::shared_ptr<grpc::Channel>> Channel() const {
+    Result<std::shared_ptr<grpc::Channel>> channel = channel_.Get();
+    if (!channel.ok()) return Explain(channel.status());
+    return channel;
+  }
 
   template <typename Request, typename Response>
   Result<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
@@ -59,7 +61,9 @@ class Client {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + timeout);
     Response response;
-    LS_RETURN_IF_ERROR(Explain((stub_.get()->*method)(&context, request, &response)));
+    LS_ASSIGN_OR_RETURN(const auto channel, Channel());
+    const std::unique_ptr<Stub> stub = Service::NewStub(channel);
+    LS_RETURN_IF_ERROR(Explain((stub.get()->*method)(&context, request, &response), channel));
     return response;
   }
 
@@ -71,25 +75,30 @@ class Client {
                 const Request& request, std::optional<std::chrono::milliseconds> timeout, Take take) const {
     grpc::ClientContext context;
     if (timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *timeout);
-    const auto reader = (stub_.get()->*method)(&context, request);
+    LS_ASSIGN_OR_RETURN(const auto channel, Channel());
+    const std::unique_ptr<Stub> stub = Service::NewStub(channel);
+    const auto reader = (stub.get()->*method)(&context, request);
     Response message;
     while (reader->Read(&message)) {
       if (take(message)) continue;
       context.TryCancel();
       return OkStatus();
     }
-    LS_RETURN_IF_ERROR(Explain(reader->Finish()));
+    LS_RETURN_IF_ERROR(Explain(reader->Finish(), channel));
     return {ErrorCode::kUnavailable, Cat(name_, ": ended the stream; is it draining?")};
   }
 
  private:
-  Status Explain(const grpc::Status& answer) const {
-    const Status status = rpc::FromGrpc(answer).WithContext(name_);
-    if (status.code() == ErrorCode::kUnavailable) {
-      return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
-    }
+  Status Explain(const Status& failed) const {
+    const Status status = failed.WithContext(name_);
+    if (status.code() != ErrorCode::kUnavailable) return status;
+    return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
+  }
+
+  Status Explain(const grpc::Status& answer, const std::shared_ptr<grpc::Channel>& channel) const {
+    const Status status = Explain(rpc::FromGrpc(answer));
     if (!rpc::IsUnknownCall(answer)) return status;
-    if (Other::kAnswers(channel_)) {
+    if (Other::kAnswers(channel)) {
       return {status.code(), Cat(name_, ": a ", Other::kName, " answers there; its address is given as ",
                                  Other::kOption, " ", address_)};
     }
@@ -98,8 +107,7 @@ class Client {
 
   std::string address_;
   std::string name_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<Stub> stub_;
+  mutable rpc::LastingChannel channel_;
 };
 
 using AgentClient = Client<v1::TrainerAgent>;

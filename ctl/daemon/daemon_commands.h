@@ -83,7 +83,8 @@ class DaemonCommands {
     health::HealthCheckRequest request;
     request.set_service(service);
     health::HealthCheckResponse response;
-    const grpc::Status answer = health::Health::NewStub(client_.channel())->Check(&context, request, &response);
+    LS_ASSIGN_OR_RETURN(const auto channel, client_.Channel());
+    const grpc::Status answer = health::Health::NewStub(channel)->Check(&context, request, &response);
     LS_RETURN_IF_ERROR(rpc::FromGrpc(answer).WithContext(what));
     const bool serving = response.status() == health::HealthCheckResponse::SERVING;
     output_.Print({{"service", service}, {"serving", serving}},

@@ -50,18 +50,25 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
   context.set_deadline(std::chrono::system_clock::now() + timeout);
   const CallScope scope(*this, context, even_cancelled);
   Response response;
-  const std::shared_ptr<grpc::Channel> channel = channel_->Get();
+  LS_ASSIGN_OR_RETURN(const auto channel, Channel(name));
   const auto stub = v1::TrainerAgent::NewStub(channel);
   const grpc::Status status = (stub.get()->*method)(&context, request, &response);
   channel_->Ended(channel, status);
-  if (!status.ok()) return Explain(name, status);
+  if (!status.ok()) return Explain(name, status, channel);
   return response;
 }
 
-Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
+Result<std::shared_ptr<grpc::Channel>> AgentClient::Channel(const char* call) {
+  Result<std::shared_ptr<grpc::Channel>> channel = channel_->Get();
+  if (!channel.ok()) return channel.status().WithContext(Cat(call, " at agent ", address_.text));
+  return channel;
+}
+
+Status AgentClient::Explain(const char* call, const grpc::Status& status,
+                            const std::shared_ptr<grpc::Channel>& channel) const {
   const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.text));
   if (!rpc::IsUnknownCall(status)) return explained;
-  if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_->Get())) {
+  if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel)) {
     return {explained.code(), Cat(address_.text, " is the address of a raas_receiver, and none of a trainer_agent; ",
                                   "give --agent the gRPC address of the agent that serves the model")};
   }
@@ -125,7 +132,7 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   grpc::ClientContext context;
   const CallScope scope(*this, context, false);
   request.set_peer(peer::ToLine(self_));
-  const std::shared_ptr<grpc::Channel> channel = channel_->Get();
+  LS_ASSIGN_OR_RETURN(const auto channel, Channel("WatchVersions"));
   const auto stream = v1::TrainerAgent::NewStub(channel)->WatchVersions(&context, request);
   v1::VersionEvent event;
   Status met;
@@ -137,7 +144,7 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   const grpc::Status status = stream->Finish();
   channel_->Ended(channel, status);
   if (!met.ok()) return met.WithContext(Cat("agent ", address_.text));
-  if (!status.ok()) return Explain("WatchVersions", status);
+  if (!status.ok()) return Explain("WatchVersions", status, channel);
   return {ErrorCode::kUnavailable, Cat("agent ", address_.text, " ended the version stream; it drains")};
 }
 

@@ -62,7 +62,9 @@ class AgentClient {
   template <typename Request, typename Response>
   Result<Response> Call(const char* name, Method<Request, Response> method, const Request& request,
                         std::chrono::milliseconds timeout, bool even_cancelled = false);
-  Status Explain(const char* call, const grpc::Status& status) const;
+  // For the call of that name.
+  Result<std::shared_ptr<grpc::Channel>> Channel(const char* call);
+  Status Explain(const char* call, const grpc::Status& status, const std::shared_ptr<grpc::Channel>& channel) const;
 
   const net::ControlAddress address_;
   const bool encrypted_;

@@ -2,9 +2,10 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
-from harness import LOCKSTEPCTL
+from harness import LOCKSTEPCTL, MODEL, wait_until
 from replicas import ToyModel
 
 
@@ -54,6 +55,50 @@ def test_other_users_do_not_reach_the_control_plane(cluster):
     assert agent.log().count("control_peer_refused") == 1  # in a minute
     assert "uid 65534 may not call a daemon" in agent.log()
     assert subprocess.run(ask, capture_output=True).returncode == 0
+
+
+IMPOSTOR = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+listener.listen()
+while True:
+    heard = listener.accept()[0].recv(1)
+    print(len(heard), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
+    """Nor after the daemon was there: neither by a receiver that comes back, nor by lockstepctl."""
+    model = ToyModel(blocks=8)
+    agent = cluster.agent(listen="")
+    receiver = cluster.receiver(agent, listen="")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+    agent.kill()
+    path = agent.addresses["control"]
+    os.unlink(path)
+    cluster.directory.chmod(0o755)
+    os.chmod(os.path.dirname(path), 0o777)
+    command = ["setpriv", "--reuid", "65534", "--clear-groups", sys.executable, "-c", IMPOSTOR, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor:
+        refusal = f"uid 65534 listens at {path}, and may be an impostor"
+        wait_until(lambda: refusal in receiver.model_status(MODEL)["last_error"], "the receiver sees who it is")
+        ask = [str(LOCKSTEPCTL), "--agent", f"unix:{path}", "status"]
+        asked = subprocess.run(ask, capture_output=True, text=True, timeout=60)
+        assert asked.returncode == 77 and refusal in asked.stderr
+        impostor.kill()
+        heard = impostor.stdout.read().split()
+        assert len(heard) >= 2 and set(heard) == {"0"}
+    os.unlink(path)
+    os.chmod(os.path.dirname(path), 0o700)
+    agent.start()
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(2, model.step())
+        receiver.wait_for(model.tensors)
 
 
 def test_a_socket_that_somebody_serves_is_not_taken_over(cluster):

@@ -63,7 +63,12 @@ int main(int argc, char** argv) {
     return 64;
   }
   const std::chrono::milliseconds timeout(std::atoi(argv[4]));
-  grpc::GenericStub stub(lockstep::rpc::MakeChannel(argv[1], tls));
+  const auto channel = lockstep::rpc::LastingChannel(argv[1], tls).Get();
+  if (!channel.ok()) {
+    std::cerr << "every_call: " << channel.status().ToString() << "\n";
+    return 1;
+  }
+  grpc::GenericStub stub(*channel);
   for (int i = 0; i < service->method_count(); ++i) {
     const MethodDescriptor* const method = service->method(i);
     const std::string path = "/" + service->full_name() + "/" + method->name();
