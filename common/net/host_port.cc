@@ -70,7 +70,8 @@ Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text
   if (address->IsLoopback() || beyond_loopback) return address;
   return Status(ErrorCode::kConfig,
                 Cat(name, ": ", text, " is not a loopback address, and without credentials nothing listens beyond it; ",
-                    "use 127.0.0.1, give --tls-cert, --tls-key and --tls-ca, or say --allow-insecure-network"));
+                    "use 127.0.0.1, give --tls-cert, --tls-key and --tls-ca, or name the network with ",
+                    "--allow-insecure-network CIDR"));
 }
 
 }  // namespace lockstep::net

@@ -33,6 +33,8 @@ struct ControlAddress {
 
   std::string text;  // "host:port" or "unix:/path", as people write it and gRPC takes it
   std::string host;  // of its lanes, where they are not said to be elsewhere: loopback for a socket
+
+  bool IsSocket() const { return text.starts_with("unix:"); }
 };
 
 // kBadData, naming `text`, when it is neither host:port nor unix:PATH with an absolute path.

@@ -4,11 +4,13 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "common/net/burst.h"
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
 #include "common/net/lane_stream.h"
+#include "common/net/networks.h"
 #include "common/net/places.h"
 #include "common/net/rate_limit.h"
 
@@ -95,6 +97,28 @@ TEST_CASE("Only loopback may be listened on, unless allowed in as many words") {
     CHECK_THAT(status, FailsWith(ErrorCode::kConfig, "lane_listen: "));
     CHECK(status.message().find("lane_listen") == 0);
     CHECK(CheckListenAddress("lane_listen", text, true).ok());
+  }
+}
+
+TEST_CASE("Networks contain their peers, and this host, and are named by their prefix") {
+  const Networks networks = *Networks::Parse({"10.20.0.0/16", "192.168.7.5/32", "fd00::/8"});
+  const auto contains = [&](const char* address) { return networks.Contain(asio::ip::make_address(address)); };
+  for (const char* one :
+       {"10.20.0.0", "10.20.255.255", "192.168.7.5", "fdff::1", "::ffff:10.20.1.2", "127.9.9.9", "::1"}) {
+    CAPTURE(one);
+    CHECK(contains(one));
+  }
+  for (const char* one :
+       {"10.21.0.0", "10.19.255.255", "192.168.7.4", "fe80::1", "::ffff:10.21.1.2", "0.0.0.0", "::"}) {
+    CAPTURE(one);
+    CHECK(!contains(one));
+  }
+  CHECK(!Networks().Contain(asio::ip::make_address("10.20.0.1")));
+  CHECK(Networks().Contain(asio::ip::make_address("127.0.0.1")));
+  for (const char* one : {"", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/-1", "10.1.0.0/8", "0.0.0.0/0", "::/0",
+                          "fd00::1/8", "fd00::/129", "any", "10.0.0.0/8 ", "::ffff:10.0.0.0/8"}) {
+    CAPTURE(one);
+    CHECK_THAT(Networks::Parse({"10.0.0.0/8", one}), FailsWith(ErrorCode::kBadData, Cat("'", one, "' does not name")));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "common/net/host_port.h"
 #include "common/rpc/rpc_server.h"
 
 namespace lockstep::rpc {
@@ -41,6 +42,20 @@ grpc::ChannelArguments Arguments() {
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
   return grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), Arguments());
+}
+
+std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& context) {
+  // gRPC writes a URI, "ipv4:10.1.2.3:7700", "ipv6:%5Bfe80::1%25eth0%5D:7700".
+  std::string text = context.peer();
+  text.erase(0, text.find(':') + 1);
+  for (const auto& [coded, meant] : {std::pair{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}}) {
+    if (const size_t at = text.find(coded); at != std::string::npos) text.replace(at, 3, meant);
+  }
+  const Result<net::HostPort> peer = net::ParseHostPort(text);
+  asio::error_code malformed;
+  const asio::ip::address address = asio::ip::make_address(peer.ok() ? peer->host : "", malformed);
+  if (malformed) return std::nullopt;
+  return address;
 }
 
 Result<std::shared_ptr<grpc::Channel>> LastingChannel::Get() {

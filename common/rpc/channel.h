@@ -2,9 +2,12 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 
+#include <asio/ip/address.hpp>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,6 +23,9 @@ namespace lockstep::rpc {
 // A call fails at once (kUnavailable) where nobody listens. Where somebody does and is silent, while connecting or
 // later, it waits for its own deadline (kDeadline), but no longer than 20 s: by then the peer counts as gone.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls = {});
+
+// Where the answer to a call over HOST:PORT came from; nothing before one came.
+std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& context);
 
 // The channel of a client to HOST:PORT, or to a socket of this host, unix:PATH, which is plaintext. Thread-safe.
 //

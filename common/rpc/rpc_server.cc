@@ -57,7 +57,9 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   }
   std::unique_ptr<TcpPort> port;
   if (!options.address.empty()) {
-    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address, {.unanswered_bytes = kMostUnanswered}));
+    PortLimits limits{.unanswered_bytes = kMostUnanswered, .from = {}};
+    if (!options.tls.configured()) limits.from = options.tls.plain;
+    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address, std::move(limits)));
     port->ServeBy(builder, MakeServerCredentials(options.tls));
   }
   auto echo = std::make_unique<EchoService>();

@@ -103,7 +103,10 @@ Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address, Por
 }
 
 TcpPort::TcpPort(std::string address, PortLimits limits)
-    : address_(std::move(address)), unanswered_bytes_(limits.unanswered_bytes), places_(PlacesOf(limits)) {}
+    : address_(std::move(address)),
+      unanswered_bytes_(limits.unanswered_bytes),
+      from_(std::move(limits.from)),
+      places_(PlacesOf(limits)) {}
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
@@ -180,7 +183,7 @@ Status TcpPort::AcceptFrom(int listening) {
   return nobody ? OkStatus() : ErrnoStatus(errno, Cat("accept on ", address_));
 }
 
-// OK also when it was closed for want of descriptors.
+// OK also when it was closed, for want of descriptors or for where it comes from.
 Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
   int ends[2] = {-1, -1};
   const bool paired = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0;
@@ -198,6 +201,12 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
   asio::ip::tcp::endpoint address;
   std::memcpy(address.data(), &from, size);
   address.resize(size);
+  if (from_ && !from_->Contain(address.address())) {
+    LogFailure(
+        {ErrorCode::kPermission, Cat("a connection to ", address_, " was closed: ", address.address().to_string(),
+                                     " is of no network ", "that allow-insecure-network names")});
+    return OkStatus();
+  }
 
   using asio::local::stream_protocol;
   const auto relay = std::make_shared<Relay>(

@@ -9,10 +9,12 @@
 #include <future>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "common/base/status.h"
+#include "common/net/networks.h"
 #include "common/net/places.h"
 #include "common/os/unique_fd.h"
 #include "common/telemetry/log_limit.h"
@@ -33,6 +35,7 @@ void RefuseCompressed(grpc::ServerBuilder& builder);
 struct PortLimits {
   size_t connections = 512;  // half of them from one address; fewer where this process may have few descriptors
   size_t unanswered_bytes;   // that a peer may say before it gets a word back
+  std::optional<net::Networks> from;  // where they are let in from; nothing: from anywhere
 };
 
 // Thread-safe.
@@ -70,6 +73,7 @@ class TcpPort {
 
   std::string address_;  // with the port that was bound
   const size_t unanswered_bytes_;
+  const std::optional<net::Networks> from_;
   int bound_port_ = 0;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
   telemetry::LogLimit log_limit_;

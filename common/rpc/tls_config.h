@@ -1,6 +1,10 @@
 // The options of TLS, alike in both daemons.
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "common/base/text.h"
 #include "common/config/config.h"
 #include "common/rpc/tls.h"
 
@@ -8,7 +12,8 @@ namespace lockstep::rpc {
 
 struct DaemonTls {
   TlsOptions files;
-  std::string policy;  // file that says who may do what (common/access/policy.h); with TLS, and only then
+  std::vector<std::string> plain;  // networks in which there is none, as they are written
+  std::string policy;              // file that says who may do what (common/access/policy.h); with TLS, and only then
 };
 
 inline void AddTlsOptions(config::ConfigParser& parser, DaemonTls& tls) {
@@ -16,12 +21,24 @@ inline void AddTlsOptions(config::ConfigParser& parser, DaemonTls& tls) {
   parser.Add("tls-key", &tls.files.key, "its private key, PEM, unreadable for others");
   parser.Add("tls-ca", &tls.files.ca, "certificates, PEM, one of which must have signed a peer's");
   parser.Add("tls-policy", &tls.policy, "TOML file that says which names of certificates may do what");
+  parser.Add("allow-insecure-network", &tls.plain,
+             "CIDR, a network beyond loopback whose peers are spoken to in plaintext; repeat for several");
 }
 
-// As PrepareTls.
-inline Status PrepareDaemonTls(const DaemonTls& tls) {
-  if (tls.files.configured() != tls.policy.empty()) return PrepareTls(tls.files);
-  return {ErrorCode::kConfig, "tls-policy, which says who may do what, and tls-cert go together: give both or neither"};
+// As PrepareTls, once the options are parsed.
+inline Status PrepareDaemonTls(const config::ConfigParser& parser, DaemonTls& tls) {
+  if (tls.files.configured() == tls.policy.empty()) {
+    return {ErrorCode::kConfig,
+            "tls-policy, which says who may do what, and tls-cert go together: give both or neither"};
+  }
+  const std::string plain = parser.WrittenAs("allow-insecure-network");
+  if (tls.files.configured() && !tls.plain.empty()) {
+    return {ErrorCode::kConfig, Cat(plain, " is for a daemon without tls-cert: with it nothing is in plaintext")};
+  }
+  Result<net::Networks> networks = net::Networks::Parse(tls.plain);
+  if (!networks.ok()) return {ErrorCode::kConfig, Cat(plain, ": ", networks.status().message())};
+  tls.files.plain = *std::move(networks);
+  return PrepareTls(tls.files);
 }
 
 }  // namespace lockstep::rpc

@@ -47,6 +47,7 @@ std::string WayOf(const v1::SyncRecord& record) {
   }
   if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
   if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
+  if (record.plain_bytes() > 0) way += Cat(", ", HumanBytes(record.plain_bytes()), " in plaintext");
   if (record.link_bytes_per_s() > 0) way += Cat(", at ", HumanBytes(record.link_bytes_per_s()), "/s");
   return way;
 }

@@ -33,6 +33,11 @@ asio::awaitable<Status> LaneConnection::Open() {
   begin_ = end_ = 0;
   large_ = false;
   Touch();
+  if (!status.ok() || peer_.tls != nullptr) co_return status;
+  asio::error_code gone;
+  const asio::ip::address address = socket().remote_endpoint(gone).address();
+  if (gone) co_return net::NetStatus(gone, "connecting");
+  if (!peer_.plain.Contain(address)) co_return net::NotInPlaintext("the agent's lane port", address.to_string());
   co_return status;
 }
 

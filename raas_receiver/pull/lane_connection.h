@@ -28,7 +28,7 @@ class LaneConnection {
   // `peer` outlives this; `kind` is a literal: what the lane is called in errors. `number` counts the lanes of a peer.
   LaneConnection(const Strand& strand, const LanePeer& peer, std::string_view kind, uint32_t number);
 
-  // Connects. REQUIRES not to be open.
+  // Connects. kPermission where plain lanes may not lead. REQUIRES not to be open.
   asio::awaitable<Status> Open();
   // Proves that it has the ticket where lanes are encrypted. Says hello, with `requests` in the same packet, and reads
   // the welcome. An agent that refuses the ticket reads no request; its own code then.

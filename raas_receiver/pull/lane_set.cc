@@ -28,6 +28,12 @@ Status LaneSet::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
   return Fetch(RunsOf(request, *options_->peer.layout, options_->peer.tickets.size()), sink);
 }
 
+SourceCounters LaneSet::counters() const {
+  SourceCounters counters = queue_->counters();
+  if (options_->peer.InPlaintext()) counters.plain_bytes = counters.payload_bytes;
+  return counters;
+}
+
 Status LaneSet::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
   if (runs.empty()) return OkStatus();
   if (!std::exchange(started_, true)) Start();

@@ -56,7 +56,7 @@ class LaneSet final : public BlockSource {
   Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
 
   void Cancel() override { queue_->Stop(); }
-  SourceCounters counters() const override { return queue_->counters(); }
+  SourceCounters counters() const override;
 
  private:
   void Start();

@@ -29,7 +29,6 @@ struct Written {
   std::string listen;
   std::string health_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
-  bool allow_insecure_network = false;
   uint64_t engine_timeout_ms = 60'000;
   uint64_t engine_load_timeout_ms = 600'000;
   uint64_t engine_late_after_ms = 120'000;
@@ -122,7 +121,6 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   rpc::AddTlsOptions(parser, config.tls);
   parser.Add("tls-server-name", &config.tls.files.server_name,
              "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host of --agent");
-  parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without TLS");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &to.drain_timeout_ms, "time to end in after SIGTERM");
@@ -190,17 +188,33 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
   return OkStatus();
 }
 
+// What an agent's name stands for is seen when it is called.
+Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config) {
+  if (config.tls.files.configured() || config.agent.IsSocket() || net::HostPort{config.agent.host}.IsLoopback())
+    return OkStatus();
+  asio::error_code is_name;
+  const auto address = asio::ip::make_address(config.agent.host, is_name);
+  const net::Networks& plain = config.tls.files.plain;
+  if (is_name ? !plain.empty() : plain.Contain(address)) return OkStatus();
+  return {
+      ErrorCode::kConfig,
+      Cat(parser.WrittenAs("agent"), ": ", config.agent.text, " is beyond loopback, where weights and versions would ",
+          "come in plaintext; give --tls-cert, --tls-key and --tls-ca, or name its network with ",
+          "--allow-insecure-network CIDR")};
+}
+
 Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
   const Result<net::ControlAddress> agent = net::ParseControlAddress(written.agent);
   if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message())};
   config.agent = *agent;
-  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(config.tls));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls));
+  LS_RETURN_IF_ERROR(CheckPlaintext(parser, config));
   if (!written.listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.listen,
                         net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
-                                                config.tls.files.configured() || written.allow_insecure_network));
+                                                config.tls.files.configured() || !config.tls.plain.empty()));
   }
   if (!written.health_listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.health_listen,

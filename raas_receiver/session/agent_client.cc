@@ -35,13 +35,11 @@ class AgentClient::CallScope {
   grpc::ClientContext& context_;
 };
 
-AgentClient::AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls)
-    : address_(std::move(address)),
-      encrypted_(tls.configured() && !address_.text.starts_with("unix:")),
-      channel_(std::make_shared<rpc::LastingChannel>(address_.text, tls)) {}
+AgentClient::AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls)
+    : control_{address, tls.configured() && !address.IsSocket(), tls.plain},
+      channel_(std::make_shared<rpc::LastingChannel>(control_.address.text, tls)) {}
 
-AgentClient::AgentClient(const AgentClient& other)
-    : address_(other.address_), encrypted_(other.encrypted_), channel_(other.channel_) {}
+AgentClient::AgentClient(const AgentClient& other) : control_(other.control_), channel_(other.channel_) {}
 
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
@@ -55,22 +53,31 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
   const grpc::Status status = (stub.get()->*method)(&context, request, &response);
   channel_->Ended(channel, status);
   if (!status.ok()) return Explain(name, status, channel);
+  LS_RETURN_IF_ERROR(CheckPeer(context));
   return response;
+}
+
+Status AgentClient::CheckPeer(const grpc::ClientContext& context) const {
+  if (control_.encrypted || control_.address.IsSocket()) return OkStatus();
+  const std::optional<asio::ip::address> peer = rpc::AnswerAddress(context);
+  if (peer && control_.plain.Contain(*peer)) return OkStatus();
+  return net::NotInPlaintext(Cat("agent ", control_.address.text), peer ? peer->to_string() : context.peer());
 }
 
 Result<std::shared_ptr<grpc::Channel>> AgentClient::Channel(const char* call) {
   Result<std::shared_ptr<grpc::Channel>> channel = channel_->Get();
-  if (!channel.ok()) return channel.status().WithContext(Cat(call, " at agent ", address_.text));
+  if (!channel.ok()) return channel.status().WithContext(Cat(call, " at agent ", control_.address.text));
   return channel;
 }
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status,
                             const std::shared_ptr<grpc::Channel>& channel) const {
-  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.text));
+  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", control_.address.text));
   if (!rpc::IsUnknownCall(status)) return explained;
   if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel)) {
-    return {explained.code(), Cat(address_.text, " is the address of a raas_receiver, and none of a trainer_agent; ",
-                                  "give --agent the gRPC address of the agent that serves the model")};
+    return {explained.code(),
+            Cat(control_.address.text, " is the address of a raas_receiver, and none of a trainer_agent; ",
+                "give --agent the gRPC address of the agent that serves the model")};
   }
   return {explained.code(), Cat(explained.message(), " (it does not know this call: is it of this version?)")};
 }
@@ -81,7 +88,7 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
   LS_ASSIGN_OR_RETURN(const v1::Layout answer, Call("GetLayout", &Stub::GetLayout, request, kCallTimeout));
   LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
   if (ToBytes(layout->digest()) != answer.digest()) {
-    return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.text, " sent for model ", model,
+    return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", control_.address.text, " sent for model ", model,
                                            " does not have the digest it names"));
   }
   return layout;
@@ -137,15 +144,16 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   v1::VersionEvent event;
   Status met;
   while (met.ok() && stream->Read(&event)) {
-    met = ToStatus(wire::MeetPeer(self_, event.peer()));
+    met = CheckPeer(context);
+    if (met.ok()) met = ToStatus(wire::MeetPeer(self_, event.peer()));
     if (met.ok()) on_event(event);
   }
   if (!met.ok()) context.TryCancel();
   const grpc::Status status = stream->Finish();
   channel_->Ended(channel, status);
-  if (!met.ok()) return met.WithContext(Cat("agent ", address_.text));
+  if (!met.ok()) return met.WithContext(Cat("agent ", control_.address.text));
   if (!status.ok()) return Explain("WatchVersions", status, channel);
-  return {ErrorCode::kUnavailable, Cat("agent ", address_.text, " ended the version stream; it drains")};
+  return {ErrorCode::kUnavailable, Cat("agent ", control_.address.text, " ended the version stream; it drains")};
 }
 
 void AgentClient::Cancel() {

@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/net/networks.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/tls.h"
 #include "common/wire/features.h"
@@ -22,17 +23,24 @@
 
 namespace lockstep::session {
 
+// How an agent is called.
+struct Control {
+  net::ControlAddress address;  // for lane addresses without a host
+  bool encrypted = false;       // so must be the lanes
+  net::Networks plain;          // where it is not: where the agent, and its lanes, may be
+};
+
 // Thread-safe. Says who it is where the agent asks. Errors are the agent's own, with the call and the agent's address
 // before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
-  explicit AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls = {});
+  explicit AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls = {});
   // Over the same connection; what is cancelled is each one's own.
   AgentClient(const AgentClient& other);
   AgentClient& operator=(const AgentClient&) = delete;
 
-  const net::ControlAddress& address() const { return address_; }
-  bool encrypted() const { return encrypted_; }  // calls are
+  const Control& control() const { return control_; }
+  const net::ControlAddress& address() const { return control_.address; }
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
@@ -64,10 +72,11 @@ class AgentClient {
                         std::chrono::milliseconds timeout, bool even_cancelled = false);
   // For the call of that name.
   Result<std::shared_ptr<grpc::Channel>> Channel(const char* call);
+  // kPermission when what answered is where it may not be spoken to in plaintext.
+  Status CheckPeer(const grpc::ClientContext& context) const;
   Status Explain(const char* call, const grpc::Status& status, const std::shared_ptr<grpc::Channel>& channel) const;
 
-  const net::ControlAddress address_;
-  const bool encrypted_;
+  const Control control_;
   const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<rpc::LastingChannel> channel_;
   std::mutex mutex_;

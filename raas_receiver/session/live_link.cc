@@ -21,8 +21,9 @@ Status LiveLink::Open(const Layout& layout, uint64_t link_bytes_per_s) {
   request.set_lanes_wanted(static_cast<uint32_t>(options_.lanes));
   request.set_link_bytes_per_s(link_bytes_per_s);
   LS_ASSIGN_OR_RETURN(const v1::LivePlan answer, agent_.OpenLive(request));
-  LS_ASSIGN_OR_RETURN(pull::LanePeer peer, ReadLivePlan(answer, layout, {agent_.address(), agent_.encrypted()}));
+  LS_ASSIGN_OR_RETURN(pull::LanePeer peer, ReadLivePlan(answer, layout, agent_.control()));
   pull_id_ = peer.pull_id;
+  in_plaintext_ = peer.InPlaintext();
   layout_ = layout->digest();
   auto lanes = std::make_unique<pull::LiveLanes>(io_, std::move(peer));
   std::lock_guard lock(mutex_);

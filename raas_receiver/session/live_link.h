@@ -43,6 +43,8 @@ class LiveLink {
   // The entries of `step`, of versions of `run`, when that is the delta asked for and all of it came live: waits for
   // the rest of it as long as it keeps coming. An error: fetch it by other ways.
   Result<std::vector<payload::DeltaBlock>> Take(const RunId& run, const pull::DeltaStep& step);
+  // Whether what it collects came over a network in plaintext.
+  bool in_plaintext() const { return in_plaintext_; }
   // Ends the subscription: the session follows by other ways, or not at all.
   void Close();
 
@@ -58,6 +60,7 @@ class LiveLink {
   AgentClient& agent_;
   net::IoThreads& io_;
   uint64_t pull_id_ = 0;
+  bool in_plaintext_ = false;
   Held asked_;  // the base; nothing: nothing was asked
   LayoutDigest layout_;
   std::optional<bool> by_memory_;                     // deltas come out of the agent's memory; nothing: not known yet

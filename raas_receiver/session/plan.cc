@@ -2,7 +2,6 @@
 
 #include "common/base/text.h"
 #include "common/model/label.h"
-#include "raas_receiver/session/agent_client.h"
 
 namespace lockstep::session {
 namespace {
@@ -74,7 +73,7 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
 // `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
 template <typename Proto>
 Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const Control& control) {
-  pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout};
+  pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout, .plain = control.plain};
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
   }

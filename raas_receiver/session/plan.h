@@ -10,10 +10,10 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
-#include "common/net/host_port.h"
 #include "proto/lockstep/v1/agent.pb.h"
 #include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/pull/lane_peer.h"
+#include "raas_receiver/session/agent_client.h"
 
 namespace lockstep::session {
 
@@ -38,13 +38,8 @@ struct Plan {
 // "full", "delta", "chain", "folded", "up_to_date".
 std::string_view ModeName(v1::PullMode mode);
 
-// The connection that a plan came on.
-struct Control {
-  net::ControlAddress address;  // of the agent, for lane addresses without a host
-  bool encrypted = false;       // so must be the lanes
-};
-
-// The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.
+// The plan that came over `control` for a receiver that reported that it holds `held`. kProtocol names the rule that it
+// breaks.
 Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control);
 
 // The answer to OpenLive. kProtocol names the rule that it breaks.

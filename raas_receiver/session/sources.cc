@@ -49,14 +49,18 @@ class LiveSource final : public pull::BlockSource {
     LS_ASSIGN_OR_RETURN(std::vector<payload::DeltaBlock> entries, link_.Take(request.run, step));
     for (payload::DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
     bytes_ += step.data_bytes;
+    if (link_.in_plaintext()) plain_bytes_ += step.data_bytes;
     return OkStatus();
   }
   void Cancel() override { link_.Cancel(); }
-  pull::SourceCounters counters() const override { return {.payload_bytes = bytes_, .live_bytes = bytes_}; }
+  pull::SourceCounters counters() const override {
+    return {.payload_bytes = bytes_, .plain_bytes = plain_bytes_, .live_bytes = bytes_};
+  }
 
  private:
   LiveLink& link_;
   std::atomic<uint64_t> bytes_ = 0;
+  std::atomic<uint64_t> plain_bytes_ = 0;
 };
 
 void AddLive(const SyncContext& context, Sources& sources) {

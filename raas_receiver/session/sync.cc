@@ -146,7 +146,7 @@ Status Sync::OpenPull() {
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, {agent_.address(), agent_.encrypted()}));
+  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, agent_.control()));
   record_.set_transfer(plan_.pull_id);
   LogPlan();
   return CheckWanted();
@@ -355,6 +355,7 @@ void Sync::CountBytes() {
   const pull::SourceCounters counters = fetcher_.counters();
   record_.set_payload_bytes(counters.payload_bytes);
   record_.set_local_bytes(counters.local_bytes);
+  record_.set_plain_bytes(counters.plain_bytes);
   record_.set_live_bytes(counters.live_bytes);
   record_.set_link_bytes_per_s(counters.bytes_per_s);
   lane_retries_ = counters.retries;

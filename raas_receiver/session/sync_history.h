@@ -52,6 +52,7 @@ class SyncHistory {
     model.set_syncs(syncs_);
     model.set_failures(failures_);
     model.set_lane_retries(lane_retries_);
+    model.set_plain_bytes(plain_bytes_);
     model.set_last_sync_unix_ns(last_sync_unix_ns_);
     // The last that there is: nothing is worse than damage.
     for (const Error* error : {&engine_error_, &sync_error_, &damage_}) {
@@ -74,6 +75,7 @@ class SyncHistory {
     failures_ += outcome.ok() ? 0 : 1;
     repaired_blocks_ += record.repaired_blocks();
     lane_retries_ += lane_retries;
+    plain_bytes_ += record.plain_bytes();
   }
 
   mutable std::mutex mutex_;
@@ -82,6 +84,7 @@ class SyncHistory {
   uint64_t syncs_ = 0;
   uint64_t failures_ = 0;
   uint64_t lane_retries_ = 0;
+  uint64_t plain_bytes_ = 0;
   int64_t last_sync_unix_ns_ = 0;
   Error sync_error_;    // of the last sync
   Error damage_;        // of what is held, until it is whole

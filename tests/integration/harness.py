@@ -52,12 +52,13 @@ def roomy_directory() -> str:
 
 
 def flags_of(options: "dict[str, object]") -> "list[str]":
-    """{"lanes": 4, "follow": False, "print_config": None} as a command line; None makes a bare flag."""
+    """{"lanes": 4, "follow": False, "print_config": None} as a command line; None makes a bare flag, a list several."""
     arguments = []
-    for name, value in options.items():
-        arguments.append("--" + name.replace("_", "-"))
-        if value is not None:
-            arguments.append(str(value).lower() if isinstance(value, bool) else str(value))
+    for name, values in options.items():
+        for value in values if isinstance(values, list) else [values]:
+            arguments.append("--" + name.replace("_", "-"))
+            if value is not None:
+                arguments.append(str(value).lower() if isinstance(value, bool) else str(value))
     return arguments
 
 

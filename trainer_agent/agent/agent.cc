@@ -114,6 +114,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
 Status Agent::Listen() {
   const serve::LaneServerOptions lane_options{.address = options_.lane_address,
                                               .encrypted = options_.tls.files.configured(),
+                                              .plain = options_.tls.files.plain,
                                               .threads = Threads(options_),
                                               .bytes_per_s = options_.lane_rate_limit,
                                               .receiver_bytes_per_s = options_.receiver_rate_limit,

@@ -42,8 +42,8 @@ Status CheckSocket(const ConfigParser& parser, const char* name, const char* usu
 Status Check(const ConfigParser& parser, AgentOptions& options) {
   LS_RETURN_IF_ERROR(CheckSocket(parser, "local-socket", "pull.sock", options, options.local_socket));
   LS_RETURN_IF_ERROR(CheckSocket(parser, "control-socket", "control.sock", options, options.control_socket));
-  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(options.tls));
-  const bool anywhere = options.tls.files.configured() || options.allow_insecure_network;
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, options.tls));
+  const bool anywhere = options.tls.files.configured() || !options.tls.plain.empty();
   if (!options.listen.empty()) {
     LS_ASSIGN_OR_RETURN(options.listen_address,
                         net::CheckListenAddress(parser.WrittenAs("listen"), options.listen, anywhere));
@@ -118,8 +118,6 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("receiver-rate-limit", &options->receiver_rate_limit,
              "bytes a second of the lanes of one receiver together; 0: no limit");
   rpc::AddTlsOptions(parser, options->tls);
-  parser.Add("allow-insecure-network", &options->allow_insecure_network,
-             "listen beyond loopback although nobody is authenticated without TLS");
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");

@@ -35,7 +35,6 @@ struct AgentOptions {
   uint64_t lane_rate_limit = 0;
   uint64_t receiver_rate_limit = 0;
   rpc::DaemonTls tls;
-  bool allow_insecure_network = false;
   std::string log_level = "info";
   std::string log_format = "auto";
   uint64_t drain_timeout_ms = 10'000;

@@ -156,6 +156,11 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   asio::error_code ignored;
   const auto peer = socket.remote_endpoint(ignored);
   const std::string peer_name = Cat(peer.address().to_string(), ":", peer.port());
+  if (tls_ == nullptr && !options_.plain.Contain(peer.address())) {
+    LogRefusal({ErrorCode::kPermission, "it is of no network that allow-insecure-network names"},
+               peer.address().to_string());
+    co_return;
+  }
   socket.set_option(tcp::no_delay(true), ignored);
   net::KeepAlive(socket);
   const auto stream = std::make_shared<net::LaneStream>(std::move(socket));

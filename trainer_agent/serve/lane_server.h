@@ -14,6 +14,7 @@
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_stream.h"
+#include "common/net/networks.h"
 #include "common/net/places.h"
 #include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
@@ -25,6 +26,7 @@ namespace lockstep::serve {
 struct LaneServerOptions {
   net::HostPort address;
   bool encrypted = false;  // lanes are TLS, or none
+  net::Networks plain;     // where none are: where peers are let in from
   size_t threads = 2;
   uint64_t bytes_per_s = 0;                         // of all lanes together; 0: no limit
   uint64_t receiver_bytes_per_s = 0;                // of the lanes of one receiver together; 0: no limit

@@ -49,8 +49,8 @@ class LockstepCheckpointEngine(CheckpointEngine):
         port: of the agent, for rollouts on other hosts; 0: any, another one for an agent that takes a dead one's place, which
             receivers do not find. None: all workers are on one host.
         agent, receiver: options of these (docs/operations.md), which are started on the hosts that Ray chose, and end with
-            the workers there. With a port both need ``tls_cert`` and the like, or ``allow_insecure_network: true`` in a
-            network where everybody may read the weights.
+            the workers there. With a port both need ``tls_cert`` and the like, or the name of a network
+            where everybody may read the weights, ``allow_insecure_network: 10.20.0.0/16``.
         socket, replica: of daemons that are there already, instead: the agent's socket on the host of the trainer's rank
             0, and the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
         dtype: that of the checkpoint, to which the trainer's float32 tensors are rounded.

@@ -4,6 +4,7 @@ The link is wan_link (its header says what it is faithful to). Its namespaces ha
 is killed when this process ends, however it ends.
 """
 
+import ipaddress
 import json
 import math
 import shutil
@@ -68,6 +69,7 @@ class Link:
         description = json.loads(line)
         self.addresses: "list[str]" = description["addresses"]
         self._ends: "list[str]" = description["ends"]
+        self.network = str(ipaddress.ip_network(f"{self.addresses[0]}/24", strict=False))
 
     def prefix(self, end: int) -> "list[str]":
         """What a command is started with at an end, and ends with when this process does."""
@@ -133,12 +135,14 @@ class LinkedCluster(Cluster):
                 start=False,
                 listen=f"0.0.0.0:{AGENT_PORT}",
                 lane_listen=f"0.0.0.0:{LANE_PORT}",
-                allow_insecure_network=True,
+                allow_insecure_network=self.link.network,
             )
             self.the_agent.prefix = self.link.prefix(0)
             self.the_agent.start()
             self.the_agent.address = f"{self.link.addresses[0]}:{AGENT_PORT}"
-            self.the_receiver: Receiver = self.receiver(self.the_agent, start=False, **receiver_options)
+            self.the_receiver: Receiver = self.receiver(
+                self.the_agent, start=False, allow_insecure_network=self.link.network, **receiver_options
+            )
             self.the_receiver.prefix = self.link.prefix(1)
             self.the_receiver.start()
         except BaseException:
