@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/base/text.h"
+#include "common/json/json_reader.h"
 #include "common/os/file.h"
 #include "common/telemetry/log.h"
 
@@ -112,9 +113,10 @@ Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
                   {"answer", answer.ok() ? Cat(answer->status) : answer.status().ToString()},
                   {"duration_s", duration.count()}});
   if (!answer.ok()) return answer.status();
-  json parsed = json::parse(answer->body, nullptr, false);
-  if (!parsed.is_object()) parsed = nullptr;
-  return ServerAnswer{.call = call, .status = answer->status, .json = parsed, .said = SaidIn(answer->body, parsed)};
+  Result<json> parsed = lockstep::json::ParseJson(answer->body, {.key = call}, answer->body.size());
+  json object = parsed.ok() && parsed->is_object() ? *std::move(parsed) : json();
+  std::string said = SaidIn(answer->body, object);
+  return ServerAnswer{.call = call, .status = answer->status, .json = std::move(object), .said = std::move(said)};
 }
 
 Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view expected) const {

@@ -340,6 +340,21 @@ TEST_CASE("A server that cannot be checked is no server that was") {
   CHECK_THAT(outcome.status, FailsWith(ErrorCode::kProtocol, engine.url() + kind.check));
 }
 
+TEST_CASE("A server that answers arrays in arrays without an end is told from one that answers") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  constexpr int kDepth = 100'000;  // in an answer that is not too long
+  std::string deep;
+  for (int i = 0; i < kDepth; ++i) deep += R"({"error":)";
+  deep += "0" + std::string(kDepth, '}');
+  for (const char* status : {"200 OK", "500 Internal Server Error"}) {
+    const TestHttpServer server([&](int connection) { TestHttpServer::Reply(connection, status, deep); });
+    const auto driver = *NewEngineDriver({.kind = std::string(kind.name), .url = server.url()});
+    const LoadOutcome outcome = driver->Load({"actor", {RunId{{1}}, 7}, "/replicas/v7", "full"}, std::nullopt);
+    CHECK_THAT(outcome.status, FailsWith(outcome.status.code(), R"({"error":{"error":)"));
+    CHECK(outcome.serving == Serving::kUnknown);
+  }
+}
+
 TEST_CASE("A server that is not there is an error in time, and nothing is known of it") {
   std::string url;
   {
