@@ -9,8 +9,13 @@
 namespace lockstep::net {
 namespace {
 
+// A peer may have said it.
+std::string Shown(std::string_view text) {
+  return CleanText(text, 128);
+}
+
 Status Malformed(std::string_view text, std::string_view why) {
-  return {ErrorCode::kBadData, Cat("address '", text, "' ", why, "; write host:port or [ipv6]:port")};
+  return {ErrorCode::kBadData, Cat("address '", Shown(text), "' ", why, "; write host:port or [ipv6]:port")};
 }
 
 }  // namespace
@@ -56,7 +61,7 @@ Result<ControlAddress> ParseControlAddress(const std::string& text) {
     return ControlAddress(address);
   }
   if (text.size() <= kUnix.size() || text[kUnix.size()] != '/') {
-    return Status(ErrorCode::kBadData, Cat("address '", text, "' has no absolute path; write unix:/path"));
+    return Status(ErrorCode::kBadData, Cat("address '", Shown(text), "' has no absolute path; write unix:/path"));
   }
   ControlAddress address;
   address.text = text;
