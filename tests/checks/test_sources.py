@@ -83,6 +83,21 @@ def test_no_document_is_an_island():
     assert {ROOT / document for document in tracked("*.md")} - seen == set()
 
 
+def test_security_names_tests_that_there_are():
+    """By their target and case, or file and function."""
+    page = (ROOT / "docs/security.md").read_text()
+    sources = {Path(name).stem: (ROOT / name).read_text() for name in tracked("*_test.cc", "*/test_*.py")}
+    rules = "".join((ROOT / name).read_text() for name in tracked("*BUILD"))
+    targets = dict(re.findall(r'name = "(\w+)",\s*srcs = \["(\w+)\.cc"', rules))
+    named = re.findall(r"`(\w+)(?:\.py)?`: ((?:\"[^\"]+\"|`\w+`)(?:, (?:\"[^\"]+\"|`\w+`))*)", page)
+    assert len(named) > 60
+    for target, cases in named:
+        for case in re.findall(r"\"([^\"]+)\"|`(\w+)`", cases):
+            source = sources[targets.get(target, target)]
+            # A long case is on several lines.
+            assert "".join(case) in re.sub(r'"\s*"', "", source), f"{target} has no {''.join(case)}"
+
+
 def test_the_release_stands_in_one_place():
     release = (ROOT / "VERSION").read_text().strip()
     images = re.findall(
