@@ -25,9 +25,6 @@ constexpr size_t kMostUnanswered = kMaxRequestBytes + (64 << 10);
 // A connection without calls goes. Our own have a stream open, or connect again at the next call; one that is made just
 // then is UNAVAILABLE.
 constexpr int kIdleMs = 10 * 60'000;
-// A connection whose certificate was looked at so long ago is made anew; calls on it have some time to end.
-constexpr int kAgeMs = 60 * 60'000;
-constexpr int kAgeGraceMs = 10 * 60'000;
 
 void SetLimits(grpc::ServerBuilder& builder) {
   RefuseCompressed(builder);
@@ -52,8 +49,8 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   grpc::ServerBuilder builder;
   SetLimits(builder);
   if (options.tls.configured()) {
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kAgeMs);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kAgeGraceMs);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, static_cast<int>(options.tls_age.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, static_cast<int>(options.tls_age_grace.count()));
   }
   std::unique_ptr<TcpPort> port;
   if (!options.address.empty()) {

@@ -28,17 +28,25 @@ int Shell(const std::string& command) {
   return std::system(command.c_str());
 }
 
-// Answers one call, by which others see whether they got in.
+// Answers one call, by which others see whether they got in, and has a stream that does not end by itself.
 class TestServer final : public v1::RaasReceiver::Service {
  public:
-  explicit TestServer(const TlsOptions& tls) {
+  explicit TestServer(const TlsOptions& tls, RpcServer::Options options = {}) {
     REQUIRE(PrepareTls(tls).ok());
-    server_ = *RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .tls = tls, .health_services = {}});
+    options.address = "127.0.0.1:0";
+    options.services = {this};
+    options.tls = tls;
+    server_ = *RpcServer::Create(options);
   }
 
   std::string address() const { return Cat("127.0.0.1:", server_->bound_port()); }
   grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*, v1::ReceiverStatus*) override {
     return grpc::Status::OK;
+  }
+  grpc::Status WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest*,
+                          grpc::ServerWriter<v1::SyncRecord>*) override {
+    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return grpc::Status::CANCELLED;
   }
 
  private:
@@ -124,6 +132,28 @@ TEST_CASE("Who was signed by a CA that is no longer trusted is refused within te
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   CHECK(CallOn(kept).ok());
+}
+
+TEST_CASE("A connection by TLS ends at its age, with the calls that are still on it, and the next one is made anew") {
+  const TestCa ca;
+  RpcServer::Options options;
+  options.tls_age = std::chrono::milliseconds(500);
+  options.tls_age_grace = std::chrono::milliseconds(500);
+  const TestServer server(ca.Server(), options);
+  LastingChannel client(server.address(), ca.Client());
+  for (int i = 0; i < 2; ++i) {
+    const auto channel = *client.Get();
+    REQUIRE(CallOn(channel).ok());
+    const auto begin = std::chrono::steady_clock::now();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kSoon);
+    const auto stream = v1::RaasReceiver::NewStub(channel)->WatchSyncs(&context, {});
+    v1::SyncRecord record;
+    CHECK(!stream->Read(&record));
+    CHECK(stream->Finish().error_code() == grpc::StatusCode::UNAVAILABLE);
+    // gRPC varies the age by a tenth, and the handshake was before the stream.
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(600));
+  }
 }
 
 // Ends the clients' connections to `port`, whose other ends are in this process, too: how many.
