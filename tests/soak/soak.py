@@ -207,6 +207,8 @@ def main() -> int:
         options = parser.parse_args()
     except SystemExit as end:
         return 64 if end.code else 0
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
     with Cluster() as cluster, contextlib.ExitStack() as stack:
         soak = Soak(cluster, options, stack)
         config = cluster.directory / "checker.json"
