@@ -15,9 +15,10 @@ BUILD_PACKAGES=(
   bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
   g++ pkg-config python3
   catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
-  libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev protobuf-compiler protobuf-compiler-grpc
+  libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler
+  protobuf-compiler-grpc
 )
-TEST_PACKAGES=(git iproute2 python3-pip python3-venv shellcheck)
+TEST_PACKAGES=(git iproute2 prometheus python3-pip python3-venv shellcheck)
 CI_PACKAGES=(clang-format)
 DEV_PACKAGES=(clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev)
 

@@ -138,7 +138,14 @@ TcpPort::~TcpPort() {
 
 void TcpPort::ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials) {
   using FromFd = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-  server_ = builder.experimental().AddExternalConnectionAcceptor(FromFd::FROM_FD, std::move(credentials));
+  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server =
+      builder.experimental().AddExternalConnectionAcceptor(FromFd::FROM_FD, std::move(credentials));
+  serve_ = [server](asio::local::stream_protocol::socket connection, int listening) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.listener_fd = listening;
+    parameters.fd = connection.release();
+    server->HandleNewConnection(&parameters);
+  };
 }
 
 void TcpPort::Start() {
@@ -222,10 +229,7 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
     if (const auto displaced = weak.lock()) displaced->End();
   }));
   StartRelay(relay);
-  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-  connection.listener_fd = listening;
-  connection.fd = server.Release();
-  server_->HandleNewConnection(&connection);
+  serve_({context_, stream_protocol(), server.Release()}, listening);
   return OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// A TCP port of a gRPC server, with an accept of our own: gRPC's is deaf for good once an accept has failed for want of
-// descriptors, and bounds neither connections nor what is said on one.
+// A TCP port with an accept of our own: gRPC's is deaf for good once an accept has failed for want of descriptors, and
+// bounds neither connections nor what is said on one. gRPC serves what comes here, or whatever else is told to.
 #pragma once
 
 #include <grpcpp/server_builder.h>
@@ -50,8 +50,12 @@ class TcpPort {
 
   int bound_port() const { return bound_port_; }
 
-  // The server that `builder` builds will serve what comes here, and ask it for `credentials`. REQUIRES to be called
-  // once.
+  // Gets this end of each connection, on the port's thread and its executor. `listening` is the socket it came to.
+  using Serve = std::function<void(asio::local::stream_protocol::socket connection, int listening)>;
+
+  // What serves what comes here: either, once, before Start().
+  void ServeBy(Serve serve) { serve_ = std::move(serve); }
+  // The server that `builder` builds, which asks for `credentials`.
   void ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials);
 
   // Accepts from now on; those who came before have waited. Without descriptors they wait on. REQUIRES that the server
@@ -75,7 +79,7 @@ class TcpPort {
   const size_t unanswered_bytes_;
   const std::optional<net::Networks> from_;
   int bound_port_ = 0;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
+  Serve serve_;
   telemetry::LogLimit log_limit_;
   net::Places places_;
   asio::io_context context_{1};  // what follows runs on its one thread

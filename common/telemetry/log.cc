@@ -7,8 +7,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/text.h"
@@ -65,7 +68,29 @@ std::string LogLine(const Logger& logger, LogLevel level, std::string_view event
   return logger.json ? FormatJson(record) : FormatText(record);
 }
 
+// Events are literals of this program: their number is bounded.
+struct Counts {
+  std::mutex mutex;
+  std::map<std::pair<std::string, LogLevel>, uint64_t, std::less<>> times;
+};
+
+Counts& TheCounts() {
+  static Counts* const counts = new Counts;
+  return *counts;
+}
+
+void Count(LogLevel level, std::string_view event, std::span<const Field> fields) {
+  uint64_t times = 1;
+  for (const Field& field : fields) {
+    if (field.name == "times") times = std::get<uint64_t>(field.value);
+  }
+  Counts& counts = TheCounts();
+  std::lock_guard lock(counts.mutex);
+  counts.times[{std::string(event), level}] += times;
+}
+
 void Write(LogLevel level, std::string_view event, std::span<const Field> fields) {
+  if (level >= LogLevel::kWarn) Count(level, event, fields);
   Logger& logger = TheLogger();
   if (!logger.out->should_log(SpdlogLevel(level))) return;
   ++logger.posted;
@@ -78,6 +103,7 @@ void QueuedStderr::log(const spdlog::details::log_msg& line) {
   const size_t dropped = queue_->overrun_counter();
   if (dropped == said_) return;
   const Field lines[] = {{"lines", dropped - said_}};
+  Count(LogLevel::kWarn, "log_lines_dropped", {});
   said_ = dropped;
   const std::string text = LogLine(TheLogger(), LogLevel::kWarn, "log_lines_dropped", lines);
   Stderr::log({"", spdlog::level::warn, text});
@@ -133,6 +159,14 @@ Status SetLogLevel(std::string_view level) {
     return OkStatus();
   }
   return {ErrorCode::kConfig, Cat("log level '", level, "' is none of debug, info, warn, error")};
+}
+
+std::vector<EventCount> EventCounts() {
+  Counts& counts = TheCounts();
+  std::lock_guard lock(counts.mutex);
+  std::vector<EventCount> all;
+  for (const auto& [what, times] : counts.times) all.push_back({what.first, what.second, times});
+  return all;
 }
 
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields) {

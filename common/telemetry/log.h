@@ -15,12 +15,14 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "common/base/status.h"
 
 namespace lockstep::telemetry {
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
+std::string_view LevelName(LogLevel level);  // "warn"
 
 // One named value. Names are the field's words: model, run, version, bytes, duration_s.
 struct Field {
@@ -54,5 +56,14 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fi
 // With the fields error (the status' label) and message. REQUIRES !status.ok().
 void LogWarn(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
 void LogError(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
+
+// How often what is logged as a warning or error has happened in this process. A line with a field `times` counts as
+// often.
+struct EventCount {
+  std::string event;
+  LogLevel level;
+  uint64_t times = 0;
+};
+std::vector<EventCount> EventCounts();
 
 }  // namespace lockstep::telemetry

@@ -18,8 +18,6 @@ struct LogRecord {
   std::span<const Field> fields;
 };
 
-std::string_view LevelName(LogLevel level);
-
 // One JSON object, no line break. Text that is not UTF-8 is repaired.
 std::string FormatJson(const LogRecord& record);
 

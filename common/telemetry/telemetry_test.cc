@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -49,6 +50,25 @@ TEST_CASE("Logging works before and after it is set up") {
   Log(LogLevel::kDebug, "test_event", {{"n", 1}});
   LogError("test_failed", Status(ErrorCode::kIo, "disk on fire"), {{"model", "actor"}});
   LogWarn("test_degraded", Status(ErrorCode::kDeadline, "late"));
+}
+
+TEST_CASE("Warnings and errors are counted by event, as often as they say that they happened") {
+  const auto times = [](std::string_view event) {
+    uint64_t all = 0;
+    for (const EventCount& one : EventCounts()) all += one.event == event ? one.times : 0;
+    return all;
+  };
+  const Status failed(ErrorCode::kIo, "no");
+  LogWarn("test_counted", failed, {{"times", uint64_t{7}}});
+  LogWarn("test_counted", failed);
+  LogError("test_counted", failed);
+  Log(LogLevel::kInfo, "test_not_counted");
+  CHECK(times("test_counted") == 9);
+  CHECK(times("test_not_counted") == 0);
+  const auto counts = EventCounts();
+  CHECK(std::ranges::count_if(counts, [](const EventCount& one) {
+          return one.event == "test_counted" && one.level == LogLevel::kError && one.times == 1;
+        }) == 1);
 }
 
 TEST_CASE("The build says where it comes from") {

@@ -5,6 +5,7 @@
 namespace lockstep::telemetry {
 
 void Timeline::Add(Span span) {
+  if (added_) added_(span);
   std::lock_guard lock(mutex_);
   spans_.push_back(std::move(span));
   if (spans_.size() <= capacity_) return;

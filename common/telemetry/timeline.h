@@ -26,9 +26,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -77,7 +79,11 @@ class Moment {
 // The last `capacity` spans. Thread-safe; adding one costs less than a microsecond.
 class Timeline {
  public:
-  explicit Timeline(size_t capacity = 4096) : capacity_(capacity) {}
+  static constexpr size_t kCapacity = 4096;
+
+  explicit Timeline(size_t capacity = kCapacity) : capacity_(capacity) {}
+  // `added` is called with each span, by the thread that adds it, and must not wait.
+  explicit Timeline(std::function<void(const Span&)> added) : capacity_(kCapacity), added_(std::move(added)) {}
 
   void Add(Span span);
   // Those of `model` (empty: all) towards `version` (0: all), in the order in which they ended.
@@ -86,6 +92,7 @@ class Timeline {
 
  private:
   const size_t capacity_;
+  const std::function<void(const Span&)> added_;
   mutable std::mutex mutex_;
   std::deque<Span> spans_;
   uint64_t dropped_ = 0;

@@ -60,6 +60,19 @@ TEST_CASE("The oldest spans give way, and it is known how many did") {
   CHECK(timeline.dropped() == 2);
 }
 
+TEST_CASE("Each span is told to who wants to know, also those that give way later") {
+  size_t told = 0;
+  uint64_t bytes = 0;
+  Timeline timeline([&](const Span& span) {
+    ++told;
+    bytes += span.bytes;
+  });
+  for (uint64_t i = 0; i < Timeline::kCapacity + 10; ++i) timeline.Add({.name = "pull", .model = "actor", .bytes = 3});
+  CHECK(told == Timeline::kCapacity + 10);
+  CHECK(bytes == 3 * told);
+  CHECK(timeline.dropped() == 10);
+}
+
 TEST_CASE("A scope's span is as long as its life and holds what was learned in it") {
   Timeline timeline;
   const int64_t before = UnixNanos();

@@ -11,6 +11,7 @@
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/receiver/receiver_metrics.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -50,6 +51,7 @@ void WarnOfLeases(const std::string& root) {
 
 Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access)
     : config_(std::move(config)),
+      timeline_([this](const telemetry::Span& span) { metrics_.Observe(span); }),
       access_(std::move(access)),
       workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
       io_(std::min(config_.threads, config_.lanes), LogException),
@@ -57,6 +59,7 @@ Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl>
       service_(config_.name, instance_, access_.get(), sessions_, feed_, timeline_) {}
 
 Receiver::~Receiver() {
+  metrics_port_.reset();
   server_.reset();
   engine_ranks_.reset();
   sessions_.clear();
@@ -123,15 +126,32 @@ Status Receiver::Listen() {
                                                        .tls = config_.tls.files,
                                                        .health_services = {kLiveness, kReadiness, kReplica},
                                                        .health_address = net::ToString(config_.health_listen)}));
+  if (config_.metrics_listen) {
+    LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(config_.metrics_listen),
+                                                                    [this] { return MetricsPage(); }));
+  }
   const std::string grpc = net::ToString(config_.listen, server_->bound_port());
+  const std::string metrics =
+      net::ToString(config_.metrics_listen, metrics_port_ == nullptr ? 0 : metrics_port_->bound_port());
   const std::string health = net::ToString(config_.health_listen, server_->health_port());
   telemetry::Log(telemetry::LogLevel::kInfo, "listening",
                  {{"grpc", grpc},
                   {"control", config_.control_socket},
                   {"health", health},
+                  {"metrics", metrics},
                   {"root", config_.root},
                   {"agent", config_.agent.text}});
-  return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}});
+  return address_file_->Announce(
+      {{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}, {"metrics", metrics}});
+}
+
+std::string Receiver::MetricsPage() const {
+  ReceiverFacts facts{.status = service_.Describe(), .root_free_bytes = {}};
+  if (const auto found = os::FileSystemOf(config_.root); found.ok()) facts.root_free_bytes = found->free_bytes;
+  metrics::Families families;
+  metrics::Read(ReceiverTable(), facts, families);
+  metrics_.Collect(families);
+  return metrics::Page(families);
 }
 
 void Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
@@ -173,6 +193,10 @@ void Receiver::WatchThreads() {
                TurnWatch::Give([this](Turned turned) { engine_ranks_->Turn(std::move(turned)); }));
   }
   server_->Watch(watch_);
+  if (metrics_port_ != nullptr) {
+    watch_.Add("metrics port", telemetry::kWorkLimit,
+               TurnWatch::Give([this](Turned turned) { metrics_port_->Turn(std::move(turned)); }));
+  }
   watch_.Add("workers", telemetry::kWorkLimit,
              TurnWatch::Give([this](Turned turned) { workers_.Post(std::move(turned)); }));
   for (const auto& [model, session] : sessions_) {

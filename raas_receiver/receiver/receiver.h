@@ -7,6 +7,8 @@
 #include "common/access/access.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
+#include "common/metrics/common_metrics.h"
+#include "common/metrics/metrics_port.h"
 #include "common/net/io_threads.h"
 #include "common/os/owners.h"
 #include "common/os/signals.h"
@@ -41,9 +43,11 @@ class Receiver {
   // Health and the service manager's watchdog follow from what it finds.
   void Tick();
   void WatchThreads();
+  std::string MetricsPage() const;
   void Drain();
 
   const ReceiverConfig config_;
+  metrics::CommonMetrics metrics_{"raas_receiver"};
   telemetry::Timeline timeline_;
   const std::unique_ptr<access::AccessControl> access_;
   session::SyncFeed feed_;
@@ -54,6 +58,7 @@ class Receiver {
   ReceiverService service_;
   std::unique_ptr<os::UnixServer> engine_ranks_;
   std::unique_ptr<rpc::RpcServer> server_;
+  std::unique_ptr<metrics::MetricsPort> metrics_port_;  // null: --metrics-listen is empty
   std::unique_ptr<telemetry::AddressFile> address_file_;
   telemetry::TurnWatch watch_;
 };

@@ -28,6 +28,7 @@ struct Written {
   std::string agent = "unix:/run/trainer-agent/control.sock";
   std::string listen;
   std::string health_listen;
+  std::string metrics_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
   uint64_t engine_timeout_ms = 60'000;
   uint64_t engine_load_timeout_ms = 600'000;
@@ -100,6 +101,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "unix socket of the own control plane, for processes of this user and root; none");
   parser.Add("health-listen", &to.health_listen,
              "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
+  parser.Add("metrics-listen", &to.metrics_listen,
+             "HOST:PORT where GET /metrics answers anybody, for Prometheus, in plaintext; empty: nowhere");
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("owners", &config.owners, "file; the receiver ends once no process holds a lock (flock) on it");
@@ -219,6 +222,10 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   if (!written.health_listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.health_listen,
                         net::CheckListenAddress(parser.WrittenAs("health-listen"), written.health_listen, true));
+  }
+  if (!written.metrics_listen.empty()) {
+    LS_ASSIGN_OR_RETURN(config.metrics_listen,
+                        net::CheckListenAddress(parser.WrittenAs("metrics-listen"), written.metrics_listen, true));
   }
   if (written.control_socket != "none") config.control_socket = Absolute(written.control_socket);
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {

@@ -23,6 +23,7 @@ struct ReceiverConfig {
   std::optional<net::HostPort> listen;              // nothing: no TCP
   std::string control_socket;                       // empty: none
   std::optional<net::HostPort> health_listen;       // nothing: none
+  std::optional<net::HostPort> metrics_listen;      // nothing: none
   rpc::DaemonTls tls;
   std::string address_file;  // empty: none
   std::string owners;        // empty: it has none

@@ -47,18 +47,24 @@ Result<session::Session*> ReceiverService::Find(const std::string& model) const 
 grpc::Status ReceiverService::GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,
                                         v1::ReceiverStatus* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
-  v1::BuildInfo& build = *response->mutable_build();
+  *response = Describe();
+  return grpc::Status::OK;
+}
+
+v1::ReceiverStatus ReceiverService::Describe() const {
+  v1::ReceiverStatus status;
+  v1::BuildInfo& build = *status.mutable_build();
   build.set_version(std::string(kVersion));
   build.set_revision(std::string(telemetry::BuildRevision()));
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
   build.set_peer(peer::ToLine(wire::Self("raas_receiver")));
-  response->set_name(name_);
-  response->set_draining(draining_);
-  response->set_instance(instance_);
-  response->set_now_unix_ns(telemetry::UnixNanos());
-  for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();
-  return grpc::Status::OK;
+  status.set_name(name_);
+  status.set_draining(draining_);
+  status.set_instance(instance_);
+  status.set_now_unix_ns(telemetry::UnixNanos());
+  for (const auto& [model, session] : sessions_) *status.add_models() = session->Describe();
+  return status;
 }
 
 grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,

@@ -26,6 +26,9 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   // Status says so from now on.
   void SetDraining() { draining_ = true; }
 
+  // What GetStatus answers.
+  v1::ReceiverStatus Describe() const;
+
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,
                          v1::ReceiverStatus* response) override;
   grpc::Status Pull(grpc::ServerContext* context, const v1::PullRequest* request, v1::SyncRecord* response) override;

@@ -27,6 +27,14 @@ ALLOWED = {
     "common/wire": {"common/base", "common/payload", "common/peer", "@openssl"},
     "common/net": {"common/base", "common/os", "@asio", "@openssl"},
     "common/access": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc", "@openssl"},
+    "common/metrics": {
+        "common/base",
+        "common/net",
+        "common/rpc",
+        "common/telemetry",
+        "@asio",
+        "@prometheus",
+    },
     "common/rpc": {
         "common/base",
         "common/config",
@@ -160,6 +168,7 @@ ALLOWED = {
     },
     "raas_receiver/engines": {
         "common/base",
+        "common/json",
         "common/model",
         "common/os",
         "common/telemetry",
@@ -230,7 +239,7 @@ ALLOWED = {
 
 # A daemon's wiring may use all of its own daemon, everything common, and nothing of the other daemon.
 WIRING = {"trainer_agent/agent": "trainer_agent/", "raas_receiver/receiver": "raas_receiver/"}
-WIRING_LIBRARIES = {"@asio", "@cli11", "@grpc", "@nlohmann_json", "@spdlog"}
+WIRING_LIBRARIES = {"@asio", "@cli11", "@grpc", "@nlohmann_json", "@prometheus", "@spdlog"}
 
 # Not part of the product: the build's own macros, the demo's trainer, tests.
 OUTSIDE = ("bazel", "deploy", "tests")

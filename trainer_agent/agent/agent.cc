@@ -15,6 +15,7 @@
 #include "common/telemetry/log.h"
 #include "common/wire/features.h"
 #include "common/wire/frame.h"
+#include "trainer_agent/agent/agent_metrics.h"
 #include "trainer_agent/serve/served_wait.h"
 
 namespace lockstep::agent {
@@ -79,6 +80,7 @@ v1::BuildInfo Build() {
 
 Agent::Agent(const AgentOptions& options)
     : options_(options),
+      timeline_([this](const telemetry::Span& span) { metrics_.Observe(span); }),
       pool_(Threads(options)),
       fold_pool_(Threads(options)),
       scrubber_(&catalog_, std::chrono::milliseconds(options.scrub_round_ms)),
@@ -137,27 +139,49 @@ Status Agent::Listen() {
     return serve::AwaitServed(catalog_, pulls_.reports(), question, gone);
   };
   LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get(), await_served));
+  if (options_.metrics_address) {
+    LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(options_.metrics_address),
+                                                                    [this] { return MetricsPage(); }));
+  }
   return Announce();
 }
 
 Status Agent::Announce() {
   const std::string grpc = net::ToString(options_.listen_address, rpc_->bound_port());
   const std::string health = net::ToString(options_.health_address, rpc_->health_port());
+  const std::string metrics =
+      net::ToString(options_.metrics_address, metrics_port_ == nullptr ? 0 : metrics_port_->bound_port());
   const std::string lanes = net::ToString(options_.lane_address, lanes_->port());
   telemetry::Log(telemetry::LogLevel::kInfo, "listening",
                  {{"socket", options_.socket},
                   {"grpc", grpc},
                   {"control", options_.control_socket},
                   {"health", health},
+                  {"metrics", metrics},
                   {"lanes", lanes}});
-  return address_file_->Announce(
-      {{"grpc", grpc}, {"control", options_.control_socket}, {"health", health}, {"lanes", lanes}});
+  return address_file_->Announce({{"grpc", grpc},
+                                  {"control", options_.control_socket},
+                                  {"health", health},
+                                  {"metrics", metrics},
+                                  {"lanes", lanes}});
 }
 
 Agent::~Agent() {
+  metrics_port_.reset();
   // Ranks first: nobody may publish into what is about to go.
   if (registry_ != nullptr) registry_->Stop();
   ranks_.reset();
+}
+
+std::string Agent::MetricsPage() const {
+  AgentFacts facts{.status = service_->Describe(), .segments_free_bytes = {}};
+  if (const auto found = os::FileSystemOf(options_.segment_dir); found.ok()) {
+    facts.segments_free_bytes = found->free_bytes;
+  }
+  metrics::Families families;
+  metrics::Read(AgentTable(), facts, families);
+  metrics_.Collect(families);
+  return metrics::Page(families);
 }
 
 std::vector<v1::AgentModel> Agent::Facts() const {
@@ -195,6 +219,9 @@ void Agent::WatchThreads() {
     watch("local", telemetry::kTurnLimit, [this](Turned turned) { local_->Turn(std::move(turned)); });
   }
   rpc_->Watch(watch_);
+  if (metrics_port_ != nullptr) {
+    watch("metrics port", telemetry::kWorkLimit, [this](Turned turned) { metrics_port_->Turn(std::move(turned)); });
+  }
   watch("diff", telemetry::kWorkLimit, [this](Turned turned) { pool_.Post(std::move(turned)); });
   watch("fold", telemetry::kWorkLimit, [this](Turned turned) { fold_pool_.Post(std::move(turned)); });
   // Whoever holds a lock of a publisher, or of the pulls, for ever is found by another who wants it.

@@ -5,6 +5,8 @@
 
 #include "common/access/access.h"
 #include "common/base/worker_pool.h"
+#include "common/metrics/common_metrics.h"
+#include "common/metrics/metrics_port.h"
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
@@ -40,8 +42,10 @@ class Agent {
   // Readiness follows from what it sees.
   void Survey();
   std::vector<v1::AgentModel> Facts() const;
+  std::string MetricsPage() const;
 
   const AgentOptions options_;
+  metrics::CommonMetrics metrics_{"trainer_agent"};
   telemetry::Timeline timeline_;
   std::unique_ptr<access::AccessControl> access_;
   std::unique_ptr<publish::SegmentHome> home_;
@@ -56,6 +60,7 @@ class Agent {
   std::unique_ptr<os::UnixServer> local_;  // null: --local-socket none
   std::unique_ptr<rpc::RpcServer> rpc_;
   std::unique_ptr<os::UnixServer> ranks_;
+  std::unique_ptr<metrics::MetricsPort> metrics_port_;  // null: --metrics-listen is empty
   std::unique_ptr<telemetry::AddressFile> address_file_;
   telemetry::TurnWatch watch_;
   WorkerPool surveyor_{1};  // last: it uses the rest

@@ -52,6 +52,10 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     LS_ASSIGN_OR_RETURN(options.health_address,
                         net::CheckListenAddress(parser.WrittenAs("health-listen"), options.health_listen, true));
   }
+  if (!options.metrics_listen.empty()) {
+    LS_ASSIGN_OR_RETURN(options.metrics_address,
+                        net::CheckListenAddress(parser.WrittenAs("metrics-listen"), options.metrics_listen, true));
+  }
   LS_ASSIGN_OR_RETURN(options.lane_address,
                       net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, anywhere));
   if (!options.lane_advertise.empty()) {
@@ -94,6 +98,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("listen", &options->listen, "gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("health-listen", &options->health_listen,
              "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
+  parser.Add("metrics-listen", &options->metrics_listen,
+             "HOST:PORT where GET /metrics answers anybody, for Prometheus, in plaintext; empty: nowhere");
   parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT; port 0: the system chooses");
   parser.Add("lane-advertise", &options->lane_advertise,
              "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");

@@ -18,6 +18,7 @@ struct AgentOptions {
   std::string control_socket = "auto";
   std::string listen;
   std::string health_listen;
+  std::string metrics_listen;
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;
   std::string address_file;
@@ -42,6 +43,7 @@ struct AgentOptions {
   // Filled by ParseAgentOptions().
   std::optional<net::HostPort> listen_address;  // nothing: no TCP
   std::optional<net::HostPort> health_address;  // nothing: none
+  std::optional<net::HostPort> metrics_address;
   net::HostPort lane_address;
 };
 

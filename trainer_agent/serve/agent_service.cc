@@ -73,15 +73,21 @@ std::function<Status()> AgentService::Still(const grpc::ServerContextBase& conte
 grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::AgentStatusRequest* request,
                                      v1::AgentStatus* status) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
-  *status->mutable_build() = build_;
-  status->set_draining(draining_);
-  status->set_now_unix_ns(telemetry::UnixNanos());
+  *status = Describe();
+  return grpc::Status::OK;
+}
+
+v1::AgentStatus AgentService::Describe() const {
+  v1::AgentStatus status;
+  *status.mutable_build() = build_;
+  status.set_draining(draining_);
+  status.set_now_unix_ns(telemetry::UnixNanos());
   for (v1::AgentModel& model : publish_facts_()) {
     FillModel(model);
-    *status->add_models() = std::move(model);
+    *status.add_models() = std::move(model);
   }
-  AddUnopened(*status);
-  return grpc::Status::OK;
+  AddUnopened(status);
+  return status;
 }
 
 void AgentService::AddUnopened(v1::AgentStatus& status) const {

@@ -31,6 +31,9 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
 
+  // What GetStatus answers.
+  v1::AgentStatus Describe() const;
+
   grpc::Status GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus*) override;
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout*) override;
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,

@@ -1,0 +1,76 @@
+#include "common/metrics/metrics_port.h"
+
+#include <asio.hpp>
+#include <string_view>
+
+#include "common/base/text.h"
+#include "common/net/io_threads.h"
+
+namespace lockstep::metrics {
+namespace {
+
+using Connection = asio::local::stream_protocol::socket;
+
+// A request of Prometheus' is some hundred bytes.
+constexpr size_t kMaxRequestBytes = 8 << 10;
+constexpr std::chrono::seconds kTime{10};  // for a request, and for its answer
+constexpr rpc::PortLimits kLimits{.connections = 32, .unanswered_bytes = 2 * kMaxRequestBytes, .from = {}};
+
+std::string Answer(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
+  return Cat("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
+             "\r\nConnection: close\r\n\r\n", with_body ? body : "");
+}
+
+std::string Refuse(std::string_view status) {
+  return Answer(status, "text/plain", Cat(status, "; ask for GET /metrics\n"), true);
+}
+
+// To a request's first line, "GET /metrics HTTP/1.1".
+std::string AnswerTo(std::string_view line, const MetricsPort::Page& page) {
+  const size_t end = line.find(' ');
+  const std::string_view method = line.substr(0, end);
+  const std::string_view rest = end == std::string_view::npos ? "" : line.substr(end + 1);
+  const std::string_view path = rest.substr(0, rest.find_first_of(" ?"));
+  if (rest.find(" HTTP/1.") == std::string_view::npos) return Refuse("400 Bad Request");
+  if (method != "GET" && method != "HEAD") return Refuse("405 Method Not Allowed");
+  if (path != "/metrics") return Refuse("404 Not Found");
+  return Answer("200 OK", "text/plain; version=0.0.4; charset=utf-8", page(), method == "GET");
+}
+
+// Ends what is done with the connection after a while.
+asio::awaitable<void> EndAfter(std::shared_ptr<Connection> connection, std::shared_ptr<asio::steady_timer> timer) {
+  asio::error_code ended;
+  timer->expires_after(kTime);
+  co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, ended));
+  asio::error_code ignored;
+  if (!ended) connection->close(ignored);
+}
+
+asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, MetricsPort::Page page) {
+  const auto timer = std::make_shared<asio::steady_timer>(connection->get_executor());
+  net::Spawn(connection->get_executor(), EndAfter(connection, timer));
+  asio::error_code failed;
+  auto token = asio::redirect_error(asio::use_awaitable, failed);
+  std::string request;
+  co_await asio::async_read_until(*connection, asio::dynamic_buffer(request, kMaxRequestBytes), "\r\n\r\n", token);
+  if (!failed) {
+    const std::string answer = AnswerTo(std::string_view(request).substr(0, request.find("\r\n")), page);
+    co_await asio::async_write(*connection, asio::buffer(answer), token);
+  }
+  timer->cancel();
+  connection->close(failed);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MetricsPort>> MetricsPort::Create(const std::string& address, Page page) {
+  LS_ASSIGN_OR_RETURN(std::unique_ptr<rpc::TcpPort> listening, rpc::TcpPort::Listen(address, kLimits));
+  listening->ServeBy([page = std::move(page)](Connection connection, int) {
+    const auto executor = connection.get_executor();
+    net::Spawn(executor, Serve(std::make_shared<Connection>(std::move(connection)), page));
+  });
+  listening->Start();
+  return std::unique_ptr<MetricsPort>(new MetricsPort(std::move(listening)));
+}
+
+}  // namespace lockstep::metrics

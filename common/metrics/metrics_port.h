@@ -1,0 +1,37 @@
+// A port of plain HTTP that answers GET /metrics, for Prometheus, and nothing else.
+//
+// Bounded as the health port is (common/rpc/tcp_port.h): anybody who reaches it may ask, and costs a connection for
+// some seconds.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/rpc/tcp_port.h"
+
+namespace lockstep::metrics {
+
+// Thread-safe.
+class MetricsPort {
+ public:
+  // Makes one answer, in Prometheus' text format. Called by the port's one thread.
+  using Page = std::function<std::string()>;
+
+  // Answers at once. kBadData, kUnavailable as rpc::TcpPort::Listen().
+  static Result<std::unique_ptr<MetricsPort>> Create(const std::string& address, Page page);
+  // `page` is not called any more.
+  ~MetricsPort() { port_->Stop(); }
+
+  int bound_port() const { return port_->bound_port(); }
+  // As TcpPort's.
+  void Turn(std::function<void()> turned) { port_->Turn(std::move(turned)); }
+
+ private:
+  explicit MetricsPort(std::unique_ptr<rpc::TcpPort> port) : port_(std::move(port)) {}
+
+  const std::unique_ptr<rpc::TcpPort> port_;
+};
+
+}  // namespace lockstep::metrics

@@ -1,0 +1,156 @@
+#include "raas_receiver/receiver/receiver_metrics.h"
+
+#include <algorithm>
+
+namespace lockstep::receiver {
+namespace {
+
+using metrics::Samples;
+using prometheus::MetricType;
+using Read = std::function<void(const ReceiverFacts& facts, Samples& samples)>;
+
+Read EachModel(double (*value)(const v1::ReceiverModel& model)) {
+  return [value](const ReceiverFacts& facts, Samples& samples) {
+    for (const v1::ReceiverModel& model : facts.status.models()) samples.Add(value(model), {model.name()});
+  };
+}
+
+Read EachEngine(double (*value)(const v1::EngineTargets& engine)) {
+  return [value](const ReceiverFacts& facts, Samples& samples) {
+    for (const v1::ReceiverModel& model : facts.status.models()) {
+      for (const v1::EngineTargets& engine : model.engines()) samples.Add(value(engine), {model.name(), engine.name()});
+    }
+  };
+}
+
+double Lag(uint64_t newest, uint64_t version) {
+  return static_cast<double>(newest - std::min(version, newest));
+}
+
+double Seconds(int64_t unix_ns) {
+  return static_cast<double>(unix_ns) / 1e9;
+}
+
+}  // namespace
+
+const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
+  static const std::vector<metrics::Row<ReceiverFacts>> table = {
+      {{"raas_receiver_build_info", MetricType::Gauge, {"version", "revision"}, "1, of the build that runs"},
+       [](const ReceiverFacts& facts, Samples& samples) {
+         samples.Add(1, {facts.status.build().version(), facts.status.build().revision()});
+       }},
+      {{"raas_receiver_draining", MetricType::Gauge, {}, "1 once it was told to end"},
+       [](const ReceiverFacts& facts, Samples& samples) { samples.Add(facts.status.draining() ? 1 : 0, {}); }},
+      {{"raas_receiver_newest_version", MetricType::Gauge, {"model"}, "newest version that the agent is known to have"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.newest_version()); })},
+      {{"raas_receiver_held_version",
+        MetricType::Gauge,
+        {"model"},
+        "version that is verified and published under `current`"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.held().version()); })},
+      {{"raas_receiver_served_version",
+        MetricType::Gauge,
+        {"model"},
+        "version that the engine last took; the one that is held where no engine is notified; 0: none, or not known"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.served_version()); })},
+      {{"raas_receiver_held_lag_versions", MetricType::Gauge, {"model"}, "how far what is held is behind the agent"},
+       EachModel([](const v1::ReceiverModel& model) { return Lag(model.newest_version(), model.held().version()); })},
+      {{"raas_receiver_served_lag_versions",
+        MetricType::Gauge,
+        {"model"},
+        "how far what the engine took is behind the agent"},
+       EachModel([](const v1::ReceiverModel& model) { return Lag(model.newest_version(), model.served_version()); })},
+      {{"raas_receiver_held_commit_timestamp_seconds",
+        MetricType::Gauge,
+        {"model"},
+        "when the trainer committed what is held; 0: nothing is"},
+       EachModel([](const v1::ReceiverModel& model) { return Seconds(model.held_committed_unix_ns()); })},
+      {{"raas_receiver_last_sync_timestamp_seconds",
+        MetricType::Gauge,
+        {"model"},
+        "the last sync that succeeded, also one that found nothing newer; 0: none since the start"},
+       EachModel([](const v1::ReceiverModel& model) { return Seconds(model.last_sync_unix_ns()); })},
+      {{"raas_receiver_held_by_rollback",
+        MetricType::Gauge,
+        {"model"},
+        "1 while a rollback keeps it from newer versions"},
+       EachModel([](const v1::ReceiverModel& model) {
+         return model.state() == v1::SESSION_STATE_HELD || model.skipped_version() != 0 ? 1.0 : 0.0;
+       })},
+      {{"raas_receiver_failing", MetricType::Gauge, {"model"}, "1 while the last error is not followed by a success"},
+       EachModel([](const v1::ReceiverModel& model) { return model.last_error().empty() ? 0.0 : 1.0; })},
+      {{"raas_receiver_syncs_total", MetricType::Counter, {"model"}, "versions that were committed"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.syncs()); })},
+      {{"raas_receiver_sync_failures_total", MetricType::Counter, {"model"}, "syncs that failed"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.failures()); })},
+      {{"raas_receiver_lane_retries_total", MetricType::Counter, {"model"}, "lanes that were opened again"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.lane_retries()); })},
+      {{"raas_receiver_plaintext_bytes_total", MetricType::Counter, {"model"}, "what came over a network in plaintext"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.plain_bytes()); })},
+      {{"raas_receiver_repaired_blocks_total",
+        MetricType::Counter,
+        {"model"},
+        "blocks that came out wrong and were fetched again"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.repaired_blocks()); })},
+      {{"raas_receiver_damaged_blocks_total",
+        MetricType::Counter,
+        {"model"},
+        "blocks whose memory had changed, found by hashing it again"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.damaged_blocks()); })},
+      {{"raas_receiver_scrubbed_bytes_total", MetricType::Counter, {"model"}, "what was hashed again to find such"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.scrubbed_bytes()); })},
+      {{"raas_receiver_replicas_replaced_total",
+        MetricType::Counter,
+        {"model"},
+        "replicas that were abandoned because a reader still had the old file mapped"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.replicas_replaced()); })},
+      {{"raas_receiver_engine_failures_total",
+        MetricType::Counter,
+        {"model"},
+        "attempts to make an engine take a version that failed"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.engine_failures()); })},
+      {{"raas_receiver_model_bytes", MetricType::Gauge, {"model"}, "one version; two are held"},
+       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.model_bytes()); })},
+      {{"raas_receiver_root_free_bytes", MetricType::Gauge, {}, "room on the file system of --root"},
+       [](const ReceiverFacts& facts, Samples& samples) {
+         if (facts.root_free_bytes) samples.Add(static_cast<double>(*facts.root_free_bytes), {});
+       }},
+      {{"raas_receiver_engine_ranks_expected",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "ranks of an engine that attach"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.world()); })},
+      {{"raas_receiver_engine_ranks_attached", MetricType::Gauge, {"model", "engine"}, "those that are there"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.attached()); })},
+      {{"raas_receiver_engine_ranks_waiting",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "those that are there and read nothing until a whole version is written"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.waiting()); })},
+      {{"raas_receiver_engine_ranks_asleep",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "those that are there and have no weights in memory until they wake"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.asleep()); })},
+      {{"raas_receiver_engine_serving_version",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "what all its ranks read; 0: nothing, or not all the same"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.serving().version()); })},
+      {{"raas_receiver_engine_pause_seconds",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "how long its last commit paused it"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.last_pause_us()) / 1e6; })},
+      {{"raas_receiver_engine_commits_total",
+        MetricType::Counter,
+        {"model", "engine"},
+        "versions that were written into it"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.commits()); })},
+      {{"raas_receiver_engine_write_failures_total", MetricType::Counter, {"model", "engine"}, "those that failed"},
+       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.failures()); })},
+  };
+  return table;
+}
+
+}  // namespace lockstep::receiver

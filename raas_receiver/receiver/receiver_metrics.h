@@ -1,0 +1,21 @@
+// What the receiver tells Prometheus (docs/metrics.md has the page).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/metrics/metrics.h"
+#include "proto/lockstep/v1/receiver.pb.h"
+
+namespace lockstep::receiver {
+
+// What the table reads, made anew for each scrape.
+struct ReceiverFacts {
+  v1::ReceiverStatus status;
+  std::optional<uint64_t> root_free_bytes;  // nothing: it cannot be looked at
+};
+
+const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable();
+
+}  // namespace lockstep::receiver

@@ -1,0 +1,136 @@
+"""What the daemons tell Prometheus: the real one scrapes them, and has what docs/metrics.md lists."""
+
+import json
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+from harness import BIN, MODEL, ROOT, wait_until
+from ports import ReservedPort
+from replicas import ToyModel
+
+PAGE = ROOT / "docs/metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
+LISTEN = {"metrics_listen": "127.0.0.1:0"}
+
+
+def listed() -> "dict[str, set[str]]":
+    """The labels of each metric of the page."""
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, _, labels in ROW.findall(PAGE.read_text())}
+
+
+def page_of(daemon) -> str:
+    with urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics", timeout=30) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return answer.read().decode()
+
+
+@pytest.fixture
+def fleet(cluster):
+    """An agent, a receiver that fails and one that does not, and three versions."""
+    model = ToyModel(blocks=8)
+    agent = cluster.agent(**LISTEN)
+    receivers = [cluster.receiver(agent, **LISTEN), cluster.receiver(agent, hook="exit 1", **LISTEN)]
+    with agent.publisher(model.tensors) as publisher:
+        for version in range(1, 4):
+            publisher.publish(version, model.step())
+            for receiver in receivers:
+                receiver.wait_for(model.tensors)
+        yield agent, *receivers
+
+
+def test_the_page_of_the_documentation_is_that_of_the_tables():
+    printed = subprocess.run([BIN / "tests/metrics/page"], capture_output=True, text=True, check=True).stdout
+    assert printed == PAGE.read_text(), "bazel-bin/tests/metrics/page > docs/metrics.md"
+
+
+def test_prometheus_takes_what_the_daemons_tell(fleet):
+    for daemon in fleet:
+        lint = subprocess.run(["promtool", "check", "metrics"], input=page_of(daemon), capture_output=True, text=True)
+        assert (lint.returncode, lint.stderr) == (0, "")
+    agent, receiver, failing = fleet
+    assert 'trainer_agent_newest_version{model="actor"} 3' in page_of(agent)
+    assert 'raas_receiver_held_version{model="actor"} 3' in page_of(receiver)
+    assert 'raas_receiver_stage_seconds_count{model="actor",stage="commit"} 3' in page_of(receiver)
+    wait_until(lambda: 'event="hook_attempt_failed",level="error"' in page_of(failing), "the hook's failure is counted")
+
+
+def test_a_prometheus_has_all_that_is_listed_and_nothing_else(fleet, cluster):
+    port = ReservedPort()
+    config = cluster.directory / "prometheus.json"  # which is YAML
+    targets = [daemon.addresses["metrics"] for daemon in fleet]
+    scrapes = {"job_name": "lockstep", "scrape_interval": "200ms", "static_configs": [{"targets": targets}]}
+    config.write_text(json.dumps({"scrape_configs": [scrapes]}))
+    data = f"--storage.tsdb.path={cluster.directory / 'tsdb'}"
+    command = ["prometheus", f"--config.file={config}", data, f"--web.listen-address={port.address}"]
+    with open(cluster.directory / "prometheus.log", "wb") as log:
+        prometheus = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def ask(path: str, **parameters: str) -> list:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"http://{port.address}/api/v1/{path}?{query}", timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def scraped() -> bool:
+        try:
+            return len([one for one in ask("query", query="up == 1")["result"]]) == len(targets)
+        except urllib.error.URLError:
+            return False
+
+    try:
+        wait_until(scraped, "Prometheus has scraped every daemon")
+        of_prometheus = {"up", *(f"scrape_{what}" for what in ("duration_seconds", "samples_scraped"))}
+        of_prometheus |= {"scrape_samples_post_metric_relabeling", "scrape_series_added"}
+        has = {re.sub(r"_(bucket|count|sum)$", "", name) for name in ask("label/__name__/values")} - of_prometheus
+        # No engine writes in place here, and no GPU or engine is needed to know that.
+        without_samples = {name for name in listed() if name.startswith("raas_receiver_engine_")}
+        without_samples -= {"raas_receiver_engine_failures_total"}
+        without_samples |= {"trainer_agent_events_total"} - has
+        assert has == set(listed()) - without_samples
+        for one in ask("series", **{"match[]": f'{{model="{MODEL}"}}'}):
+            labels = set(one) - {"__name__", "job", "instance", "le"}
+            assert labels == listed()[re.sub(r"_(bucket|count|sum)$", "", one["__name__"])]
+    finally:
+        prometheus.kill()
+        prometheus.wait()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET / HTTP/1.1", 404),
+        ("GET /metricsx HTTP/1.1", 404),
+        ("POST /metrics HTTP/1.1", 405),
+        ("GET /metrics", 400),
+        ("\0\0\0", 400),
+        ("HEAD /metrics HTTP/1.1", 200),
+        ("GET /metrics?name[]=up HTTP/1.0", 200),
+    ],
+)
+def test_nothing_else_is_answered(cluster, request_line, status):
+    agent = cluster.agent(**LISTEN)
+    host, _, port = agent.addresses["metrics"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{request_line}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert (body == b"") == request_line.startswith("HEAD")
+
+
+def test_peers_that_say_too_much_or_nothing_are_cut_off_and_others_served(cluster):
+    agent = cluster.agent(**LISTEN)
+    host, _, port = agent.addresses["metrics"].rpartition(":")
+    silent = [socket.create_connection((host, int(port)), timeout=30) for _ in range(40)]
+    with socket.create_connection((host, int(port)), timeout=30) as endless:
+        with pytest.raises(OSError):
+            while True:
+                endless.sendall(b"GET /metrics HTTP/1.1\r\nx: " + b"x" * 8192)
+    assert "trainer_agent_build_info" in page_of(agent)
+    for one in silent:
+        assert one.recv(1) == b""  # displaced, or after ten seconds
+        one.close()

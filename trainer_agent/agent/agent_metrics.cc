@@ -1,0 +1,161 @@
+#include "trainer_agent/agent/agent_metrics.h"
+
+#include <algorithm>
+
+namespace lockstep::agent {
+namespace {
+
+using metrics::Samples;
+using prometheus::MetricType;
+using Read = std::function<void(const AgentFacts& facts, Samples& samples)>;
+
+// Of each model that a trainer has opened.
+Read EachModel(double (*value)(const v1::AgentModel& model)) {
+  return [value](const AgentFacts& facts, Samples& samples) {
+    for (const v1::AgentModel& model : facts.status.models()) samples.Add(value(model), {model.name()});
+  };
+}
+
+bool IsConnected(const v1::ReceiverState& receiver) {
+  return receiver.presence() == v1::RECEIVER_PRESENCE_CONNECTED;
+}
+
+// In versions; one of another run is as far behind as one that holds nothing.
+uint64_t Behind(const v1::AgentModel& model, const v1::ReceiverState& receiver, uint64_t version) {
+  const bool same_run = receiver.held().run() == model.run();
+  return same_run ? model.newest_version() - std::min(version, model.newest_version()) : model.newest_version();
+}
+
+double MostBehind(const v1::AgentModel& model, uint64_t (*version)(const v1::ReceiverState& receiver)) {
+  uint64_t most = 0;
+  for (const v1::ReceiverState& receiver : model.receivers()) {
+    if (IsConnected(receiver)) most = std::max(most, Behind(model, receiver, version(receiver)));
+  }
+  return static_cast<double>(most);
+}
+
+// Of a presence, by every model that is followed, open or not.
+void CountReceivers(const AgentFacts& facts, Samples& samples) {
+  const auto count = [&](const auto& model) {
+    const auto connected = std::ranges::count_if(model.receivers(), IsConnected);
+    const auto gone = std::ranges::count_if(model.receivers(), [](const v1::ReceiverState& receiver) {
+      return receiver.presence() == v1::RECEIVER_PRESENCE_GONE;
+    });
+    samples.Add(static_cast<double>(connected), {model.name(), "connected"});
+    samples.Add(static_cast<double>(gone), {model.name(), "gone"});
+  };
+  for (const v1::AgentModel& model : facts.status.models()) count(model);
+  for (const v1::UnopenedModel& model : facts.status.unopened()) count(model);
+}
+
+// The delta that led to the newest version; null where none is kept.
+const v1::RetainedDelta* NewestDelta(const v1::AgentModel& model) {
+  for (const v1::RetainedDelta& delta : model.deltas()) {
+    if (delta.target() == model.newest_version() && !delta.folded()) return &delta;
+  }
+  return nullptr;
+}
+
+Read OfNewestDelta(double (*value)(const v1::RetainedDelta& delta)) {
+  return [value](const AgentFacts& facts, Samples& samples) {
+    for (const v1::AgentModel& model : facts.status.models()) {
+      if (const v1::RetainedDelta* delta = NewestDelta(model)) samples.Add(value(*delta), {model.name()});
+    }
+  };
+}
+
+double Seconds(int64_t unix_ns) {
+  return static_cast<double>(unix_ns) / 1e9;
+}
+
+}  // namespace
+
+const std::vector<metrics::Row<AgentFacts>>& AgentTable() {
+  static const std::vector<metrics::Row<AgentFacts>> table = {
+      {{"trainer_agent_build_info", MetricType::Gauge, {"version", "revision"}, "1, of the build that runs"},
+       [](const AgentFacts& facts, Samples& samples) {
+         samples.Add(1, {facts.status.build().version(), facts.status.build().revision()});
+       }},
+      {{"trainer_agent_draining", MetricType::Gauge, {}, "1 once it was told to end"},
+       [](const AgentFacts& facts, Samples& samples) { samples.Add(facts.status.draining() ? 1 : 0, {}); }},
+      {{"trainer_agent_newest_version",
+        MetricType::Gauge,
+        {"model"},
+        "newest version that is served; 0 before the first"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.newest_version()); })},
+      {{"trainer_agent_newest_commit_timestamp_seconds",
+        MetricType::Gauge,
+        {"model"},
+        "when the trainer committed it; 0 before the first"},
+       EachModel([](const v1::AgentModel& model) { return Seconds(model.newest_committed_unix_ns()); })},
+      {{"trainer_agent_versions_committed_total", MetricType::Counter, {"model"}, "versions since the agent started"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.versions_committed()); })},
+      {{"trainer_agent_versions_aborted_total", MetricType::Counter, {"model"}, "versions that came to nothing"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.versions_aborted()); })},
+      {{"trainer_agent_ranks_expected", MetricType::Gauge, {"model"}, "the trainer's ranks"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.ranks_expected()); })},
+      {{"trainer_agent_ranks_connected", MetricType::Gauge, {"model"}, "those that are there"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.ranks_connected()); })},
+      {{"trainer_agent_receivers",
+        MetricType::Gauge,
+        {"model", "presence"},
+        "receivers that are connected, or gone within the last hour"},
+       &CountReceivers},
+      {{"trainer_agent_receivers_behind",
+        MetricType::Gauge,
+        {"model"},
+        "connected receivers that do not hold the newest version"},
+       EachModel([](const v1::AgentModel& model) {
+         return static_cast<double>(std::ranges::count_if(model.receivers(), [&](const v1::ReceiverState& receiver) {
+           return IsConnected(receiver) && Behind(model, receiver, receiver.held().version()) > 0;
+         }));
+       })},
+      {{"trainer_agent_held_lag_versions",
+        MetricType::Gauge,
+        {"model"},
+        "how far the connected receiver is behind that holds the oldest version"},
+       EachModel([](const v1::AgentModel& model) {
+         return MostBehind(model, [](const v1::ReceiverState& receiver) { return receiver.held().version(); });
+       })},
+      {{"trainer_agent_served_lag_versions",
+        MetricType::Gauge,
+        {"model"},
+        "how far the connected receiver is behind whose engine serves the oldest version"},
+       EachModel([](const v1::AgentModel& model) {
+         return MostBehind(model, [](const v1::ReceiverState& receiver) { return receiver.served_version(); });
+       })},
+      {{"trainer_agent_receiver_errors",
+        MetricType::Gauge,
+        {"model"},
+        "connected receivers whose last sync or load failed"},
+       EachModel([](const v1::AgentModel& model) {
+         return static_cast<double>(std::ranges::count_if(model.receivers(), [](const v1::ReceiverState& receiver) {
+           return IsConnected(receiver) && !receiver.last_error().empty();
+         }));
+       })},
+      {{"trainer_agent_open_pulls", MetricType::Gauge, {"model"}, "pulls, and subscriptions to live deltas"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.open_pulls()); })},
+      {{"trainer_agent_model_bytes", MetricType::Gauge, {"model"}, "one version; the double buffer holds two"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.model_bytes()); })},
+      {{"trainer_agent_retained_deltas", MetricType::Gauge, {"model"}, "deltas that are kept"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.deltas_size()); })},
+      {{"trainer_agent_retained_bytes", MetricType::Gauge, {"model"}, "their memory"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.retained_bytes()); })},
+      {{"trainer_agent_pinned_bytes",
+        MetricType::Gauge,
+        {"model"},
+        "memory of deltas that are kept no more, but that pulls still hold"},
+       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.pinned_bytes()); })},
+      {{"trainer_agent_newest_delta_bytes", MetricType::Gauge, {"model"}, "the delta to the newest version, coded"},
+       OfNewestDelta([](const v1::RetainedDelta& delta) { return static_cast<double>(delta.payload_bytes()); })},
+      {{"trainer_agent_newest_delta_changed_elements", MetricType::Gauge, {"model"}, "elements that it changes"},
+       OfNewestDelta([](const v1::RetainedDelta& delta) { return static_cast<double>(delta.changed_elements()); })},
+      {{"trainer_agent_segments_free_bytes", MetricType::Gauge, {}, "room on the file system of --segment-dir"},
+       [](const AgentFacts& facts, Samples& samples) {
+         if (facts.segments_free_bytes) samples.Add(static_cast<double>(*facts.segments_free_bytes), {});
+       }},
+  };
+  return table;
+}
+
+}  // namespace lockstep::agent

@@ -1,0 +1,21 @@
+// What the agent tells Prometheus (docs/metrics.md has the page).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/metrics/metrics.h"
+#include "proto/lockstep/v1/agent.pb.h"
+
+namespace lockstep::agent {
+
+// What the table reads, made anew for each scrape.
+struct AgentFacts {
+  v1::AgentStatus status;
+  std::optional<uint64_t> segments_free_bytes;  // nothing: they have no directory, or it cannot be looked at
+};
+
+const std::vector<metrics::Row<AgentFacts>>& AgentTable();
+
+}  // namespace lockstep::agent
