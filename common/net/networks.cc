@@ -34,7 +34,8 @@ Result<Networks> Networks::Parse(const std::vector<std::string>& cidrs) {
                           : Take(asio::ip::make_network_v6(cidr, error), error, networks.v6_);
     if (good) continue;
     return Status(ErrorCode::kBadData,
-                  Cat("'", CleanText(cidr, 128), "' does not name a network; write its first address and the length of its prefix, ",
+                  Cat("'", CleanText(cidr, 128),
+                      "' does not name a network; write its first address and the length of its prefix, ",
                       "10.0.0.0/8 or fd00::/8"));
   }
   return networks;

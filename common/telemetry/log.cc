@@ -82,7 +82,8 @@ Counts& TheCounts() {
 void Count(LogLevel level, std::string_view event, std::span<const Field> fields) {
   uint64_t times = 1;
   for (const Field& field : fields) {
-    if (field.name == "times") times = std::get<uint64_t>(field.value);
+    const auto* const number = std::get_if<uint64_t>(&field.value);
+    if (field.name == "times" && number != nullptr) times = *number;
   }
   Counts& counts = TheCounts();
   std::lock_guard lock(counts.mutex);
