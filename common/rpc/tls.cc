@@ -63,6 +63,13 @@ Status PrepareTls(const TlsOptions& tls) {
   return {ErrorCode::kResourceExhausted, "no memory for the environment"};
 }
 
+std::optional<std::chrono::system_clock::time_point> CertificateEnd(const TlsOptions& tls) {
+  if (!tls.configured()) return std::nullopt;
+  const auto end = ReadCertificateEnd(tls.cert);
+  if (!end.ok()) return std::nullopt;
+  return *end;
+}
+
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsOptions& tls) {
   if (!tls.configured()) return grpc::InsecureServerCredentials();
   grpc::experimental::TlsServerCredentialsOptions options(Files(tls));

@@ -4,7 +4,9 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/base/status.h"
@@ -29,6 +31,10 @@ struct TlsOptions {
 // TLS below 1.3. kConfig names the file and what to do. REQUIRES that no other thread runs yet: it sets the
 // environment.
 Status PrepareTls(const TlsOptions& tls);
+
+// Until when the own certificate is good, as its file has it now; nothing without TLS, or where the file cannot be
+// read.
+std::optional<std::chrono::system_clock::time_point> CertificateEnd(const TlsOptions& tls);
 
 // Plaintext where TLS is not configured. REQUIRES PrepareTls(tls) before.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsOptions& tls);

@@ -77,4 +77,12 @@ Result<TlsFiles> ReadTlsFiles(const std::string& cert, const std::string& key, c
   return Wrong("tls-key", key, Cat("is not the key of certificate ", cert, "; give the pair"));
 }
 
+Result<std::chrono::system_clock::time_point> ReadCertificateEnd(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const std::string text, ReadPem("tls-cert", path));
+  LS_ASSIGN_OR_RETURN(const Certificate own, ParseCertificate("tls-cert", path, text));
+  std::tm end{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(own.get()), &end) != 1) return Wrong("tls-cert", path, "has no end");
+  return std::chrono::system_clock::from_time_t(::timegm(&end));
+}
+
 }  // namespace lockstep::rpc

@@ -1,6 +1,7 @@
 // Internal to common/rpc: PEM files, and whether they can be used.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "common/base/status.h"
@@ -16,5 +17,8 @@ struct TlsFiles {
 // What the files hold, when `cert` and `ca` begin with a certificate and `key`, which others may not read, is the
 // private key of `cert`. kConfig names the file and what to do.
 Result<TlsFiles> ReadTlsFiles(const std::string& cert, const std::string& key, const std::string& ca);
+
+// The end of the first certificate of `path`. kConfig names the file.
+Result<std::chrono::system_clock::time_point> ReadCertificateEnd(const std::string& path);
 
 }  // namespace lockstep::rpc

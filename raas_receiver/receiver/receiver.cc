@@ -146,7 +146,8 @@ Status Receiver::Listen() {
 }
 
 std::string Receiver::MetricsPage() const {
-  ReceiverFacts facts{.status = service_.Describe(), .root_free_bytes = {}};
+  ReceiverFacts facts{
+      .status = service_.Describe(), .root_free_bytes = {}, .certificate_end = rpc::CertificateEnd(config_.tls.files)};
   if (const auto found = os::FileSystemOf(config_.root); found.ok()) facts.root_free_bytes = found->free_bytes;
   metrics::Families families;
   metrics::Read(ReceiverTable(), facts, families);

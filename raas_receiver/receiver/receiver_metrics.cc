@@ -149,6 +149,14 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
        EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.commits()); })},
       {{"raas_receiver_engine_write_failures_total", MetricType::Counter, {"model", "engine"}, "those that failed"},
        EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.failures()); })},
+      {{"raas_receiver_certificate_expiry_timestamp_seconds",
+        MetricType::Gauge,
+        {},
+        "when the own certificate ends; none without TLS"},
+       [](const ReceiverFacts& facts, Samples& samples) {
+         if (!facts.certificate_end) return;
+         samples.Add(std::chrono::duration<double>(facts.certificate_end->time_since_epoch()).count(), {});
+       }},
   };
   return table;
 }

@@ -1,6 +1,7 @@
 // What the receiver tells Prometheus (docs/metrics.md has the page).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -13,7 +14,8 @@ namespace lockstep::receiver {
 // What the table reads, made anew for each scrape.
 struct ReceiverFacts {
   v1::ReceiverStatus status;
-  std::optional<uint64_t> root_free_bytes;  // nothing: it cannot be looked at
+  std::optional<uint64_t> root_free_bytes;                               // nothing: it cannot be looked at
+  std::optional<std::chrono::system_clock::time_point> certificate_end;  // nothing without TLS
 };
 
 const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable();

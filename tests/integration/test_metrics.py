@@ -4,16 +4,20 @@ import json
 import re
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
 import pytest
+from credentials import Ca
 from harness import BIN, MODEL, ROOT, wait_until
 from ports import ReservedPort
 from replicas import ToyModel
 
 PAGE = ROOT / "docs/metrics.md"
+ALERTS = ROOT / "deploy/alerts.yaml"
+TESTS = ROOT / "tests/metrics/alerts_test.yaml"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 LISTEN = {"metrics_listen": "127.0.0.1:0"}
 
@@ -46,6 +50,18 @@ def fleet(cluster):
 def test_the_page_of_the_documentation_is_that_of_the_tables():
     printed = subprocess.run([BIN / "tests/metrics/page"], capture_output=True, text=True, check=True).stdout
     assert printed == PAGE.read_text(), "bazel-bin/tests/metrics/page > docs/metrics.md"
+
+
+def test_each_alert_is_raised_when_it_must_be_and_leads_to_a_line_that_helps():
+    rules = subprocess.run(["promtool", "test", "rules", TESTS], capture_output=True, text=True)
+    assert rules.returncode == 0, rules.stdout + rules.stderr
+    alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
+    raised = re.findall(r"alertname: (\w+)\n *eval_time: \w+\n *exp_alerts:\n", TESTS.read_text())
+    assert set(alerts) == set(raised)
+    helped = re.findall(r"`(Lockstep\w+)`", (ROOT / "docs/operations.md").read_text())
+    assert sorted(alerts) == sorted(helped)
+    metrics = set(re.findall(r"\b((?:trainer_agent|raas_receiver)_\w+)", ALERTS.read_text()))
+    assert metrics <= set(listed())
 
 
 def test_prometheus_takes_what_the_daemons_tell(fleet):
@@ -86,8 +102,8 @@ def test_a_prometheus_has_all_that_is_listed_and_nothing_else(fleet, cluster):
         of_prometheus = {"up", *(f"scrape_{what}" for what in ("duration_seconds", "samples_scraped"))}
         of_prometheus |= {"scrape_samples_post_metric_relabeling", "scrape_series_added"}
         has = {re.sub(r"_(bucket|count|sum)$", "", name) for name in ask("label/__name__/values")} - of_prometheus
-        # No engine writes in place here, and no GPU or engine is needed to know that.
-        without_samples = {name for name in listed() if name.startswith("raas_receiver_engine_")}
+        # No engine is written in place here, nothing has a certificate, and an agent need not warn of anything.
+        without_samples = {name for name in listed() if "raas_receiver_engine_" in name or "_certificate_" in name}
         without_samples -= {"raas_receiver_engine_failures_total"}
         without_samples |= {"trainer_agent_events_total"} - has
         assert has == set(listed()) - without_samples
@@ -97,6 +113,22 @@ def test_a_prometheus_has_all_that_is_listed_and_nothing_else(fleet, cluster):
     finally:
         prometheus.kill()
         prometheus.wait()
+
+
+def test_the_certificates_end_is_told_and_follows_the_file(cluster):
+    ca = Ca(cluster.directory / "ca")
+    ca.allow(("agent", "receiver"))
+    agent = cluster.agent(**LISTEN, listen="", **ca.daemon("agent"))
+
+    def days_left() -> float:
+        (told,) = re.findall(
+            r"^trainer_agent_certificate_expiry_timestamp_seconds (\S+)$", page_of(agent), re.MULTILINE
+        )
+        return (float(told) - time.time()) / 86400
+
+    assert 29 < days_left() < 31
+    ca.issue("agent", days=3)
+    assert 2 < days_left() < 4
 
 
 @pytest.mark.parametrize(

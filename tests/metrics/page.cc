@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::string_view kHead =
     "# Metrics\n\n"
-    "Both daemons answer `GET /metrics` in Prometheus' text format at `--metrics-listen HOST:PORT` (empty, the default: nowhere). It is plain\n"
+    "Both daemons answer `GET /metrics` in Prometheus' text format at `--metrics-listen HOST:PORT` (empty, the "
+    "default: nowhere). It is plain\n"
     "HTTP, without authentication, and tells names of models, versions, sizes and times, and no weights.\n\n"
     "```yaml\n"
     "scrape_configs:\n"
@@ -18,7 +19,8 @@ constexpr std::string_view kHead =
     "    static_configs:\n"
     "      - targets: [\"trainer-0:7703\", \"inference-0:7713\", \"inference-1:7713\"]\n"
     "```\n\n"
-    "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never a peer or a tensor.\n";
+    "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never "
+    "a peer or a tensor.\n";
 
 template <typename Source>
 void Print(std::string_view daemon, const std::vector<metrics::Row<Source>>& table) {

@@ -174,7 +174,9 @@ Agent::~Agent() {
 }
 
 std::string Agent::MetricsPage() const {
-  AgentFacts facts{.status = service_->Describe(), .segments_free_bytes = {}};
+  AgentFacts facts{.status = service_->Describe(),
+                   .segments_free_bytes = {},
+                   .certificate_end = rpc::CertificateEnd(options_.tls.files)};
   if (const auto found = os::FileSystemOf(options_.segment_dir); found.ok()) {
     facts.segments_free_bytes = found->free_bytes;
   }

@@ -154,6 +154,14 @@ const std::vector<metrics::Row<AgentFacts>>& AgentTable() {
        [](const AgentFacts& facts, Samples& samples) {
          if (facts.segments_free_bytes) samples.Add(static_cast<double>(*facts.segments_free_bytes), {});
        }},
+      {{"trainer_agent_certificate_expiry_timestamp_seconds",
+        MetricType::Gauge,
+        {},
+        "when the own certificate ends; none without TLS"},
+       [](const AgentFacts& facts, Samples& samples) {
+         if (!facts.certificate_end) return;
+         samples.Add(std::chrono::duration<double>(facts.certificate_end->time_since_epoch()).count(), {});
+       }},
   };
   return table;
 }

@@ -1,6 +1,7 @@
 // What the agent tells Prometheus (docs/metrics.md has the page).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -14,6 +15,7 @@ namespace lockstep::agent {
 struct AgentFacts {
   v1::AgentStatus status;
   std::optional<uint64_t> segments_free_bytes;  // nothing: they have no directory, or it cannot be looked at
+  std::optional<std::chrono::system_clock::time_point> certificate_end;  // nothing without TLS
 };
 
 const std::vector<metrics::Row<AgentFacts>>& AgentTable();
