@@ -2,6 +2,8 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +21,10 @@ const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03,
 // An agent has the models that trainers open; more are one.
 constexpr size_t kMostModels = 64;
 constexpr std::string_view kOtherModels = "(others)";
+
+// Counted from zero on: Prometheus sees no increase in a series that begins at one.
+constexpr std::array kRefusals = {"access_refused", "control_peer_refused", "engine_rank_refused",
+                                  "lane_refused",   "tls_files_refused",    "tls_policy_refused"};
 
 enum Name : size_t { kStageSeconds, kStageBytes, kEvents };
 
@@ -118,7 +124,12 @@ void CommonMetrics::Collect(Families& families) const {
   families.push_back(std::move(seconds));
   families.push_back(std::move(bytes));
   Samples events(definitions[kEvents], families.emplace_back(FamilyOf(definitions[kEvents])));
-  for (const telemetry::EventCount& one : telemetry::EventCounts()) {
+  std::vector<telemetry::EventCount> counts = telemetry::EventCounts();
+  for (const char* refusal : kRefusals) {
+    if (std::ranges::find(counts, refusal, &telemetry::EventCount::event) != counts.end()) continue;
+    counts.push_back({.event = refusal, .level = telemetry::LogLevel::kWarn});
+  }
+  for (const telemetry::EventCount& one : counts) {
     events.Add(static_cast<double>(one.times), {one.event, telemetry::LevelName(one.level)});
   }
   Read(ProcessTable(), OwnProcess(), families);

@@ -1,22 +1,18 @@
 """What the daemons tell Prometheus: the real one scrapes them, and has what docs/metrics.md lists."""
 
-import json
 import re
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.parse
 import urllib.request
 
 import pytest
 from credentials import Ca
 from harness import BIN, MODEL, ROOT, wait_until
-from ports import ReservedPort
+from prometheus import ALERTS, Prometheus
 from replicas import ToyModel
 
 PAGE = ROOT / "docs/metrics.md"
-ALERTS = ROOT / "deploy/alerts.yaml"
 TESTS = ROOT / "tests/metrics/alerts_test.yaml"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 LISTEN = {"metrics_listen": "127.0.0.1:0"}
@@ -76,43 +72,23 @@ def test_prometheus_takes_what_the_daemons_tell(fleet):
 
 
 def test_a_prometheus_has_all_that_is_listed_and_nothing_else(fleet, cluster):
-    port = ReservedPort()
-    config = cluster.directory / "prometheus.json"  # which is YAML
-    targets = [daemon.addresses["metrics"] for daemon in fleet]
-    scrapes = {"job_name": "lockstep", "scrape_interval": "200ms", "static_configs": [{"targets": targets}]}
-    config.write_text(json.dumps({"scrape_configs": [scrapes]}))
-    data = f"--storage.tsdb.path={cluster.directory / 'tsdb'}"
-    command = ["prometheus", f"--config.file={config}", data, f"--web.listen-address={port.address}"]
-    with open(cluster.directory / "prometheus.log", "wb") as log:
-        prometheus = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def ask(path: str, **parameters: str) -> list:
-        query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"http://{port.address}/api/v1/{path}?{query}", timeout=30) as answer:
-            return json.load(answer)["data"]
-
-    def scraped() -> bool:
-        try:
-            return len([one for one in ask("query", query="up == 1")["result"]]) == len(targets)
-        except urllib.error.URLError:
-            return False
-
+    prometheus = Prometheus(cluster.directory / "prometheus")
     try:
-        wait_until(scraped, "Prometheus has scraped every daemon")
-        of_prometheus = {"up", *(f"scrape_{what}" for what in ("duration_seconds", "samples_scraped"))}
-        of_prometheus |= {"scrape_samples_post_metric_relabeling", "scrape_series_added"}
-        has = {re.sub(r"_(bucket|count|sum)$", "", name) for name in ask("label/__name__/values")} - of_prometheus
-        # No engine is written in place here, nothing has a certificate, and an agent need not warn of anything.
+        prometheus.scrape(*fleet)
+        wait_until(lambda: len(prometheus.query("up == 1")) == len(fleet), "Prometheus has scraped every daemon")
+        of_prometheus = {"up", "scrape_duration_seconds", "scrape_samples_scraped", "scrape_series_added"}
+        of_prometheus |= {"scrape_samples_post_metric_relabeling", "ALERTS", "ALERTS_FOR_STATE"}
+        names = prometheus.ask("label/__name__/values")
+        has = {re.sub(r"_(bucket|count|sum)$", "", name) for name in names} - of_prometheus
+        # No engine is written in place here, and nothing has a certificate.
         without_samples = {name for name in listed() if "raas_receiver_engine_" in name or "_certificate_" in name}
         without_samples -= {"raas_receiver_engine_failures_total"}
-        without_samples |= {"trainer_agent_events_total"} - has
         assert has == set(listed()) - without_samples
-        for one in ask("series", **{"match[]": f'{{model="{MODEL}"}}'}):
+        for one in prometheus.ask("series", **{"match[]": f'{{model="{MODEL}", alertname=""}}'}):
             labels = set(one) - {"__name__", "job", "instance", "le"}
             assert labels == listed()[re.sub(r"_(bucket|count|sum)$", "", one["__name__"])]
     finally:
-        prometheus.kill()
-        prometheus.wait()
+        prometheus.close()
 
 
 def test_the_certificates_end_is_told_and_follows_the_file(cluster):
