@@ -1,5 +1,6 @@
 """What the daemons tell Prometheus: the real one scrapes them, and has what docs/metrics.md lists."""
 
+import json
 import re
 import socket
 import subprocess
@@ -87,6 +88,23 @@ def test_a_prometheus_has_all_that_is_listed_and_nothing_else(fleet, cluster):
         for one in prometheus.ask("series", **{"match[]": f'{{model="{MODEL}", alertname=""}}'}):
             labels = set(one) - {"__name__", "job", "instance", "le"}
             assert labels == listed()[re.sub(r"_(bucket|count|sum)$", "", one["__name__"])]
+    finally:
+        prometheus.close()
+
+
+def test_each_panel_of_the_dashboard_shows_something(fleet, cluster):
+    panels = json.loads((ROOT / "deploy/dashboards/fleet.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert len(queries) > 20
+    variables = {"$__rate_interval": "10s", "$__range": "10s", "$model": ".*", "$job": ".*"}
+    prometheus = Prometheus(cluster.directory / "prometheus")
+    try:
+        prometheus.scrape(*fleet)
+        for query in queries:
+            for variable, value in variables.items():
+                query = query.replace(variable, value)
+            assert "$" not in query
+            wait_until(lambda query=query: prometheus.query(query), query)
     finally:
         prometheus.close()
 

@@ -19,6 +19,9 @@ constexpr std::string_view kHead =
     "    static_configs:\n"
     "      - targets: [\"trainer-0:7703\", \"inference-0:7713\", \"inference-1:7713\"]\n"
     "```\n\n"
+    "[deploy/alerts.yaml](../deploy/alerts.yaml) has the alerts, which lead to "
+    "[the lines that help](operations.md#when-something-is-wrong);\n"
+    "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana.\n\n"
     "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never "
     "a peer or a tensor.\n";
 
