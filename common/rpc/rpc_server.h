@@ -32,7 +32,7 @@ class RpcServer {
     std::string control_socket;                // for processes of our user and root; empty: none
     std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
     TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
-    std::vector<std::string> health_services;  // names that health checks may ask for; all NOT_SERVING at first
+    std::vector<std::string> health_services;  // names that health checks may ask for at once; all NOT_SERVING
     std::string health_address;  // host:port where health is told to anybody, in plaintext; empty: nowhere
     // By TLS a connection whose certificate was looked at so long ago is made anew; calls on it have some time to end.
     std::chrono::milliseconds tls_age{60 * 60'000};
@@ -46,7 +46,8 @@ class RpcServer {
   int bound_port() const { return port_ == nullptr ? 0 : port_->bound_port(); }                 // 0: no TCP
   int health_port() const { return health_port_ == nullptr ? 0 : health_port_->bound_port(); }  // 0: none
 
-  // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
+  // From now on health checks may ask for `health_service`, also where it is none of Options::health_services. Without
+  // effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
   // Has `watch` look at the threads that accept and serve calls. REQUIRES that it is asked neither while draining nor

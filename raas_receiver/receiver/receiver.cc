@@ -56,6 +56,7 @@ Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl>
       workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
       io_(std::min(config_.threads, config_.lanes), LogException),
       instance_(ToBytes(RandomId<RunId>())),
+      engine_health_(config_.follow, config_.unready_after),
       service_(config_.name, instance_, access_.get(), sessions_, feed_, timeline_) {}
 
 Receiver::~Receiver() {
@@ -213,6 +214,9 @@ void Receiver::Tick() {
   for (const auto& [model, session] : sessions_) {
     held = session->HoldsVersion() && held;
     ready = session->Ready() && ready;
+    for (const auto& [engine, serving] : engine_health_.Update(session->Describe())) {
+      server_->SetServing(engine, serving);
+    }
   }
   const bool live = watch_.Check();
   server_->SetServing(kLiveness, live);

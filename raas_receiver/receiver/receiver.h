@@ -17,6 +17,7 @@
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "common/telemetry/turn_watch.h"
+#include "raas_receiver/receiver/engine_health.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
 #include "raas_receiver/session/sync_feed.h"
@@ -55,6 +56,7 @@ class Receiver {
   net::IoThreads io_;
   ReceiverService::Sessions sessions_;
   const std::string instance_;  // tells this process from others of its name
+  EngineHealth engine_health_;
   ReceiverService service_;
   std::unique_ptr<os::UnixServer> engine_ranks_;
   std::unique_ptr<rpc::RpcServer> server_;

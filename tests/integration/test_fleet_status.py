@@ -7,6 +7,8 @@ from ports import ReservedPort
 from proxy import FaultProxy
 from replicas import ToyModel
 
+ENGINE = f"raas-receiver-engine/{MODEL}"
+
 
 def listed(agent) -> "list[dict]":
     """Every receiver in the agent's status, of models that are open or not."""
@@ -120,13 +122,23 @@ def test_a_receiver_is_ready_once_its_engine_serves_some_version_and_stays_so_wh
         publisher.publish(1, model.step())
         wait_until(lambda: ready(receiver, "raas-receiver-replica"), "there is a verified replica")
         wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the engine refuses it")
-        assert not ready(receiver)
+        assert not ready(receiver) and not ready(receiver, ENGINE)
         allowed.write_text("1")
         wait_until(lambda: ready(receiver), "the engine serves it")
+        wait_until(lambda: ready(receiver, ENGINE), "requests may be sent to it")
         publisher.publish(2, model.step())
         wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "it has the next")
         wait_until(lambda: "version 2" in receiver.model_status()["last_error"], "the engine refuses that")
-        assert ready(receiver) and ready(receiver, "liveness")
+        assert ready(receiver) and ready(receiver, "liveness") and ready(receiver, ENGINE)
+    # What it serves is of a run that is over.
+    allowed.write_text("none")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        wait_until(lambda: not ready(receiver, ENGINE), "nothing of the new run is served")
+        assert ready(receiver)
+        allowed.write_text("1 2")
+        publisher.publish(2, model.step())
+        wait_until(lambda: ready(receiver, ENGINE), "a version of the new run is served")
 
 
 def test_a_receiver_that_could_not_sync_for_long_is_not_ready_if_asked_for(cluster):

@@ -1,0 +1,36 @@
+// Which engines may be sent requests: what health tells of each by a name of its own, so that nobody routes to weights
+// of before the run, or to those that are too old.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/session/freshness.h"
+
+namespace lockstep::receiver {
+
+// Of one receiver. Used by one thread.
+class EngineHealth {
+ public:
+  // By service: "raas-receiver-engine/MODEL" for the one that is notified, "raas-receiver-engine/MODEL/ENGINE" for each
+  // whose ranks attach.
+  using Serving = std::map<std::string, bool>;
+
+  // `follows`: the receiver takes new versions by itself, so that one that it does not take makes an engine old.
+  EngineHealth(bool follows, std::chrono::milliseconds unready_after)
+      : follows_(follows), unready_after_(unready_after) {}
+
+  // What is to be told now. An engine that is there no more is told as not serving, for good.
+  Serving Update(const v1::ReceiverModel& model);
+
+ private:
+  bool Serves(const std::string& service, const v1::ReceiverModel& model, const Held& serving);
+
+  const bool follows_;
+  const std::chrono::milliseconds unready_after_;
+  std::map<std::string, session::Freshness> known_;
+};
+
+}  // namespace lockstep::receiver

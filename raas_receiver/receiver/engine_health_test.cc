@@ -1,0 +1,101 @@
+#include "raas_receiver/receiver/engine_health.h"
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "common/base/ids.h"
+#include "raas_receiver/session/agent_client.h"
+
+namespace lockstep::receiver {
+namespace {
+
+constexpr std::chrono::milliseconds kNever{0};
+const std::string kNotified = "raas-receiver-engine/actor";
+const std::string kAttached = "raas-receiver-engine/actor/rollout 0";
+const RunId kRun{{1}};
+const RunId kOtherRun{{2}};
+
+v1::ReceiverModel Model(Held held, uint64_t newest) {
+  v1::ReceiverModel model;
+  model.set_name("actor");
+  model.set_engine("none");
+  *model.mutable_held() = session::ToProto(held);
+  model.set_newest_version(newest);
+  return model;
+}
+
+v1::ReceiverModel Notified(Held held, uint64_t newest, Held served) {
+  v1::ReceiverModel model = Model(held, newest);
+  model.set_engine("vllm");
+  model.set_served_version(served.version);
+  model.set_served_run(ToBytes(served.run));
+  return model;
+}
+
+v1::EngineTargets& Attach(v1::ReceiverModel& model, Held serving) {
+  v1::EngineTargets& engine = *model.add_engines();
+  engine.set_name("rollout 0");
+  engine.set_world(2);
+  engine.set_attached(2);
+  *engine.mutable_serving() = session::ToProto(serving);
+  return engine;
+}
+
+}  // namespace
+
+TEST_CASE("A receiver without an engine tells of none") {
+  EngineHealth health(true, kNever);
+  CHECK(health.Update(Model({kRun, 3}, 3)).empty());
+}
+
+TEST_CASE("An engine serves from its first version of the run on") {
+  EngineHealth health(true, kNever);
+  CHECK(!health.Update(Notified({}, 0, {}))[kNotified]);
+  CHECK(!health.Update(Notified({kRun, 3}, 3, {}))[kNotified]);
+  CHECK(!health.Update(Notified({kRun, 3}, 3, {kOtherRun, 3}))[kNotified]);
+  CHECK(health.Update(Notified({kRun, 3}, 3, {kRun, 2}))[kNotified]);
+  CHECK(health.Update(Notified({kRun, 3}, 9, {kRun, 2}))[kNotified]);
+}
+
+TEST_CASE("An engine that stays behind for too long does not serve, unless it was rolled back or is not to follow") {
+  constexpr std::chrono::milliseconds kSoon{20};
+  const auto after = [&](bool follows, const v1::ReceiverModel& model) {
+    EngineHealth health(follows, kSoon);
+    CHECK(health.Update(model)[kNotified]);
+    std::this_thread::sleep_for(2 * kSoon);
+    return health.Update(model)[kNotified];
+  };
+  v1::ReceiverModel behind = Notified({kRun, 3}, 3, {kRun, 2});
+  CHECK(!after(true, behind));
+  CHECK(after(false, behind));
+  CHECK(after(true, Notified({kRun, 3}, 3, {kRun, 3})));
+  behind.set_skipped_version(3);
+  CHECK(after(true, behind));
+  behind.set_newest_version(4);
+  CHECK(!after(true, behind));
+  behind.set_state(v1::SESSION_STATE_HELD);
+  CHECK(after(true, behind));
+}
+
+TEST_CASE("An engine whose ranks attach serves when all of them are there and awake, and not once they are gone") {
+  EngineHealth health(true, kNever);
+  v1::ReceiverModel model = Model({kRun, 3}, 3);
+  v1::EngineTargets& engine = Attach(model, {kRun, 3});
+  CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, true}});
+  engine.set_asleep(1);
+  CHECK(!health.Update(model)[kAttached]);
+  engine.set_asleep(0);
+  engine.set_waiting(1);
+  CHECK(!health.Update(model)[kAttached]);
+  engine.set_waiting(0);
+  engine.set_attached(1);
+  CHECK(!health.Update(model)[kAttached]);
+  engine.set_attached(2);
+  CHECK(health.Update(model)[kAttached]);
+  model.clear_engines();
+  CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});
+  Attach(model, {kRun, 3}).set_comparing(2);
+  CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});
+}
+
+}  // namespace lockstep::receiver
