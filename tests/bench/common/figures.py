@@ -102,11 +102,12 @@ PROGRAMS = (
     ),
     Program(
         "sync/idle_bench.py",
-        90,
+        120,
         (
             Figure("agent_rss", "<= 1", "without halves and deltas, against 256 MiB"),
             Figure("receiver_rss", "<= 1", "without replicas, against 256 MiB"),
             Figure("idle_cpu", "<= 1", "both daemons, against 0.2 % of a core"),
+            Figure("idle_cpu_scraped", "<= 1", "while Prometheus would scrape them each second, against 0.3 %"),
         ),
     ),
     Program("plan/layout_bench", 15, (Figure("layout_100k", "<= 1", "control plane of 100,000 tensors, against 1 s"),)),

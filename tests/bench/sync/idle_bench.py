@@ -3,10 +3,14 @@
 Memory is the most that a daemon ever had resident, sampled while versions of 1 % are published and a full pull is made:
 everything but the files in shared memory, which are the halves, the replicas and the retained deltas. The same with half
 of all elements changed is in a line of its own. CPU is what both take together while one follows the other and nothing
-happens, for ten seconds, as a share of a core.
+happens, for ten seconds, as a share of a core; also while Prometheus would scrape both each second.
 """
 
+import contextlib
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
 
 import processes
 import program
@@ -14,7 +18,7 @@ from harness import Cluster
 from weights import Weights
 
 MEMORY_LIMIT = 256 << 20
-IDLE_LIMIT = 0.002
+IDLE_LIMIT, SCRAPED_LIMIT = 0.002, 0.003
 COPIES = 5.0
 DENSE = 0.5
 IDLE_S, QUICK_IDLE_S, IDLE_WINDOWS = 10.0, 0.5, 3
@@ -29,12 +33,29 @@ def idle_share(daemons: "dict[str, object]", window_s: float) -> "dict[str, floa
     return {name: (processes.cpu_s(daemon.process.pid) - before[name]) / wall for name, daemon in daemons.items()}
 
 
+@contextlib.contextmanager
+def scraped(daemons: "dict[str, object]") -> "Iterator[None]":
+    """Each second, as long as this lasts."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(1.0):
+            for daemon in daemons.values():
+                urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics").read()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
 def measure(cluster: Cluster, options: program.Options) -> None:
     """Prints the memory at 1 %, the CPU time of idle windows, and the memory at 50 %."""
     size = options.model_bytes
     weights = Weights(size)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent)
+    agent = cluster.agent(metrics_listen="127.0.0.1:0")
+    receiver = cluster.receiver(agent, metrics_listen="127.0.0.1:0")
     daemons = {"agent": agent, "receiver": receiver}
     pids = {name: daemon.process.pid for name, daemon in daemons.items()}
     with agent.publisher(weights.tensors) as publisher:
@@ -51,8 +72,15 @@ def measure(cluster: Cluster, options: program.Options) -> None:
         for name, peak in sparse.peaks.items():
             program.print_figure(f"{name}_rss", "B", size, [peak], [MEMORY_LIMIT])
         time.sleep(1.0 if not options.quick else 0.1)
-        shares = [idle_share(daemons, QUICK_IDLE_S if options.quick else IDLE_S) for _ in range(IDLE_WINDOWS)]
-        program.print_figure("idle_cpu", "of a core", size, [sum(share.values()) for share in shares], [IDLE_LIMIT])
+        window_s = QUICK_IDLE_S if options.quick else IDLE_S
+        shares, scraped_shares = [], []
+        for _ in range(IDLE_WINDOWS):
+            shares.append(idle_share(daemons, window_s))
+            with scraped(daemons):
+                scraped_shares.append(idle_share(daemons, window_s))
+        idle = (("idle_cpu", shares, IDLE_LIMIT), ("idle_cpu_scraped", scraped_shares, SCRAPED_LIMIT))
+        for name, series, limit in idle:
+            program.print_figure(name, "of a core", size, [sum(share.values()) for share in series], [limit])
         program.print_series("idle_cpu_by_daemon", "of a core", size, shares)
         with processes.PeakMemory(pids) as dense:
             for version in range(2 + options.repeats, 4 + options.repeats):
