@@ -78,11 +78,14 @@ Status RunTimelineCommand(const TimelineOptions& options, const Output& output) 
             Cat("no daemon remembers a span of ", options.model.empty() ? "any model" : options.model,
                 options.version == 0 ? "" : Cat(" version ", options.version))};
   }
-  if (options.out == "-") {
-    if (!output.quiet) output.out << Dump(TraceOf(timeline)) << std::endl;
-    return OkStatus();
+  if (!options.out.empty()) {
+    const std::string trace = Dump(options.format == "otlp" ? OtlpOf(timeline) : TraceOf(timeline));
+    if (options.out == "-") {
+      if (!output.quiet) output.out << trace << std::endl;
+      return OkStatus();
+    }
+    LS_RETURN_IF_ERROR(WriteTextFile(options.out, trace));
   }
-  if (!options.out.empty()) LS_RETURN_IF_ERROR(WriteTextFile(options.out, Dump(TraceOf(timeline))));
   output.Print(TimelineJson(timeline), TimelineText(timeline));
   return OkStatus();
 }

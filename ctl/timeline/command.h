@@ -25,7 +25,8 @@ struct TimelineOptions {
   uint64_t version = 0;                              // 0: the newest `last`
   uint64_t last = 3;                                 // versions of each model; 0: all that daemons remember
   std::optional<std::chrono::milliseconds> timeout;  // of each call; nothing: the default
-  std::string out;  // file for the trace; empty: none is written; "-": the answer is the trace
+  std::string out;                  // file for the trace; empty: none is written; "-": the answer is the trace
+  std::string format = "perfetto";  // of the trace, or "otlp"
 };
 
 // REQUIRES options to outlive `command`.

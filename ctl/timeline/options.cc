@@ -17,6 +17,9 @@ void AddTimelineOptions(CLI::App& command, TimelineOptions& options) {
       ->check(CLI::Range(uint64_t{0}, kMaxVersion).description(""));
   command.add_option("--out", options.out, "Write a trace for Perfetto or chrome://tracing; - prints it instead")
       ->type_name("FILE");
+  command.add_option("--format", options.format, "Of the trace: perfetto, or otlp for OpenTelemetry [perfetto]")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"perfetto", "otlp"}).description(""));
 }
 
 Status FinishTimelineOptions(const std::string& agent, const std::vector<std::string>& receivers, bool json,
@@ -31,6 +34,9 @@ Status FinishTimelineOptions(const std::string& agent, const std::vector<std::st
   for (const std::string& address : addresses) {
     const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
+  }
+  if (options.out.empty() && options.format != "perfetto") {
+    return {ErrorCode::kUsage, "--format is that of the trace: say where with --out"};
   }
   if (!json || options.out != "-") return OkStatus();
   return {ErrorCode::kUsage, "--out - prints the trace, which is JSON already: leave --json out"};

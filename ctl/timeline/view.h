@@ -23,4 +23,8 @@ Json TimelineJson(const JoinedTimeline& timeline);
 // the pull that received it; where nothing was served, from the comparison that made what was pulled.
 Json TraceOf(const JoinedTimeline& timeline);
 
+// What OpenTelemetry's collectors take by HTTP (POST /v1/traces, OTLP in JSON). A version is a trace: a span of all of
+// it, and its stages inside. Spans that failed before their version was known are left out.
+Json OtlpOf(const JoinedTimeline& timeline);
+
 }  // namespace lockstep::ctl

@@ -4,7 +4,9 @@ import json
 import subprocess
 
 import pytest
+from google.protobuf import json_format
 from harness import LOCKSTEPCTL, MODEL, wait_until
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from replicas import ToyModel
 
 NOT_THERE = 69
@@ -69,6 +71,34 @@ def test_a_trace_has_every_stage_of_both_daemons_joined_by_the_pull(fleet, tmp_p
             assert served and all(span["pid"] == 1 for span in served)
             (pull,) = (span for span in own if span["name"] == "pull")
             assert sum(span["args"]["bytes"] for span in served) >= pull["args"]["bytes"] > 0
+
+
+def test_opentelemetry_takes_the_trace(fleet, tmp_path):
+    """By its own schema: unknown names are errors."""
+    agent, receivers = fleet
+    path = tmp_path / "otlp.json"
+    for _ in range(2):
+        written = timeline(agent, receivers, "--format", "otlp", "--out", path)
+        assert written.returncode == 0, written.stderr
+        text = path.read_text()
+        request = json_format.Parse(text, ExportTraceServiceRequest())
+        daemons = [resource for resource in json.loads(text)["resourceSpans"]]
+        assert len(daemons) == len(request.resource_spans) == 3
+        spans = [span for daemon in daemons for scope in daemon["scopeSpans"] for span in scope["spans"]]
+        assert all(
+            len(bytes.fromhex(span["traceId"])) == 16 and len(bytes.fromhex(span["spanId"])) == 8 for span in spans
+        )
+        assert len({span["spanId"] for span in spans}) == len(spans)
+        roots = {span["spanId"]: span for span in spans if "parentSpanId" not in span}
+        assert {span["name"] for span in roots.values()} == {f"version {version}" for version in (1, 2, 3)}
+        for span in spans:
+            root = roots[span.get("parentSpanId", span["spanId"])]
+            assert span["traceId"] == root["traceId"]
+            assert int(root["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+            assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]) <= int(root["endTimeUnixNano"])
+        assert AGENT_STAGES | RECEIVER_STAGES <= {span["name"] for span in spans}
+    unused = timeline(agent, receivers, "--format", "otlp")
+    assert unused.returncode == 64 and "--out" in unused.stderr
 
 
 def test_stages_follow_each_other_between_the_trainers_commit_and_the_receivers(fleet, tmp_path):
