@@ -25,8 +25,6 @@ class MetricsPort {
   ~MetricsPort() { port_->Stop(); }
 
   int bound_port() const { return port_->bound_port(); }
-  // As TcpPort's.
-  void Turn(std::function<void()> turned) { port_->Turn(std::move(turned)); }
 
  private:
   explicit MetricsPort(std::unique_ptr<rpc::TcpPort> port) : port_(std::move(port)) {}

@@ -111,14 +111,6 @@ TEST_CASE("Without descriptors nobody gets in, which is reported once, and the s
   CHECK(failures == 1);
 }
 
-TEST_CASE("The thread that accepts turns while nobody connects") {
-  const TempDir dir;
-  const auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [](const Status&) {});
-  std::promise<void> turned;
-  server->Turn([&] { turned.set_value(); });
-  CHECK(turned.get_future().wait_for(kSoon) == std::future_status::ready);
-}
-
 TEST_CASE("Only a socket of our own user or root's is one to connect to, and no link to one") {
   const TempDir dir;
   const std::string path = dir.File("x.sock");

@@ -59,7 +59,6 @@ void UnixServer::AcceptLoop() {
   };
   while (true) {
     auto connection = listener_.Accept(kReapInterval);
-    RunTurned();
     ReapFinished();
     if (!connection.ok()) {
       if (connection.status().code() == ErrorCode::kCancelled) return;
@@ -84,20 +83,6 @@ Status UnixServer::StartServing(UnixConnection connection) {
     return {ErrorCode::kResourceExhausted, Cat("a connection was closed, for it could not have a thread: ",
                                                error.what(), "; raise the limit on this service's tasks or memory")};
   }
-}
-
-void UnixServer::Turn(std::function<void()> turned) {
-  std::lock_guard lock(mutex_);
-  turned_ = std::move(turned);
-}
-
-void UnixServer::RunTurned() {
-  std::function<void()> turned;
-  {
-    std::lock_guard lock(mutex_);
-    turned.swap(turned_);
-  }
-  if (turned) turned();
 }
 
 void UnixServer::ReapFinished() {

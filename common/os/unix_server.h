@@ -28,9 +28,6 @@ class UnixServer {
   // Ends every connection, and waits for their handlers.
   ~UnixServer();
 
-  // Has `turned` called by the thread that accepts, within a second or two. Any thread.
-  void Turn(std::function<void()> turned);
-
   // For a handler: its connection becomes the caller's, and the server's end is not its end any more.
   UnixConnection Release(UnixConnection& connection);
 
@@ -44,7 +41,6 @@ class UnixServer {
   UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed);
   void AcceptLoop();
   Status StartServing(UnixConnection connection);
-  void RunTurned();
   void ReapFinished();
   void Serve(Session& session);
 
@@ -52,8 +48,7 @@ class UnixServer {
   const size_t max_connections_;
   const Handler handler_;
   const AcceptFailed accept_failed_;
-  std::mutex mutex_;  // guards turned_, sessions_, their `finished` and whose their connections are
-  std::function<void()> turned_;
+  std::mutex mutex_;  // guards sessions_, their `finished` and whose their connections are
   std::list<Session> sessions_;
   std::thread acceptor_;
 };

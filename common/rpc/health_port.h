@@ -28,8 +28,6 @@ class HealthPort {
   void SetServing(const std::string& service, bool serving);
   // For good: watchers are told.
   void StopServing();
-  // As TcpPort's.
-  void Turn(std::function<void()> turned) { port_->Turn(std::move(turned)); }
 
  private:
   explicit HealthPort(std::unique_ptr<TcpPort> port);

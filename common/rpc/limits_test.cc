@@ -86,21 +86,6 @@ TEST_CASE("A request that is larger than any of ours is refused, and others are 
   CHECK(Ask(channel).ok());
 }
 
-TEST_CASE("Nobody but a server itself gets its echo") {
-  TestServer server;
-  CHECK(Eventually([&] { return server.server->Answered(); }));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kSoon);
-  const grpc::Slice nothing;
-  const grpc::ByteBuffer request(&nothing, 1);
-  grpc::ByteBuffer response;
-  std::promise<Status> answer;
-  grpc::GenericStub(MakeChannel(At(server.server->bound_port())))
-      .UnaryCall(&context, "/lockstep.internal.Self/Echo", {}, &request, &response,
-                 [&](const grpc::Status& status) { answer.set_value(FromGrpc(status)); });
-  CHECK_THAT(answer.get_future().get(), FailsWith(ErrorCode::kProtocol, ""));
-}
-
 TEST_CASE("A compressed request is refused by every service, and never unpacked") {
   TestServer server;
   const auto compressed = [](grpc::ClientContext& context) {
@@ -164,23 +149,6 @@ TEST_CASE("The calls of one connection are limited, and those of another are ser
   }
   CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
   CHECK(server.streams == 128);
-}
-
-TEST_CASE("A server whose threads all hang is seen to answer no more, and to go on when they do") {
-  TestServer server;
-  std::list<Greedy> peers;
-  const auto deadline = std::chrono::steady_clock::now() + kSoon;
-  while (Ask(MakeChannel(At(server.server->bound_port()))).code() != ErrorCode::kResourceExhausted) {
-    REQUIRE(std::chrono::steady_clock::now() < deadline);
-    peers.emplace_back(At(server.server->bound_port()), 100);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  for (int i = 0; i < 200; ++i) {
-    CHECK_FALSE(server.server->Answered());
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  peers.clear();
-  CHECK(Eventually([&] { return server.server->Answered(); }));
 }
 
 // SERVING, NOT_SERVING, or why there is no answer.

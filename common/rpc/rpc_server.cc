@@ -59,15 +59,13 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
     LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address, std::move(limits)));
     port->ServeBy(builder, MakeServerCredentials(options.tls));
   }
-  auto echo = std::make_unique<EchoService>();
-  builder.RegisterService(echo.get());
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return Status(ErrorCode::kInternal, "gRPC does not start a server");
   for (const std::string& name : options.health_services) {
     server->GetHealthCheckService()->SetServingStatus(name, false);
   }
-  std::unique_ptr<RpcServer> started(new RpcServer(std::move(echo), std::move(server), std::move(port)));
+  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), std::move(port)));
   if (!options.control_socket.empty()) {
     LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
   }
@@ -78,9 +76,8 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   return started;
 }
 
-RpcServer::RpcServer(std::unique_ptr<EchoService> echo, std::unique_ptr<grpc::Server> server,
-                     std::unique_ptr<TcpPort> port)
-    : echo_(std::move(echo)), server_(std::move(server)), self_call_(*server_, *echo_), port_(std::move(port)) {}
+RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port)
+    : server_(std::move(server)), port_(std::move(port)) {}
 
 RpcServer::~RpcServer() {
   Drain(std::chrono::milliseconds(0));
@@ -94,20 +91,6 @@ void RpcServer::SetServing(const std::string& health_service, bool serving) {
   serving_[health_service] = serving;
   server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
   if (health_port_ != nullptr) health_port_->SetServing(health_service, serving);
-}
-
-void RpcServer::Watch(telemetry::TurnWatch& watch) {
-  using telemetry::TurnWatch;
-  using Turned = std::function<void()>;
-  watch.Add("calls", telemetry::kWorkLimit, TurnWatch::Turned([this] { return Answered(); }));
-  const auto add = [&watch](const char* threads, auto* port) {
-    if (port == nullptr) return;
-    watch.Add(threads, telemetry::kTurnLimit,
-              TurnWatch::Give([port](Turned turned) { port->Turn(std::move(turned)); }));
-  };
-  add("control socket", control_socket_.get());
-  add("control port", port_.get());
-  add("health port", health_port_.get());
 }
 
 void RpcServer::StopServing() {

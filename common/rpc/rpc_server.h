@@ -13,10 +13,8 @@
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/health_port.h"
-#include "common/rpc/self_call.h"
 #include "common/rpc/tcp_port.h"
 #include "common/rpc/tls.h"
-#include "common/telemetry/turn_watch.h"
 
 namespace lockstep::rpc {
 
@@ -50,13 +48,6 @@ class RpcServer {
   // effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
-  // Has `watch` look at the threads that accept and serve calls. REQUIRES that it is asked neither while draining nor
-  // after the destruction.
-  void Watch(telemetry::TurnWatch& watch);
-
-  // As SelfCall's, of which it is one.
-  bool Answered() { return self_call_.Answered(); }
-
   // Reports to health watchers that nothing is served any more, for good. Calls continue.
   void StopServing();
 
@@ -65,11 +56,9 @@ class RpcServer {
   void Drain(std::chrono::milliseconds timeout);
 
  private:
-  RpcServer(std::unique_ptr<EchoService> echo, std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
+  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
 
-  const std::unique_ptr<EchoService> echo_;
   const std::unique_ptr<grpc::Server> server_;
-  SelfCall self_call_;
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
   const std::unique_ptr<TcpPort> port_;             // null: no TCP
   std::unique_ptr<HealthPort> health_port_;         // null: none

@@ -238,8 +238,4 @@ void TcpPort::LogFailure(const Status& status) {
   if (times > 0) telemetry::LogWarn("control_accept_failed", status, {{"address", address_}, {"times", times}});
 }
 
-void TcpPort::Turn(std::function<void()> turned) {
-  asio::post(context_, std::move(turned));
-}
-
 }  // namespace lockstep::rpc

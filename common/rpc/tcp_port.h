@@ -64,9 +64,6 @@ class TcpPort {
   // Nobody gets in any more, and who is in stays. To be called before the server shuts down; idempotent.
   void Stop();
 
-  // Has `turned` called by the thread that accepts, soon; never once it has stopped.
-  void Turn(std::function<void()> turned);
-
  private:
   TcpPort(std::string address, PortLimits limits);
   Status Open();

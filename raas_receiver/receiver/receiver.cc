@@ -73,7 +73,6 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
   LS_RETURN_IF_ERROR(receiver->Listen());
-  receiver->WatchThreads();
   return receiver;
 }
 
@@ -185,28 +184,6 @@ void Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   telemetry::Log(telemetry::LogLevel::kInfo, "stopped");
 }
 
-void Receiver::WatchThreads() {
-  using telemetry::TurnWatch;
-  using Turned = std::function<void()>;
-  watch_.Add("lanes", telemetry::kTurnLimit,
-             TurnWatch::Give([this](Turned turned) { asio::post(io_.context(), std::move(turned)); }));
-  if (engine_ranks_ != nullptr) {
-    watch_.Add("engine ranks", telemetry::kTurnLimit,
-               TurnWatch::Give([this](Turned turned) { engine_ranks_->Turn(std::move(turned)); }));
-  }
-  server_->Watch(watch_);
-  if (metrics_port_ != nullptr) {
-    watch_.Add("metrics port", telemetry::kWorkLimit,
-               TurnWatch::Give([this](Turned turned) { metrics_port_->Turn(std::move(turned)); }));
-  }
-  watch_.Add("workers", telemetry::kWorkLimit,
-             TurnWatch::Give([this](Turned turned) { workers_.Post(std::move(turned)); }));
-  for (const auto& [model, session] : sessions_) {
-    watch_.Add(Cat("session of ", model), telemetry::kWorkLimit,
-               TurnWatch::Turned([session = session.get()] { return session->Turned(); }));
-  }
-}
-
 void Receiver::Tick() {
   access_->Reload();
   bool held = true;
@@ -218,11 +195,10 @@ void Receiver::Tick() {
       server_->SetServing(engine, serving);
     }
   }
-  const bool live = watch_.Check();
-  server_->SetServing(kLiveness, live);
+  server_->SetServing(kLiveness, true);
   server_->SetServing(kReadiness, ready);
   server_->SetServing(kReplica, held);
-  if (live) os::NotifyWatchdog();
+  os::NotifyWatchdog();
 }
 
 void Receiver::Drain() {

@@ -16,7 +16,6 @@
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
-#include "common/telemetry/turn_watch.h"
 #include "raas_receiver/receiver/engine_health.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
@@ -43,7 +42,6 @@ class Receiver {
   Status Listen();
   // Health and the service manager's watchdog follow from what it finds.
   void Tick();
-  void WatchThreads();
   std::string MetricsPage() const;
   void Drain();
 
@@ -62,7 +60,6 @@ class Receiver {
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<metrics::MetricsPort> metrics_port_;  // null: --metrics-listen is empty
   std::unique_ptr<telemetry::AddressFile> address_file_;
-  telemetry::TurnWatch watch_;
 };
 
 }  // namespace lockstep::receiver

@@ -136,7 +136,6 @@ bool Session::PullDue() const {
 }
 
 bool Session::SyncDue() const {
-  ++looked_;
   if (engine_.ReadsPrevious()) return false;  // a sync would write there
   return PullDue() || (UntilRetry().count() <= 0 && Behind());
 }

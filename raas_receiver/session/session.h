@@ -86,9 +86,6 @@ class Session {
   // Whether there is a version to be used: HoldsVersion, served by the engine where there is one, and not too old. By
   // one thread, now and then.
   bool Ready();
-  // Whether the session's thread got on since this was asked last: it looked at what there is to do, did a step of a
-  // sync, took bytes, or has an engine before it, which has time limits of its own. By one thread.
-  bool Turned();
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
@@ -155,8 +152,6 @@ class Session {
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
   std::atomic<bool> ended_ = false;
-  mutable std::atomic<uint64_t> looked_ = 0;  // how often the thread looked at what there is to do
-  std::array<uint64_t, 3> progress_{};        // as Turned found it
   Freshness freshness_;
   bool late_ = false;  // an attempt at the engine; it was logged
 

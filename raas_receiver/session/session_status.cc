@@ -15,18 +15,6 @@ bool Session::Ready() {
   return fresh && !late_ && HoldsVersion() && engine_.Serves();
 }
 
-bool Session::Turned() {
-  std::array<uint64_t, 3> progress{looked_, static_cast<uint64_t>(state_.load()), 0};
-  {
-    std::lock_guard lock(mutex_);
-    if (running_ != nullptr) progress[2] = running_->fetched_bytes();
-  }
-  const bool turned = progress != progress_ || engine_.under_way();
-  progress_ = progress;
-  changed_.Notify();  // a thread that waits looks up
-  return turned;
-}
-
 v1::ReceiverModel Session::Describe() const {
   const replica::PublishedVersion current = replicas_->current();
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();

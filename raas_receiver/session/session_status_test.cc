@@ -67,17 +67,6 @@ TEST_CASE("A model that the agent does not have is the last error, with those th
   fixture.Stop();
 }
 
-TEST_CASE("A session's thread is seen to get on while it waits, and not once it has ended") {
-  SessionFixture fixture;
-  fixture.Start();
-  fixture.WaitHeld(1);
-  for (int i = 0; i < 3; ++i) fixture.WaitFor([&] { return fixture.session->Turned(); });
-  fixture.session->RequestStop();
-  fixture.session->Join(kForEver);
-  (void)fixture.session->Turned();
-  CHECK_FALSE(fixture.session->Turned());
-}
-
 TEST_CASE(
     "A session is ready once it holds a version that its engine serves, and stays so when that refuses the next") {
   SessionFixture fixture;

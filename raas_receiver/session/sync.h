@@ -54,7 +54,6 @@ class Sync {
   const Layout& layout() const { return request_.layout; }
   const Held& base() const { return base_.held; }  // what was current before
   uint64_t lane_retries() const { return lane_retries_; }
-  uint64_t fetched_bytes() const { return fetcher_.counters().payload_bytes; }  // so far; any thread
 
  private:
   // In the order of RowOf.

@@ -106,8 +106,6 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
       std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   LS_RETURN_IF_ERROR(agent->registry_->Recover());
   LS_RETURN_IF_ERROR(agent->Listen());
-  agent->WatchThreads();
-  agent->Survey();
   agent->Tick();
   os::NotifyReady();
   return agent;
@@ -210,47 +208,17 @@ std::vector<v1::AgentModel> Agent::Facts() const {
   return all;
 }
 
-void Agent::WatchThreads() {
-  using Turned = std::function<void()>;
-  const auto watch = [this](const char* threads, std::chrono::milliseconds limit, telemetry::TurnWatch::Give give) {
-    watch_.Add(threads, limit, std::move(give));
-  };
-  watch("lanes", telemetry::kTurnLimit, [this](Turned turned) { lanes_->Turn(std::move(turned)); });
-  watch("ranks", telemetry::kTurnLimit, [this](Turned turned) { ranks_->Turn(std::move(turned)); });
-  if (local_ != nullptr) {
-    watch("local", telemetry::kTurnLimit, [this](Turned turned) { local_->Turn(std::move(turned)); });
-  }
-  rpc_->Watch(watch_);
-  if (metrics_port_ != nullptr) {
-    watch("metrics port", telemetry::kWorkLimit, [this](Turned turned) { metrics_port_->Turn(std::move(turned)); });
-  }
-  watch("diff", telemetry::kWorkLimit, [this](Turned turned) { pool_.Post(std::move(turned)); });
-  watch("fold", telemetry::kWorkLimit, [this](Turned turned) { fold_pool_.Post(std::move(turned)); });
-  // Whoever holds a lock of a publisher, or of the pulls, for ever is found by another who wants it.
-  watch("publishers", telemetry::kWorkLimit, [this](Turned turned) {
-    surveyor_.Post([this, turned = std::move(turned)] {
-      Survey();
-      turned();
-    });
-  });
-}
-
-void Agent::Survey() {
+void Agent::Tick() {
   pulls_.Expire();
   access_->Reload();
-  (void)Facts();
   const auto models = registry_->Snapshot();
   const bool ready = std::any_of(models.begin(), models.end(), [](const publish::ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();
   });
   rpc_->SetServing(kReadiness, ready);
+  rpc_->SetServing(kLiveness, true);
   os::NotifyStatus(Cat(models.size(), " models, ", ready ? "serving" : "waiting for a first version"));
-}
-
-void Agent::Tick() {
-  const bool live = watch_.Check();
-  rpc_->SetServing(kLiveness, live);
-  if (live) os::NotifyWatchdog();
+  os::NotifyWatchdog();
 }
 
 void Agent::Drain() {

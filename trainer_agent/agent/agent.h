@@ -10,7 +10,6 @@
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
-#include "common/telemetry/turn_watch.h"
 #include "trainer_agent/agent/options.h"
 #include "trainer_agent/publish/rank_server.h"
 #include "trainer_agent/serve/agent_service.h"
@@ -30,17 +29,13 @@ class Agent {
   // for the next agent.
   void Drain();
 
-  // To be called twice a second: liveness and the service manager's watchdog follow from what it sees. Waits for no
-  // other thread.
+  // To be called twice a second: health follows from what it sees, and the service manager's watchdog from its return.
   void Tick();
 
  private:
   explicit Agent(const AgentOptions& options);
   Status Listen();
   Status Announce();
-  void WatchThreads();
-  // Readiness follows from what it sees.
-  void Survey();
   std::vector<v1::AgentModel> Facts() const;
   std::string MetricsPage() const;
 
@@ -62,8 +57,6 @@ class Agent {
   std::unique_ptr<os::UnixServer> ranks_;
   std::unique_ptr<metrics::MetricsPort> metrics_port_;  // null: --metrics-listen is empty
   std::unique_ptr<telemetry::AddressFile> address_file_;
-  telemetry::TurnWatch watch_;
-  WorkerPool surveyor_{1};  // last: it uses the rest
 };
 
 }  // namespace lockstep::agent

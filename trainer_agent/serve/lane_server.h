@@ -45,8 +45,6 @@ class LaneServer {
   ~LaneServer();
 
   uint16_t port() const { return port_; }
-  // Has `turned` called by one of the threads that serve lanes.
-  void Turn(std::function<void()> turned) { asio::post(io_.context(), std::move(turned)); }
 
  private:
   LaneServer(LaneServerOptions options, PullTable* pulls);
