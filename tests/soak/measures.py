@@ -11,7 +11,8 @@ from footprint import threads
 
 LATE_S = 60
 SETTLES_S = 60
-SHORTEST_LIFE_S = 120  # after that; one that is shorter says nothing of growth
+# After that. In a shorter life the first delta of a whole model, which is a step to where a heap stays, looks like growth.
+SHORTEST_LIFE_S = 480
 # What the median of a life's last fifth may be above that of its first. A heap: malloc's arenas, gRPC's buffers and the
 # deltas kept are as full as the last minutes were busy. Descriptors, threads: a pull, lanes and calls more under way.
 MAY_GROW = {"heap_bytes": 8 << 20, "descriptors": 8, "threads": 8}
