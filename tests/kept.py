@@ -25,6 +25,7 @@ PROGRAMS = (
     "export_plugin/example/tensor_parallel_trainer",
     "export_plugin/liblockstep.so",
     "raas_receiver/receiver/raas_receiver",
+    "tests/metrics/page",
     "tests/trust/every_call",
     "tests/trust/many_pulls",
     "trainer_agent/agent/trainer_agent",
