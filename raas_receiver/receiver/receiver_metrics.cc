@@ -1,6 +1,7 @@
 #include "raas_receiver/receiver/receiver_metrics.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace lockstep::receiver {
 namespace {
@@ -9,16 +10,23 @@ using metrics::Samples;
 using prometheus::MetricType;
 using Read = std::function<void(const ReceiverFacts& facts, Samples& samples)>;
 
-Read EachModel(double (*value)(const v1::ReceiverModel& model)) {
+// `value` is a getter of v1::ReceiverModel, or what takes one; of v1::EngineTargets below.
+template <typename Value>
+Read EachModel(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
-    for (const v1::ReceiverModel& model : facts.status.models()) samples.Add(value(model), {model.name()});
+    for (const v1::ReceiverModel& model : facts.status.models()) {
+      samples.Add(static_cast<double>(std::invoke(value, model)), {model.name()});
+    }
   };
 }
 
-Read EachEngine(double (*value)(const v1::EngineTargets& engine)) {
+template <typename Value>
+Read EachEngine(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
     for (const v1::ReceiverModel& model : facts.status.models()) {
-      for (const v1::EngineTargets& engine : model.engines()) samples.Add(value(engine), {model.name(), engine.name()});
+      for (const v1::EngineTargets& engine : model.engines()) {
+        samples.Add(static_cast<double>(std::invoke(value, engine)), {model.name(), engine.name()});
+      }
     }
   };
 }
@@ -42,7 +50,7 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
       {{"raas_receiver_draining", MetricType::Gauge, {}, "1 once it was told to end"},
        [](const ReceiverFacts& facts, Samples& samples) { samples.Add(facts.status.draining() ? 1 : 0, {}); }},
       {{"raas_receiver_newest_version", MetricType::Gauge, {"model"}, "newest version that the agent is known to have"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.newest_version()); })},
+       EachModel(&v1::ReceiverModel::newest_version)},
       {{"raas_receiver_held_version",
         MetricType::Gauge,
         {"model"},
@@ -52,7 +60,7 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         MetricType::Gauge,
         {"model"},
         "version that the engine last took; the one that is held where no engine is notified; 0: none, or not known"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.served_version()); })},
+       EachModel(&v1::ReceiverModel::served_version)},
       {{"raas_receiver_held_lag_versions", MetricType::Gauge, {"model"}, "how far what is held is behind the agent"},
        EachModel([](const v1::ReceiverModel& model) { return Lag(model.newest_version(), model.held().version()); })},
       {{"raas_receiver_served_lag_versions",
@@ -80,37 +88,37 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
       {{"raas_receiver_failing", MetricType::Gauge, {"model"}, "1 while the last error is not followed by a success"},
        EachModel([](const v1::ReceiverModel& model) { return model.last_error().empty() ? 0.0 : 1.0; })},
       {{"raas_receiver_syncs_total", MetricType::Counter, {"model"}, "versions that were committed"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.syncs()); })},
+       EachModel(&v1::ReceiverModel::syncs)},
       {{"raas_receiver_sync_failures_total", MetricType::Counter, {"model"}, "syncs that failed"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.failures()); })},
+       EachModel(&v1::ReceiverModel::failures)},
       {{"raas_receiver_lane_retries_total", MetricType::Counter, {"model"}, "lanes that were opened again"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.lane_retries()); })},
+       EachModel(&v1::ReceiverModel::lane_retries)},
       {{"raas_receiver_plaintext_bytes_total", MetricType::Counter, {"model"}, "what came over a network in plaintext"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.plain_bytes()); })},
+       EachModel(&v1::ReceiverModel::plain_bytes)},
       {{"raas_receiver_repaired_blocks_total",
         MetricType::Counter,
         {"model"},
         "blocks that came out wrong and were fetched again"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.repaired_blocks()); })},
+       EachModel(&v1::ReceiverModel::repaired_blocks)},
       {{"raas_receiver_damaged_blocks_total",
         MetricType::Counter,
         {"model"},
         "blocks whose memory had changed, found by hashing it again"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.damaged_blocks()); })},
+       EachModel(&v1::ReceiverModel::damaged_blocks)},
       {{"raas_receiver_scrubbed_bytes_total", MetricType::Counter, {"model"}, "what was hashed again to find such"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.scrubbed_bytes()); })},
+       EachModel(&v1::ReceiverModel::scrubbed_bytes)},
       {{"raas_receiver_replicas_replaced_total",
         MetricType::Counter,
         {"model"},
         "replicas that were abandoned because a reader still had the old file mapped"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.replicas_replaced()); })},
+       EachModel(&v1::ReceiverModel::replicas_replaced)},
       {{"raas_receiver_engine_failures_total",
         MetricType::Counter,
         {"model"},
         "attempts to make an engine take a version that failed"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.engine_failures()); })},
+       EachModel(&v1::ReceiverModel::engine_failures)},
       {{"raas_receiver_model_bytes", MetricType::Gauge, {"model"}, "one version; two are held"},
-       EachModel([](const v1::ReceiverModel& model) { return static_cast<double>(model.model_bytes()); })},
+       EachModel(&v1::ReceiverModel::model_bytes)},
       {{"raas_receiver_root_free_bytes", MetricType::Gauge, {}, "room on the file system of --root"},
        [](const ReceiverFacts& facts, Samples& samples) {
          if (facts.root_free_bytes) samples.Add(static_cast<double>(*facts.root_free_bytes), {});
@@ -119,19 +127,19 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         MetricType::Gauge,
         {"model", "engine"},
         "ranks of an engine that attach"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.world()); })},
+       EachEngine(&v1::EngineTargets::world)},
       {{"raas_receiver_engine_ranks_attached", MetricType::Gauge, {"model", "engine"}, "those that are there"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.attached()); })},
+       EachEngine(&v1::EngineTargets::attached)},
       {{"raas_receiver_engine_ranks_waiting",
         MetricType::Gauge,
         {"model", "engine"},
         "those that are there and read nothing until a whole version is written"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.waiting()); })},
+       EachEngine(&v1::EngineTargets::waiting)},
       {{"raas_receiver_engine_ranks_asleep",
         MetricType::Gauge,
         {"model", "engine"},
         "those that are there and have no weights in memory until they wake"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.asleep()); })},
+       EachEngine(&v1::EngineTargets::asleep)},
       {{"raas_receiver_engine_serving_version",
         MetricType::Gauge,
         {"model", "engine"},
@@ -146,9 +154,9 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         MetricType::Counter,
         {"model", "engine"},
         "versions that were written into it"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.commits()); })},
+       EachEngine(&v1::EngineTargets::commits)},
       {{"raas_receiver_engine_write_failures_total", MetricType::Counter, {"model", "engine"}, "those that failed"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.failures()); })},
+       EachEngine(&v1::EngineTargets::failures)},
       {{"raas_receiver_certificate_expiry_timestamp_seconds",
         MetricType::Gauge,
         {},

@@ -1,6 +1,7 @@
 #include "trainer_agent/agent/agent_metrics.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace lockstep::agent {
 namespace {
@@ -9,10 +10,13 @@ using metrics::Samples;
 using prometheus::MetricType;
 using Read = std::function<void(const AgentFacts& facts, Samples& samples)>;
 
-// Of each model that a trainer has opened.
-Read EachModel(double (*value)(const v1::AgentModel& model)) {
+// Of each model that a trainer has opened; `value` is a getter of v1::AgentModel, or what takes one.
+template <typename Value>
+Read EachModel(Value value) {
   return [value](const AgentFacts& facts, Samples& samples) {
-    for (const v1::AgentModel& model : facts.status.models()) samples.Add(value(model), {model.name()});
+    for (const v1::AgentModel& model : facts.status.models()) {
+      samples.Add(static_cast<double>(std::invoke(value, model)), {model.name()});
+    }
   };
 }
 
@@ -56,10 +60,11 @@ const v1::RetainedDelta* NewestDelta(const v1::AgentModel& model) {
   return nullptr;
 }
 
-Read OfNewestDelta(double (*value)(const v1::RetainedDelta& delta)) {
+Read OfNewestDelta(uint64_t (v1::RetainedDelta::*value)() const) {
   return [value](const AgentFacts& facts, Samples& samples) {
     for (const v1::AgentModel& model : facts.status.models()) {
-      if (const v1::RetainedDelta* delta = NewestDelta(model)) samples.Add(value(*delta), {model.name()});
+      const v1::RetainedDelta* const delta = NewestDelta(model);
+      if (delta != nullptr) samples.Add(static_cast<double>((delta->*value)()), {model.name()});
     }
   };
 }
@@ -82,20 +87,20 @@ const std::vector<metrics::Row<AgentFacts>>& AgentTable() {
         MetricType::Gauge,
         {"model"},
         "newest version that is served; 0 before the first"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.newest_version()); })},
+       EachModel(&v1::AgentModel::newest_version)},
       {{"trainer_agent_newest_commit_timestamp_seconds",
         MetricType::Gauge,
         {"model"},
         "when the trainer committed it; 0 before the first"},
        EachModel([](const v1::AgentModel& model) { return Seconds(model.newest_committed_unix_ns()); })},
       {{"trainer_agent_versions_committed_total", MetricType::Counter, {"model"}, "versions since the agent started"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.versions_committed()); })},
+       EachModel(&v1::AgentModel::versions_committed)},
       {{"trainer_agent_versions_aborted_total", MetricType::Counter, {"model"}, "versions that came to nothing"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.versions_aborted()); })},
+       EachModel(&v1::AgentModel::versions_aborted)},
       {{"trainer_agent_ranks_expected", MetricType::Gauge, {"model"}, "the trainer's ranks"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.ranks_expected()); })},
+       EachModel(&v1::AgentModel::ranks_expected)},
       {{"trainer_agent_ranks_connected", MetricType::Gauge, {"model"}, "those that are there"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.ranks_connected()); })},
+       EachModel(&v1::AgentModel::ranks_connected)},
       {{"trainer_agent_receivers",
         MetricType::Gauge,
         {"model", "presence"},
@@ -134,22 +139,22 @@ const std::vector<metrics::Row<AgentFacts>>& AgentTable() {
          }));
        })},
       {{"trainer_agent_open_pulls", MetricType::Gauge, {"model"}, "pulls, and subscriptions to live deltas"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.open_pulls()); })},
+       EachModel(&v1::AgentModel::open_pulls)},
       {{"trainer_agent_model_bytes", MetricType::Gauge, {"model"}, "one version; the double buffer holds two"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.model_bytes()); })},
+       EachModel(&v1::AgentModel::model_bytes)},
       {{"trainer_agent_retained_deltas", MetricType::Gauge, {"model"}, "deltas that are kept"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.deltas_size()); })},
+       EachModel(&v1::AgentModel::deltas_size)},
       {{"trainer_agent_retained_bytes", MetricType::Gauge, {"model"}, "their memory"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.retained_bytes()); })},
+       EachModel(&v1::AgentModel::retained_bytes)},
       {{"trainer_agent_pinned_bytes",
         MetricType::Gauge,
         {"model"},
         "memory of deltas that are kept no more, but that pulls still hold"},
-       EachModel([](const v1::AgentModel& model) { return static_cast<double>(model.pinned_bytes()); })},
+       EachModel(&v1::AgentModel::pinned_bytes)},
       {{"trainer_agent_newest_delta_bytes", MetricType::Gauge, {"model"}, "the delta to the newest version, coded"},
-       OfNewestDelta([](const v1::RetainedDelta& delta) { return static_cast<double>(delta.payload_bytes()); })},
+       OfNewestDelta(&v1::RetainedDelta::payload_bytes)},
       {{"trainer_agent_newest_delta_changed_elements", MetricType::Gauge, {"model"}, "elements that it changes"},
-       OfNewestDelta([](const v1::RetainedDelta& delta) { return static_cast<double>(delta.changed_elements()); })},
+       OfNewestDelta(&v1::RetainedDelta::changed_elements)},
       {{"trainer_agent_segments_free_bytes", MetricType::Gauge, {}, "room on the file system of --segment-dir"},
        [](const AgentFacts& facts, Samples& samples) {
          if (facts.segments_free_bytes) samples.Add(static_cast<double>(*facts.segments_free_bytes), {});
