@@ -5,7 +5,8 @@
     two_engines.py --agent-socket PATH --engine-socket PATH    # with an agent's --socket, a receiver's --engine-socket
 
 The model learns this file, byte by byte. For each step it prints the loss and what each engine writes by the weights of that
-step, which is what the trainer's own model writes.
+step, which is what the trainer's own model writes. With ``--tensorboard DIRECTORY`` it logs the loss and what each version
+took; it needs the package tensorboard then.
 """
 
 import argparse
@@ -69,6 +70,15 @@ def train_one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tex
     return loss.item()
 
 
+def log(directory: str, step: int, numbers: "dict[str, float]") -> None:
+    """With Weights & Biases: ``wandb.log(numbers, step=step)``."""
+    from torch.utils.tensorboard import SummaryWriter  # needs a package that the example does without
+
+    with SummaryWriter(directory) as writer:
+        for name, number in numbers.items():
+            writer.add_scalar(name, number, step)
+
+
 def sockets(options: argparse.Namespace) -> "tuple[str, str]":
     """The agent's and the receiver's; of daemons that end with this process, where none are given."""
     if options.agent_socket and options.engine_socket:
@@ -83,6 +93,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     parser.add_argument("--agent-socket")
     parser.add_argument("--engine-socket")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--tensorboard")
     options = parser.parse_args(arguments)
     if bool(options.agent_socket) != bool(options.engine_socket):
         parser.error("give --agent-socket and --engine-socket, or neither")
@@ -104,6 +115,9 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         for step in range(1, options.steps + 1):
             loss = train_one_step(model, optimizer, text)
             publisher.publish(step, model.state_dict())
+            if options.tensorboard:
+                publisher.wait_served(version=step, receivers=1, timeout=60)
+                log(options.tensorboard, step, {"loss": loss, **publisher.stats})
             for connection in engines:
                 connection.send((step, PROMPT))
             answers = [connection.recv() for connection in engines]

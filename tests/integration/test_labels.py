@@ -14,6 +14,7 @@ from harness import MODEL, wait_until
 from replicas import ToyModel
 
 import lockstep
+from lockstep.core import served
 
 
 def publisher_of(agent, tensors):
@@ -111,6 +112,48 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
         waiter.join(120)
         assert waited == [1]  # by a fleet that has gone on to version 2
         assert handle.wait_served("step 11", receivers=2, timeout=60) == 2
+
+
+@ALL
+def test_stats_say_what_a_version_took_and_are_numbers_by_name(cluster, open_for):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    cluster.receiver(agent)
+    handle, publish = open_for(agent, model.tensors)
+    model_bytes = sum(tensor.nbytes for tensor in model.tensors.values())
+    with handle:
+        assert handle.stats == {}
+        publish(1)
+        handle.wait_served(version=1, receivers=1, timeout=60)
+        assert "lockstep/delta_bytes" not in handle.stats
+        model.step()
+        publish(2)
+        assert handle.stats["lockstep/version"] == 2
+        handle.wait_served(version=2, receivers=1, timeout=60)
+        stats = {name.removeprefix("lockstep/"): value for name, value in handle.stats.items()}
+        assert all(type(value) in (int, float) for value in stats.values())
+        assert stats["version"] == stats["served_version"] == 2
+        assert 0 <= stats["begin_seconds"] <= stats["publish_seconds"] < 60
+        assert 0 <= stats["wait_seconds"] <= stats["publish_to_served_seconds"] < 60
+        assert stats["bytes_copied"] == stats["model_bytes"] == model_bytes
+        assert 0 < stats["delta_bytes"] < model_bytes and 0 < stats["density"] < 1
+        assert stats["receivers"] == stats["receivers_serving"] == 1 and stats["lag_versions"] == 0
+        with pytest.raises(lockstep.StateError):
+            publish(2)
+        with pytest.raises(lockstep.DeadlineError):
+            handle.wait_served(version=3, receivers=1, timeout=0)
+        assert handle.stats == {}
+
+
+def test_a_trainer_of_a_release_before_is_answered_with_the_version_alone(cluster, monkeypatch):
+    monkeypatch.setattr(served, "PLUGIN_LINE", "export_plugin/0.2.0 protocol=1-1")
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        assert publisher.wait_served(version=1, receivers=1, timeout=60) == 1
+        assert publisher.stats["lockstep/served_version"] == 1 and "lockstep/receivers" not in publisher.stats
 
 
 def test_a_follower_is_told_the_label_of_what_is_written_into_its_memory(cluster):

@@ -15,8 +15,9 @@ constexpr os::MessageKind kKinds[] = {
     {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody},        {"BEGUN", kMaxRankBody},
     {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody},        {"DONE", kMaxRankBody},
     {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes}, {"AWAIT_SERVED", 1 << 20},
+    {"SERVED", kMaxRankBody},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kAwaitServed));
+static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kServed));
 
 constexpr os::Protocol kProtocol{
     .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};

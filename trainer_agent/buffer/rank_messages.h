@@ -37,7 +37,8 @@ enum class RankMessage : uint16_t {
   kError = 9,         // ErrorBody, then a sentence
   kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other half, the version before
   kHello = 11,        // a peer's line (common/peer/peer.h), from either side
-  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by one kDone or kError
+  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by one of the next or kError
+  kServed = 13,       // ServedBody, to a peer that says kServedStats; to others kDone
 };
 static_assert(sizeof(StridedRange) == 32);
 
@@ -84,6 +85,21 @@ struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the
   uint32_t timeout_ms = 0;  // after which the answer is an error
 };
 static_assert(sizeof(AwaitServedBody) == 32);
+
+// The feature of a peer that takes kServed (common/peer/peer.h).
+inline constexpr std::string_view kServedStats = "served-stats";
+
+struct ServedBody {  // 56 bytes
+  uint64_t version = 0;
+  uint64_t model_bytes = 0;
+  uint64_t delta_bytes = 0;  // of the delta that led to the version; 0: none is retained
+  double density = 0;        // the share of elements that it changed
+  uint64_t newest_version = 0;
+  uint64_t oldest_served = 0;  // by a receiver that is connected; 0: one serves nothing of the run
+  uint32_t receivers = 0;      // that are connected
+  uint32_t serving = 0;        // those of them that serve the version, or a newer one
+};
+static_assert(sizeof(ServedBody) == 56);
 
 struct ErrorBody {    // 4 bytes
   uint32_t code = 0;  // ErrorCode

@@ -86,40 +86,49 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
 }
 
 // The peer that says HELLO in `message`, answered in kind, so that both ends can say which of them is too old.
-Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
-  LS_ASSIGN_OR_RETURN(const peer::Peer plugin, peer::ParsePeer(AsText(message.body)));
+Result<peer::Peer> ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
+  LS_ASSIGN_OR_RETURN(peer::Peer plugin, peer::ParsePeer(AsText(message.body)));
   const peer::Peer self = peer::Self("trainer_agent");
   const std::string line = peer::ToLine(self);
   LS_RETURN_IF_ERROR(buffer::SendMessage(connection, buffer::RankMessage::kHello, AsBytes(std::string_view(line)), {},
                                          kMessageTimeout));
-  return peer::CheckPeer(self, plugin);
+  LS_RETURN_IF_ERROR(peer::CheckPeer(self, plugin));
+  return plugin;
 }
 
-// What a connection is for, once its peer has said HELLO.
-Result<buffer::Message> ReceiveFirst(os::UnixConnection& connection) {
+struct First {
+  peer::Peer peer;
+  buffer::Message message;  // what the connection is for
+};
+
+Result<First> ReceiveFirst(os::UnixConnection& connection) {
   LS_ASSIGN_OR_RETURN(buffer::Message message, buffer::ReceiveMessage(connection, kMessageTimeout));
   if (message.type != buffer::RankMessage::kHello) {
     return Status(ErrorCode::kProtocol,
                   Cat("rank protocol: the first message is of type ", static_cast<int>(message.type), ", not HELLO"));
   }
-  LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
-  return buffer::ReceiveMessage(connection, kMessageTimeout);
+  LS_ASSIGN_OR_RETURN(peer::Peer plugin, ExchangeHello(connection, message));
+  LS_ASSIGN_OR_RETURN(message, buffer::ReceiveMessage(connection, kMessageTimeout));
+  return First{std::move(plugin), std::move(message)};
 }
 
-Status AnswerAwait(os::UnixConnection& connection, const buffer::Message& message, const AwaitServed& await_served) {
-  LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(message.body));
-  const Result<Version> served = await_served(question, [&] { return connection.PeerGone(); });
+Status AnswerAwait(os::UnixConnection& connection, const First& first, const AwaitServed& await_served) {
+  LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(first.message.body));
+  const Result<buffer::ServedBody> served = await_served(question, [&] { return connection.PeerGone(); });
   if (!served.ok()) return SendError(connection, served.status());
-  return buffer::SendMessage(connection, buffer::RankMessage::kDone, AsBytes(buffer::VersionBody{*served}), {},
+  if (first.peer.Can(buffer::kServedStats)) {
+    return buffer::SendMessage(connection, buffer::RankMessage::kServed, AsBytes(*served), {}, kMessageTimeout);
+  }
+  return buffer::SendMessage(connection, buffer::RankMessage::kDone, AsBytes(buffer::VersionBody{served->version}), {},
                              kMessageTimeout);
 }
 
 Status ServeConnection(os::UnixConnection& connection, ModelRegistry& registry, const AwaitServed& await_served) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
-  LS_ASSIGN_OR_RETURN(buffer::Message first, ReceiveFirst(connection));
-  if (first.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
-  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
+  LS_ASSIGN_OR_RETURN(First first, ReceiveFirst(connection));
+  if (first.message.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
+  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first.message)));
   const uint32_t rank = request.rank;
   request.gone = [&connection] { return connection.PeerGone(); };
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));

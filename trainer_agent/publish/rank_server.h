@@ -11,9 +11,9 @@
 
 namespace lockstep::publish {
 
-// Waits until engines serve what is asked for, and answers with the version; `gone` says that nobody waits any more.
-using AwaitServed =
-    std::function<Result<Version>(const buffer::ServedQuestion& question, const std::function<bool()>& gone)>;
+// Waits until engines serve what is asked for; `gone` says that nobody waits any more.
+using AwaitServed = std::function<Result<buffer::ServedBody>(const buffer::ServedQuestion& question,
+                                                             const std::function<bool()>& gone)>;
 
 // Listens at once and lets ranks in; its end ends every connection. A peer whose uid is neither ours nor root's is
 // refused. REQUIRES the registry to outlive the server.

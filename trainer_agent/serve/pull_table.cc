@@ -25,8 +25,8 @@ uint64_t RandomPullId() {
 // is: it is not promised.
 store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
-  const payload::CodecLevel level =
-      store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
+  const payload::CodecLevel level = store::ChooseLevel(
+      request.link_bytes_per_s, run.deltas().StepTo(store::DeltaStore::kNewest).density, request.levels);
   store::DeltaRoute route =
       run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes(), level, request.gone);
   // A receiver whose bytes are not what that version was must not get steps made for it.
@@ -178,7 +178,8 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
 Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
-      &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity(), request.levels));
+      &run->live(), store::ChooseLevel(request.link_bytes_per_s,
+                                       run->deltas().StepTo(store::DeltaStore::kNewest).density, request.levels));
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
                                            request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));

@@ -75,6 +75,25 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
   return text;
 }
 
+buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const Held& wanted) {
+  const std::optional<store::ServedVersion> newest = run.Newest();
+  const store::DeltaStore::StepFacts step = run.deltas().StepTo(wanted.version);
+  buffer::ServedBody facts{.version = wanted.version,
+                           .model_bytes = run.layout().data_bytes(),
+                           .delta_bytes = step.data_bytes,
+                           .density = step.density,
+                           .newest_version = newest ? newest->manifest->held.version : wanted.version};
+  facts.oldest_served = facts.newest_version;
+  for (const ReceiverReport& report : reports) {
+    if (report.presence != Presence::kConnected) continue;
+    ++facts.receivers;
+    facts.serving += Serves(report, wanted) ? 1 : 0;
+    const Version served = report.served.run == wanted.run ? report.served.version : 0;
+    facts.oldest_served = std::min(facts.oldest_served, served);
+  }
+  return facts;
+}
+
 Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
@@ -87,8 +106,8 @@ Status NotServed(const buffer::ServedQuestion& question, const Reports& reports,
 
 }  // namespace
 
-Result<Version> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                            const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
+Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
+                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
   const auto deadline = Clock::now() + question.timeout;
   while (true) {
     const auto run = catalog.Find(question.model);
@@ -100,7 +119,7 @@ Result<Version> AwaitServed(const store::VersionCatalog& catalog, ReceiverReport
     const Version version = question.label.empty() ? question.version : labelled;
     const Held wanted{question.run, version};
     const Reports known = reports.Of(question.model);
-    if (version != 0 && Satisfied(question, known, wanted)) return version;
+    if (run != nullptr && version != 0 && Satisfied(question, known, wanted)) return Facts(*run, known, wanted);
     if (gone()) return Status(ErrorCode::kCancelled, "nobody waits any more");
     if (Clock::now() >= deadline) return NotServed(question, known, wanted);
     std::this_thread::sleep_for(kLook);

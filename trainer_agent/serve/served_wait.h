@@ -10,13 +10,13 @@
 namespace lockstep::serve {
 
 // Waits until the version of `question` is served by the receivers that it asks for: connected, and with an engine that
-// serves it or a newer version of its run, as a fleet that has gone on does. Answers with the version. A label stands
-// for the newest version that has it, also one that gets it meanwhile. A name stands for all processes that have it,
-// one at least.
+// serves it or a newer version of its run, as a fleet that has gone on does. Answers with the version and what it took.
+// A label stands for the newest version that has it, also one that gets it meanwhile. A name stands for all processes
+// that have it, one at least.
 //
 // kDeadline: not within the question's timeout; the text says what each receiver serves and holds, its last error, and
 // who is gone. kState: the model has another run by now. kCancelled once `gone` says that nobody waits.
-Result<Version> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                            const buffer::ServedQuestion& question, const std::function<bool()>& gone);
+Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
+                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone);
 
 }  // namespace lockstep::serve

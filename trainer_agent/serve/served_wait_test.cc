@@ -29,8 +29,12 @@ struct Fleet {
   buffer::ServedQuestion AskLabel(const std::string& label) const {
     return {.model = "actor", .run = agent.run->run(), .label = label, .receivers = 1};
   }
-  Result<Version> Await(const buffer::ServedQuestion& question) {
+  Result<buffer::ServedBody> Ask(const buffer::ServedQuestion& question) {
     return AwaitServed(agent.catalog, agent.pulls.reports(), question, [] { return false; });
+  }
+  Result<Version> Await(const buffer::ServedQuestion& question) {
+    LS_ASSIGN_OR_RETURN(const buffer::ServedBody served, Ask(question));
+    return served.version;
   }
 };
 
@@ -47,6 +51,35 @@ TEST_CASE("A version is served once as many receivers serve it, or a newer one o
              FailsWith(ErrorCode::kDeadline, "\"old\" serves version 7 of a run that it does not name"));
   fleet.Report("b", fleet.Of(3));
   CHECK(*fleet.Await(fleet.Ask(2)) == 1);
+}
+
+TEST_CASE("The answer says what the version took, and how far the fleet is") {
+  Fleet fleet;
+  fleet.Report("a", fleet.Of(1));
+  fleet.Report("b", {RunId{{9}}, 7});
+  const auto first = fleet.Ask(fleet.Ask(1));
+  CHECK(first->model_bytes == fleet.agent.run->layout().data_bytes());
+  CHECK(first->delta_bytes == 0);
+  CHECK(first->receivers == 2);
+  CHECK(first->serving == 1);
+  CHECK(first->newest_version == 1);
+  CHECK(first->oldest_served == 0);
+  fleet.connections.pop_back();
+  fleet.agent.Publish(2);
+  const auto second = fleet.Ask(fleet.Ask(1));
+  CHECK(second->version == 1);
+  CHECK(second->newest_version == 2);
+  CHECK(second->oldest_served == 1);
+  CHECK(second->receivers == 1);
+  fleet.Report("a", fleet.Of(2));
+  auto question = fleet.Ask(1);
+  question.version = 2;
+  const auto third = fleet.Ask(question);
+  CHECK(third->delta_bytes == fleet.agent.run->deltas().StepTo(2).data_bytes);
+  CHECK(third->delta_bytes > 0);
+  CHECK(third->density > 0);
+  CHECK(third->density <= 1);
+  CHECK(third->oldest_served == 2);
 }
 
 TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and who is gone") {

@@ -232,11 +232,14 @@ void DeltaStore::Raise(const std::vector<Step>& steps, payload::CodecLevel level
   route.level = level;
 }
 
-double DeltaStore::NewestDensity() const {
+DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
   std::lock_guard lock(mutex_);
-  if (chain_.empty() || layout_->block_count() == 0) return 0;
+  const auto at = std::find_if(chain_.rbegin(), chain_.rend(),
+                               [&](const Step& step) { return target == kNewest || step.header().target == target; });
+  if (at == chain_.rend() || layout_->block_count() == 0) return {};
   const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
-  return static_cast<double>(chain_.back().header().changed_elements) / elements;
+  return {.data_bytes = at->header().data_bytes,
+          .density = static_cast<double>(at->header().changed_elements) / elements};
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)

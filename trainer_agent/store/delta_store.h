@@ -92,8 +92,12 @@ class DeltaStore {
   payload::DeltaChain Retained() const;
   // What is retained no more, but held: bounded by `retain_bytes` if those who hold it give Overdue() back.
   const PinnedDeltas& pinned() const { return pinned_; }
-  // The share of elements that the newest delta changed; 0: there is none.
-  double NewestDensity() const;
+  // The step of the chain that led to `target`, or the newest step for kNewest; zeros: it is not retained.
+  struct StepFacts {
+    uint64_t data_bytes = 0;
+    double density = 0;  // the share of elements that it changed
+  };
+  StepFacts StepTo(Version target) const;
 
   // The run is over: removes everything, files too.
   void Discard();

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -10,7 +11,7 @@ from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError, StateError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
-from lockstep.core.served import Receivers, wait_served
+from lockstep.core.served import Receivers, Served, wait_served
 
 
 class Handle:
@@ -34,6 +35,9 @@ class Handle:
         self._close_after_call = False
         self._agent: "tuple[str, str] | None" = None  # its socket and the model's name there; None: on another host
         self._run = ""
+        self._published_stats: "dict[str, float]" = {}
+        self._published_at = 0.0  # on the monotonic clock
+        self._served_stats: "dict[str, float]" = {}
         close_after_fork(self)
 
     @property
@@ -75,7 +79,17 @@ class Handle:
         self._open_handle()
         if self._agent is None:
             raise StateError("wait_served: this rank is not on the agent's host; call it on one that is")
-        return wait_served(*self._agent, self.run, name, number, receivers, timeout)
+        began = time.monotonic()
+        self._served_stats = {}
+        served = wait_served(*self._agent, self.run, name, number, receivers, timeout)
+        self._served_stats = self._stats_of(served, began)
+        return served.version
+
+    @property
+    def stats(self) -> "dict[str, float]":
+        """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as python/README.md
+        lists it. Nothing of one that failed or was skipped."""
+        return {**self._published_stats, **self._served_stats}
 
     @property
     def run(self) -> str:
@@ -97,6 +111,21 @@ class Handle:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _stats_of(self, served: Served, began: float) -> "dict[str, float]":
+        now = time.monotonic()
+        stats: "dict[str, float]" = {"lockstep/served_version": served.version, "lockstep/wait_seconds": now - began}
+        if served.version == self._published_stats.get("lockstep/version"):
+            stats["lockstep/publish_to_served_seconds"] = now - self._published_at
+        if served.receivers:
+            stats["lockstep/receivers"] = served.receivers
+            stats["lockstep/receivers_serving"] = served.serving
+            stats["lockstep/lag_versions"] = served.newest_version - served.oldest_served
+            stats["lockstep/model_bytes"] = served.model_bytes
+        if served.delta_bytes:
+            stats["lockstep/delta_bytes"] = served.delta_bytes
+            stats["lockstep/density"] = served.density
+        return stats
 
     def _close(self) -> None:
         self._handle = None

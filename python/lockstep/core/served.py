@@ -6,17 +6,19 @@ import os
 import socket
 import struct
 import time
-from typing import Any, Iterable, Union
+from typing import Any, Iterable, NamedTuple, Union
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, ProtocolError, UnavailableError, from_code
-from lockstep.core.messages import MessageFormat, MessageStream
+from lockstep.core.messages import MessageFormat, MessageStream, Received
 from lockstep.core.peer import PLUGIN_LINE
 
 Receivers = Union[int, str, Iterable[str]]  # how many, or which
 
 _QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
 _LONGEST_QUESTION_SECONDS = 30.0
+_DONE = struct.Struct("<Q")  # of an agent that knows no SERVED
+_SERVED = struct.Struct("<QQQdQQII")
 _ANSWER_SECONDS = 5.0  # the agent's, after the time that it was given
 _PAUSE_SECONDS = 0.2
 
@@ -26,6 +28,7 @@ class _Type(enum.IntEnum):
     ERROR = 9
     HELLO = 11
     AWAIT_SERVED = 12
+    SERVED = 13
 
 
 _FORMAT = MessageFormat(
@@ -33,8 +36,21 @@ _FORMAT = MessageFormat(
     number=2,
     types=_Type,
     fields=struct.Struct("<I"),
-    max_body_bytes={_Type.DONE: 8, _Type.ERROR: 1 << 20, _Type.HELLO: 4096},
+    max_body_bytes={_Type.DONE: _DONE.size, _Type.ERROR: 1 << 20, _Type.HELLO: 4096, _Type.SERVED: _SERVED.size},
 )
+
+
+class Served(NamedTuple):
+    """What an agent says of a version that is served; zeros of one of before, but for the version."""
+
+    version: int
+    model_bytes: int = 0
+    delta_bytes: int = 0  # 0: no delta led to it, or none is retained
+    density: float = 0.0
+    newest_version: int = 0
+    oldest_served: int = 0
+    receivers: int = 0  # that are connected
+    serving: int = 0
 
 
 def wait_served(
@@ -45,7 +61,7 @@ def wait_served(
     version: int,
     receivers: Receivers,
     timeout: "float | None",
-) -> int:
+) -> Served:
     """As ``Handle.wait_served``; ``version`` 0: the newest with ``label``."""
     count, names = _wanted(receivers)
     lines = "\n".join([model, label.decode(), *names]).encode()
@@ -79,7 +95,7 @@ def _wanted(receivers: Any) -> "tuple[int, list[str]]":
     return 0, names
 
 
-def _ask(path: str, question: bytes, seconds: float) -> int:
+def _ask(path: str, question: bytes, seconds: float) -> Served:
     deadline = time.monotonic() + seconds + _ANSWER_SECONDS
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         stream = MessageStream(connection, _FORMAT, f"the agent on {path}")
@@ -91,19 +107,20 @@ def _ask(path: str, question: bytes, seconds: float) -> int:
         if os.geteuid() != 0:  # root has opened the model there, which looked at who listens
             stream.check_user()
         stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
-        _answer(stream, _Type.HELLO, deadline)
+        _answer(stream, deadline, _Type.HELLO)
         stream.send(_FORMAT.encode(_Type.AWAIT_SERVED, (0,), question), deadline=deadline)
-        done = _answer(stream, _Type.DONE, deadline)
-        if len(done) != 8:
-            raise ProtocolError(f"the agent answers with {len(done)} bytes where a version has 8")
-        return int.from_bytes(done, "little")
+        served = _answer(stream, deadline, _Type.SERVED, _Type.DONE)
+        form = _SERVED if served.type == _Type.SERVED else _DONE
+        if len(served.body) != form.size:
+            raise ProtocolError(f"the agent answers with {len(served.body)} bytes where {form.size} are due")
+        return Served(*form.unpack(served.body))
 
 
-def _answer(stream: MessageStream, wanted: _Type, deadline: float) -> bytes:
-    """The body of the next message. Raises what the agent refuses with."""
-    message = stream.receive((wanted, _Type.ERROR), deadline=deadline)
+def _answer(stream: MessageStream, deadline: float, *wanted: _Type) -> Received:
+    """The next message. Raises what the agent refuses with."""
+    message = stream.receive((*wanted, _Type.ERROR), deadline=deadline)
     if message.type != _Type.ERROR:
-        return message.body
+        return message
     if len(message.body) < 4:
         raise ProtocolError("the agent sent an error without a code")
     raise from_code(int.from_bytes(message.body[:4], "little"), message.body[4:].decode(errors="replace"))

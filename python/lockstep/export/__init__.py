@@ -3,7 +3,7 @@
 from lockstep.export._adapter import adapter
 from lockstep.export._bucket_ring import BucketRing
 from lockstep.export._config import ExportConfig
-from lockstep.export._exporter import Exporter, PublishStats
+from lockstep.export._exporter import Exporter
 from lockstep.export._fsdp import fsdp
 from lockstep.export._importer import Importer
 from lockstep.export._megatron import megatron, tensors_meta
@@ -22,7 +22,6 @@ __all__ = [
     "Importer",
     "Part",
     "Piece",
-    "PublishStats",
     "Publisher",
     "StreamPublisher",
     "adapter",

@@ -5,9 +5,10 @@ import ctypes
 import difflib
 import json
 import os
+import time
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
@@ -19,20 +20,6 @@ from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
-
-
-class PublishStats(NamedTuple):
-    """What the last publish did on this rank; bytes, and seconds."""
-
-    bytes_copied: int
-    bytes_frozen: int
-    bytes_sent: int
-    bytes_received: int
-    buckets_sent: int
-    buckets_received: int
-    exchange_memory_bytes: int
-    begin_seconds: float
-    total_seconds: float
 
 
 class Exporter(Handle):
@@ -164,14 +151,6 @@ class Exporter(Handle):
         """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
         return bool(self._description["writes"])
 
-    @property
-    def stats(self) -> PublishStats:
-        """What the last publish did on this rank."""
-        raw = abi.CPublishStats()
-        self._call("stats", ctypes.byref(raw))
-        counts = [getattr(raw, field[0]) for field in raw._fields_[:-2]]
-        return PublishStats._make([*counts, raw.begin_us / 1e6, raw.total_us / 1e6])
-
     def publish(self, version: int, label: "str | int | None" = None) -> bool:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
         False: skipped, see ``skip_while_away``.
@@ -189,6 +168,7 @@ class Exporter(Handle):
         number = arguments.version_number(version)
         with self._lock, delayed_interrupt(second_at_once=True):
             self._open_handle()
+            self._published_stats = {}
             try:
                 name = arguments.label(label)
                 current = self._whole_locals()  # its tensors may be nobody else's: they stay until they are copied
@@ -268,6 +248,15 @@ class Exporter(Handle):
     def _publish(self, version: int, label: bytes, addresses: Any) -> None:
         self._call("set_label", label)
         self._call("publish", version, addresses)
+        self._published_at = time.monotonic()
+        raw = abi.CPublishStats()
+        self._call("stats", ctypes.byref(raw))
+        self._published_stats = {
+            "lockstep/version": version,
+            "lockstep/publish_seconds": raw.total_us / 1e6,
+            "lockstep/begin_seconds": raw.begin_us / 1e6,
+            **{f"lockstep/{field[0]}": getattr(raw, field[0]) for field in raw._fields_[:-2]},
+        }
 
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""

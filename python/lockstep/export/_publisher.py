@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import struct
+import time
 import weakref
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
@@ -105,6 +106,9 @@ class Publisher(Handle):
         )
         self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
         self._absence = Absence(socket, skip_while_away)
+        self._version = 0  # that was begun last
+        self._began = self._begun = 0.0  # its begin() was called, and answered, on the monotonic clock
+        self._bytes = 0  # of it that are final
         self._open(options)
         del described  # the library has read it
         self._run = self._library.lockstep_run(self._open_handle()).decode()
@@ -144,6 +148,7 @@ class Publisher(Handle):
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
         name = arguments.label(label)
         self._open_handle()
+        self._published_stats = {}
         return self._absence.publish(lambda: self._publish(version, sources, name))
 
     def begin(self, version: int) -> memoryview:
@@ -155,7 +160,9 @@ class Publisher(Handle):
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
+        self._version, self._bytes, self._began, self._published_stats = number, 0, time.monotonic(), {}
         self._call("begin", number, ctypes.byref(data))
+        self._begun = time.monotonic()
         memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
         memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
         view = memoryview(memory).cast("B")
@@ -173,6 +180,7 @@ class Publisher(Handle):
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
         array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
         self._call("ranges_done", array, len(ranges))
+        self._bytes += sum(size for _, size in ranges)
 
     def commit(self, label: "str | int | None" = None) -> None:
         """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
@@ -181,6 +189,13 @@ class Publisher(Handle):
         if name:
             self._call("set_label", name)
         self._call("commit")
+        self._published_at = time.monotonic()
+        self._published_stats = {
+            "lockstep/version": self._version,
+            "lockstep/publish_seconds": self._published_at - self._began,
+            "lockstep/begin_seconds": self._begun - self._began,
+            "lockstep/bytes_copied": self._bytes,
+        }
 
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
@@ -246,3 +261,4 @@ class Publisher(Handle):
     def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
         array = (abi.CSource * len(sources))(*(abi.CSource(position, s.address, s.nbytes) for position, s in sources))
         self._call("write_all", array, len(sources))
+        self._bytes += sum(source.nbytes for _, source in sources)

@@ -140,6 +140,7 @@ class StreamPublisher:
                 return True
             number = arguments.version_number(version)
             name = arguments.label(label).decode()
+            publisher._published_stats = {}
             return publisher._absence.publish(lambda: self._write(publisher, number, entries, name))
 
     def wait_served(
@@ -154,6 +155,11 @@ class StreamPublisher:
         if self._publisher is None:
             raise StateError("wait_served: this rank writes nothing; call it on one that does")
         return self._publisher.wait_served(label, version=version, receivers=receivers, timeout=timeout)
+
+    @property
+    def stats(self) -> "dict[str, float]":
+        """As of ``Publisher``; empty on a rank that writes nothing."""
+        return self._publisher.stats if self._publisher else {}
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
