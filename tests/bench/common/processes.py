@@ -1,9 +1,12 @@
 """What the system says of a process, and what a receiver shows in its directory."""
 
+import contextlib
 import os
 import re
 import threading
 import time
+import urllib.request
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 POLL_S = 0.0005
@@ -47,6 +50,27 @@ class PeakMemory:
     def __exit__(self, *exception: object) -> None:
         self._ended.set()
         self._thread.join()
+
+
+@contextlib.contextmanager
+def scraped(daemons: "Iterable[object]") -> "Iterator[None]":
+    """As by Prometheus, at once and then each second, as long as this lasts."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        while True:
+            for daemon in daemons:
+                urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics").read()
+            if over.wait(1.0):
+                return
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def published_version(receiver: object) -> int:

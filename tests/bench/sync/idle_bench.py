@@ -6,11 +6,7 @@ of all elements changed is in a line of its own. CPU is what both take together 
 happens, for ten seconds, as a share of a core; also while Prometheus would scrape both each second.
 """
 
-import contextlib
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 
 import processes
 import program
@@ -31,23 +27,6 @@ def idle_share(daemons: "dict[str, object]", window_s: float) -> "dict[str, floa
     time.sleep(window_s)
     wall = time.perf_counter() - begin
     return {name: (processes.cpu_s(daemon.process.pid) - before[name]) / wall for name, daemon in daemons.items()}
-
-
-@contextlib.contextmanager
-def scraped(daemons: "dict[str, object]") -> "Iterator[None]":
-    """Each second, as long as this lasts."""
-    over = threading.Event()
-
-    def scrape() -> None:
-        while not over.wait(1.0):
-            for daemon in daemons.values():
-                urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics").read()
-
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
 
 
 def measure(cluster: Cluster, options: program.Options) -> None:
@@ -76,7 +55,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
         shares, scraped_shares = [], []
         for _ in range(IDLE_WINDOWS):
             shares.append(idle_share(daemons, window_s))
-            with scraped(daemons):
+            with processes.scraped(daemons.values()):
                 scraped_shares.append(idle_share(daemons, window_s))
         idle = (("idle_cpu", shares, IDLE_LIMIT), ("idle_cpu_scraped", scraped_shares, SCRAPED_LIMIT))
         for name, series, limit in idle:

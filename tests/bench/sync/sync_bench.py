@@ -1,10 +1,12 @@
 """How long after the trainer's commit a receiver shows the version: with both daemons, over lanes, 1 % of the elements
-changed; against the same by NumPy (numpy_pipeline.py), and by stages.
+changed; against the same by NumPy (numpy_pipeline.py), and by stages. Every other version is scraped: both daemons are
+asked for their metrics when the trainer begins to publish it, and each second from then on.
 
 One JSON line for the figure, and one with rows of stages: {"kind", "stages": {name: median seconds}}. Daemons and the
 pipeline take turns in memory, not in time: the model, two halves and two replicas are all that the machine must hold.
 """
 
+import contextlib
 import json
 import statistics
 import tempfile
@@ -44,30 +46,35 @@ def check_equal(what: str, path: Path, bits: np.ndarray) -> None:
         raise SystemExit(f"{what} holds other bytes than were published")
 
 
-def by_daemons(options: program.Options) -> "tuple[list[float], list[dict]]":
-    """Seconds from publish()'s return to the switch of `current`, and rows of stages of what happened in them."""
+def by_daemons(options: program.Options) -> "tuple[list[float], list[float], list[dict]]":
+    """Seconds from publish()'s return to the switch of `current`, those of versions that were scraped, and rows of stages
+    of what happened in the others."""
     weights = Weights(options.model_bytes)
     with Cluster() as cluster:
-        agent = cluster.agent()
-        receiver = cluster.receiver(agent)
+        agent = cluster.agent(metrics_listen="127.0.0.1:0")
+        receiver = cluster.receiver(agent, metrics_listen="127.0.0.1:0")
         seconds, publishing = {}, {}
         with agent.publisher(weights.tensors) as publisher:
             publisher.publish(1, weights.tensors)
             processes.wait_published(receiver, 1)
             with receiver.recorded_syncs() as records:
-                for version in range(2, 2 + WARMING + options.repeats):
+                for version in range(2, 2 + WARMING + 2 * options.repeats):
                     weights.step()
-                    begin = time.perf_counter()
-                    publisher.publish(version, weights.tensors)
-                    end = time.perf_counter()
-                    seconds[version] = processes.wait_published(receiver, version) - end
+                    scraping = processes.scraped((agent, receiver)) if version % 2 else contextlib.nullcontext()
+                    with scraping:
+                        begin = time.perf_counter()
+                        publisher.publish(version, weights.tensors)
+                        end = time.perf_counter()
+                        seconds[version] = processes.wait_published(receiver, version) - end
                     publishing[version] = end - begin
             full = [receiver.ask("pull", "--full") for _ in range(3)][1:]
         check_equal("the replica", receiver.file(), weights.flat)
         tails = diff_tails(agent.log())
     measured = [record for record in records if record["to"]["version"] >= 2 + WARMING]
-    if [record["mode"] for record in measured] != ["delta"] * options.repeats:
+    if [record["mode"] for record in measured] != ["delta"] * 2 * options.repeats:
         raise SystemExit(f"not the syncs that were wanted: {measured}")
+    scraped = [seconds[record["to"]["version"]] for record in measured if record["to"]["version"] % 2]
+    measured = [record for record in measured if record["to"]["version"] % 2 == 0]
     versions = [record["to"]["version"] for record in measured]
     delta = [
         {"publish": publishing[version], "diff": tails[version], **stages_of(record), "total": seconds[version]}
@@ -78,7 +85,7 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[dict]]":
         {"kind": "delta", "stages": medians(delta), **last},
         {"kind": "full", "stages": medians([stages_of(record) for record in full])},
     ]
-    return [seconds[version] for version in versions], rows
+    return [seconds[version] for version in versions], scraped, rows
 
 
 def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
@@ -106,9 +113,10 @@ def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
 
 def main() -> None:
     options = program.options(COPIES)
-    values, rows = by_daemons(options)
+    values, scraped, rows = by_daemons(options)
     baselines, reference = by_numpy(options)
     program.print_figure("delta_sync", "s", options.model_bytes, values, baselines)
+    program.print_figure("delta_sync_scraped", "s", options.model_bytes, scraped, values)
     program.print_series("delta_sync_stages", "s", options.model_bytes, rows + reference)
 
 
