@@ -100,15 +100,18 @@ Status Receiver::OpenModels() {
                                     .live = config_.live,
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
-                                    .engine = {.in_place = config_.engine_in_place,
-                                               .late_after = config_.engine_late_after,
-                                               .targets = {.hold_timeout = config_.engine_hold_timeout,
-                                                           .serve_timeout = config_.engine_hold_timeout,
-                                                           .stage_bytes = config_.engine_stage_bytes,
-                                                           .at_step = {}}},
+                                    .open_engines = config_.engine_in_place && config_.engine.kind == "none",
                                     .timeline = &timeline_};
     LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(config_.engine));
-    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(replicas), std::move(driver),
+    std::vector<session::EngineEntry> table;
+    table.push_back({{.in_place = config_.engine_in_place,
+                      .late_after = config_.engine_late_after,
+                      .targets = {.hold_timeout = config_.engine_hold_timeout,
+                                  .serve_timeout = config_.engine_hold_timeout,
+                                  .stage_bytes = config_.engine_stage_bytes,
+                                  .at_step = {}}},
+                     std::move(driver)});
+    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(replicas), std::move(table),
                                                           io_, workers_, feed_);
   }
   return OkStatus();
@@ -116,9 +119,11 @@ Status Receiver::OpenModels() {
 
 Status Receiver::Listen() {
   if (!config_.engine_socket.empty()) {
-    std::map<std::string, targets::EngineTargets*> targets;
-    for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
-    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(targets)));
+    std::map<std::string, targets::FindTargets> models;
+    for (const auto& [model, session] : sessions_) {
+      models[model] = [&engines = session->engines()](const targets::RankLink& link) { return engines.Find(link); };
+    }
+    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(models)));
   }
   LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = net::ToString(config_.listen),
                                                        .control_socket = config_.control_socket,

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 #include "common/base/ids.h"
 #include "common/payload/payload.h"
 
 namespace lockstep::replica {
 
-// One consecutive chain, the newest of it within a byte budget. Not thread-safe.
+// One consecutive chain, the newest of it within a byte budget. Thread-safe.
 class KeptDeltas {
  public:
   // `keep_older`: also those that both replicas have.
@@ -23,7 +24,8 @@ class KeptDeltas {
  private:
   const uint64_t max_bytes_;
   const bool keep_older_;
-  payload::DeltaChain chain_;
+  mutable std::mutex mutex_;
+  payload::DeltaChain chain_;  // guarded by mutex_
 };
 
 }  // namespace lockstep::replica

@@ -92,12 +92,29 @@ void ReplicaDirectory::GiveRoom() const {
   ::unlink(RoomPath().c_str());
 }
 
-Held ReplicaDirectory::served() const {
-  return ReadNote(ServedPath()).version;
+std::map<std::string, Held> ReplicaDirectory::served() const {
+  const Result<std::string> text = os::ReadFile(ServedPath());
+  std::map<std::string, Held> served;
+  std::istringstream lines(text.ok() ? *text : std::string());
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string run, engine;
+    Version version = 0;
+    const bool whole = static_cast<bool>(words >> run >> version >> engine);
+    const auto id = HexDecode16(run);
+    if (whole && id.ok()) served[engine] = {{*id}, version};
+  }
+  return served;
 }
 
-Status ReplicaDirectory::MarkServed(const Held& held) const {
-  return WriteNote(ServedPath(), {held});
+Status ReplicaDirectory::MarkServed(const std::string& engine, const Held& held) const {
+  std::map<std::string, Held> served = this->served();
+  served[engine] = held;
+  std::string lines;
+  for (const auto& [name, at] : served) {
+    if (!at.nothing()) lines += Cat(ToHex(at.run), " ", at.version, " ", name, "\n");
+  }
+  return os::WriteFileAtomic(ServedPath(), lines, 0600);
 }
 
 Rollback ReplicaDirectory::rollback() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 
 #include "common/base/ids.h"
@@ -42,8 +43,8 @@ class ReplicaDirectory {
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
-  Held served() const;
-  Status MarkServed(const Held& held) const;
+  std::map<std::string, Held> served() const;  // by engine
+  Status MarkServed(const std::string& engine, const Held& held) const;
   Rollback rollback() const;
   Status MarkRollback(const Rollback& rollback) const;
 

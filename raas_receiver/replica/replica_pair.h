@@ -79,6 +79,8 @@ class ReplicaPair {
   // Files replaced because a reader still had them, or because it cannot be known whether one has.
   uint64_t replaced() const { return replaced_; }
   bool rewrites_files() const { return directory_.leases_see_mappings(); }
+  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
+  payload::DeltaChain DeltasBetween(const Held& one, const Held& other) const;
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
@@ -119,10 +121,10 @@ class ReplicaPair {
   Status SwitchToOther();
   // The other replica holds nothing from here on, and is not published.
   Status DropOther();
-  // What the engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
+  // What an engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
   // the engine does so when it comes back.
-  Held served() const { return directory_.served(); }
-  Status MarkServed(const Held& held) { return directory_.MarkServed(held); }
+  Held served(const std::string& engine) const { return directory_.served()[engine]; }
+  Status MarkServed(const std::string& engine, const Held& held) { return directory_.MarkServed(engine, held); }
   // What was chosen, across restarts, and still counts: a version that stays is current, one that is skipped is not.
   // Any thread.
   Rollback rollback() const;
@@ -145,8 +147,6 @@ class ReplicaPair {
   // none. It stays as it is until the next sync begins.
   std::span<const std::byte> current_data() const;
   std::span<const std::byte> previous_data() const;
-  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
-  payload::DeltaChain DeltasBetween(const Held& one, const Held& other) const;
 
  private:
   ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,

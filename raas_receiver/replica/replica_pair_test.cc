@@ -292,11 +292,11 @@ TEST_CASE("A directory belongs to one receiver at a time") {
 TEST_CASE("What the engine last took is remembered across restarts") {
   ReplicaFixture fixture;
   fixture.Open();
-  CHECK(fixture.pair().served().nothing());
+  CHECK(fixture.pair().served("default").nothing());
   fixture.PullFull(fixture.model.Advance());
-  REQUIRE(fixture.pair().MarkServed(fixture.model.held(1)).ok());
+  REQUIRE(fixture.pair().MarkServed("default", fixture.model.held(1)).ok());
   fixture.Reopen();
-  CHECK(fixture.pair().served() == fixture.model.held(1));
+  CHECK(fixture.pair().served("default") == fixture.model.held(1));
 }
 
 }  // namespace lockstep::replica

@@ -11,7 +11,7 @@ namespace lockstep::session {
 using std::chrono::milliseconds;
 
 void Caretaker::Scrub() {
-  if (engine_.under_way()) return;
+  if (engines_.under_way()) return;
   DropDamaged();
   const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(replicas_);
   if (!damage) return;
@@ -26,11 +26,11 @@ void Caretaker::Scrub() {
 }
 
 bool Caretaker::MendDue() const {
-  return damaged_ && Clock::now() >= mend_at_ && !engine_.under_way();
+  return damaged_ && Clock::now() >= mend_at_ && !engines_.under_way();
 }
 
 milliseconds Caretaker::UntilDue() const {
-  if (engine_.under_way()) return milliseconds::max();
+  if (engines_.under_way()) return milliseconds::max();
   const milliseconds scrub = scrubber_.UntilDue();
   if (!damaged_) return scrub;
   return std::clamp(std::chrono::ceil<milliseconds>(mend_at_ - Clock::now()), milliseconds(0), scrub);
@@ -44,12 +44,12 @@ void Caretaker::Switched() {
   other_damaged_ = damaged_.exchange(false);
   if (!other_damaged_) return;
   backoff_.Reset();
-  engine_.Distrust();
-  if (!engine_.under_way()) DropOther();
+  engines_.Distrust();
+  if (!engines_.under_way()) DropOther();
 }
 
 void Caretaker::DropDamaged() {
-  if (other_damaged_) DropOther();
+  if (other_damaged_ && !engines_.under_way()) DropOther();
 }
 
 void Caretaker::DropOther() {

@@ -12,17 +12,17 @@
 #include "common/base/backoff.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/scrubber.h"
-#include "raas_receiver/session/engine_supervisor.h"
+#include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/sync_history.h"
 
 namespace lockstep::session {
 
 class Caretaker {
  public:
-  // `replicas`, `engine` and `history`, which is told of damage, outlive this. `scrub_round` is Scrubber's.
-  Caretaker(std::string model, std::chrono::milliseconds scrub_round, replica::ReplicaPair& replicas,
-            EngineSupervisor& engine, SyncHistory& history)
-      : model_(std::move(model)), replicas_(replicas), engine_(engine), history_(history), scrubber_(scrub_round) {}
+  // `replicas`, `engines` and `history`, which is told of damage, outlive this. `scrub_round` is Scrubber's.
+  Caretaker(std::string model, std::chrono::milliseconds scrub_round, replica::ReplicaPair& replicas, Engines& engines,
+            SyncHistory& history)
+      : model_(std::move(model)), replicas_(replicas), engines_(engines), history_(history), scrubber_(scrub_round) {}
 
   // --- any thread ---
   uint64_t scrubbed_bytes() const { return scrubber_.bytes(); }
@@ -46,8 +46,8 @@ class Caretaker {
   // Another replica is current. If the one before was to be mended, nothing is to be made from it, and engines may have
   // read it.
   void Switched();
-  // Drops it then: to be called before a sync, and before an engine is told what it may return to. REQUIRES that no
-  // engine reads it.
+  // Drops it then, unless an engine may read it: to be called before a sync, and before an engine is told what it may
+  // return to.
   void DropDamaged();
 
  private:
@@ -57,7 +57,7 @@ class Caretaker {
 
   const std::string model_;
   replica::ReplicaPair& replicas_;
-  EngineSupervisor& engine_;
+  Engines& engines_;
   SyncHistory& history_;
   replica::Scrubber scrubber_;
   std::atomic<bool> damaged_ = false;        // the current version is

@@ -1,6 +1,7 @@
 #include "raas_receiver/session/session.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -10,12 +11,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Engines side by side: the longest of each time, and all bytes.
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
-  record.set_engine_us(outcome.total_us);
-  record.set_prepare_us(outcome.prepare_us);
-  record.set_pause_us(outcome.pause_us);
-  record.set_written_bytes(outcome.written_bytes);
+  record.set_engine_us(std::max(record.engine_us(), outcome.total_us));
+  record.set_prepare_us(std::max(record.prepare_us(), outcome.prepare_us));
+  record.set_pause_us(std::max(record.pause_us(), outcome.pause_us));
+  record.set_written_bytes(record.written_bytes() + outcome.written_bytes);
 }
 
 void LogSync(const v1::SyncRecord& record, const Held& to, const telemetry::Moment& begun) {
@@ -40,8 +42,8 @@ v1::WatchVersionsRequest WatchOf(const SessionOptions& options) {
 
 }  // namespace
 
-Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas,
-                 std::unique_ptr<engines::EngineDriver> driver, net::IoThreads& io, WorkerPool& pool, SyncFeed& feed)
+Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table,
+                 net::IoThreads& io, WorkerPool& pool, SyncFeed& feed)
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       feed_(feed),
@@ -61,10 +63,15 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .io = io,
                .live = live_,
                .timeline = options_.timeline},
-      care_(options_.model, options_.scrub_round, *replicas_, engine_, history_),
+      care_(options_.model, options_.scrub_round, *replicas_, engines_, history_),
       freshness_(options_.unready_after),
       follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
-      engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_),
+      engine_context_{.model = options_.model,
+                      .replicas = *replicas_,
+                      .pool = pool,
+                      .timeline = options_.timeline,
+                      .changed = changed_},
+      engines_(engine_context_, std::move(table), options_.open_engines),
       reporter_(
           agent_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
 
@@ -94,7 +101,7 @@ void Session::RequestStop() {
 void Session::Join(milliseconds timeout) {
   if (!thread_.joinable()) return;  // never started, or joined before
   (void)changed_.WaitFor(timeout, [this] { return ended_.load(); });
-  engine_.Cancel();
+  engines_.Cancel();
   thread_.join();
   follower_.Join();
   reporter_.Join();
@@ -105,7 +112,7 @@ Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, cons
 }
 
 Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
-  if (engine_.targets().empty()) return 0;
+  if (!engines_.HaveRanks()) return 0;
   LS_RETURN_IF_ERROR(requests_.Ask(Requests::kVerify, kEngineCallTime, cancelled));
   return engines_verified_.load();
 }
@@ -116,16 +123,19 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 }
 
 void Session::Loop() {
-  // A receiver killed between commit and engine notifies the engine when it comes back.
-  if (engine_.OwesVersion()) BeginServe();
+  // A receiver killed between commit and engines notifies them when it comes back.
+  if (engines_.OweVersion()) BeginServe(/*all=*/true);
   v1::SessionState state = Resting();
   while (true) {
     state_ = state;
-    if (engine_.ended()) (void)FinishServe();
+    if (engines_.ended()) (void)FinishServe();
     if (requests_.stopping()) break;
     state = state == v1::SESSION_STATE_NEGOTIATING ? Synchronize() : Wait();
   }
-  if (notifying_) (void)FinishServe();
+  while (notifying_) {
+    engines_.AwaitOne(changed_);
+    (void)FinishServe();
+  }
   Answer();
   ended_ = true;
   changed_.Notify();
@@ -135,8 +145,7 @@ bool Session::PullDue() const {
   return unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull);
 }
 
-bool Session::SyncDue() const {
-  if (engine_.ReadsPrevious()) return false;  // a sync would write there
+bool Session::SyncWanted() const {
   return PullDue() || (UntilRetry().count() <= 0 && Behind());
 }
 
@@ -166,9 +175,11 @@ v1::SessionState Session::Wait() {
   while (!called()) {
     state_ = Resting();
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
-    engine_.Check();
+    engines_.Check();
+    if (SyncWanted()) engines_.GiveWay();
+    Settle();
     care_.Scrub();
-    milliseconds idle = std::min(engine_.UntilDue(), care_.UntilDue());
+    milliseconds idle = std::min(engines_.UntilDue(), care_.UntilDue());
     if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
     if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
@@ -176,7 +187,7 @@ v1::SessionState Session::Wait() {
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
   if (care_.MendDue()) return Mend();
-  TendEngine();
+  TendEngines();
   return Resting();
 }
 
@@ -207,18 +218,15 @@ v1::SessionState Session::Synchronize() {
     if (!forgotten.ok()) telemetry::LogError("rollback_end_failed", forgotten, {{"model", options_.model}});
     FollowLive(sync);
     const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
-    if (pulls.force_full || other_bytes) engine_.Distrust();
+    if (pulls.force_full || other_bytes) engines_.Distrust();
   }
   follower_.SetLayout(sync.layout());
   if (!ended) history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
-  Answer();  // the one before: its version is committed, and the engine has not ended with it yet
-  unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
-  if (!status.ok() || !engine_.Behind()) {
-    Answer();
-  } else if (!notifying_) {
-    BeginServe();
-  }
+  Answer();  // the one before: its version is committed, and some engine has not ended with it yet
+  unanswered_ = {pulls, status, sync.record(), replicas_->current().held, engines_.Waiting()};
+  if (!status.ok() || unanswered_->waiting.empty()) Answer();
+  if (status.ok()) BeginServe(/*all=*/true);
   return Resting();
 }
 
@@ -246,7 +254,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
-  if (engine_.ended()) (void)FinishServe();
+  if (engines_.ended()) (void)FinishServe();
   changed_.Notify();  // whoever reports it
 }
 
@@ -270,35 +278,44 @@ void Session::FollowLive(const Sync& sync) {
   live_.Follow(record, replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
 }
 
-// What EngineDue is for.
-void Session::TendEngine() {
-  if (engine_.under_way()) return;  // it has ended, and Loop takes it
-  if (!requests_.due(Requests::kVerify)) return BeginServe();
+// What EngineDue is for. Attempts that have ended Loop takes.
+void Session::TendEngines() {
+  if (!VerifyDue()) return BeginServe(/*all=*/false);
   const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
-  const Result<size_t> verified = engine_.Verify();
+  const Result<size_t> verified = engines_.Verify();
   engines_verified_ = verified.ok() ? *verified : 0;
   requests_.End(Requests::kVerify, verifies, ToStatus(verified));
 }
 
-// REQUIRES that no attempt is under way.
-void Session::BeginServe() {
-  notifying_ = true;
+// At each engine that is due, or that is behind.
+void Session::BeginServe(bool all) {
   care_.DropDamaged();
-  engine_.Begin(mode_, transfer_);
-  if (engine_.ended()) (void)FinishServe();
+  engines_.Begin(mode_, transfer_, {.all = all, .may_return = !care_.other_damaged()});
+  notifying_ = engines_.under_way();
+  if (engines_.ended()) (void)FinishServe();
 }
 
-// Waits for the end of the attempt under way.
+// Takes the attempts that have ended, and answers the first error.
 Status Session::FinishServe() {
-  const EngineOutcome outcome = engine_.Take();
-  history_.AddServe(outcome.status);
-  if (unanswered_ && unanswered_->to == outcome.version && !outcome.distrusted) {
+  Status first;
+  engines_.Take([&](const Engine& engine, const EngineOutcome& outcome) {
+    if (first.ok()) first = outcome.status;
+    if (!unanswered_ || unanswered_->to != outcome.version || outcome.distrusted) return;
     Record(outcome, unanswered_->record);
-    Answer();
-  }
-  notifying_ = false;
+    std::erase(unanswered_->waiting, &engine);
+  });
+  notifying_ = engines_.under_way();
+  Settle();
   changed_.Notify();  // whoever reports it
-  return outcome.status;
+  return first;
+}
+
+// Answers the last sync once no engine is to be waited for: not one that is late, and not one that went.
+void Session::Settle() {
+  if (!unanswered_) return;
+  std::erase_if(unanswered_->waiting,
+                [](const Engine* engine) { return engine->late() || (!engine->under_way() && !engine->Behind()); });
+  if (unanswered_->waiting.empty()) Answer();
 }
 
 // Those that wait for the last sync and those that watch.

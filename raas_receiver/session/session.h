@@ -8,12 +8,12 @@
 //
 // A rollback ends the sync that runs. One that skips a version is in Waiting afterwards, not in Held.
 //
-// After a sync the engine is notified, which may take minutes, while the next version is pulled and committed: one, for
-// the replica that the engine is being told to load is not written. What Waiting and Held have to say then is
-// Notifying.
+// After a sync engines are notified, which may take minutes, while the next version is pulled and committed: one, for
+// the replica that an engine is being told to load is not written, unless that engine is late. What Waiting and Held
+// have to say then is Notifying.
 //
 // It decides on what others know: Requests what the service's threads ask for, VersionFollower what the agent
-// announced, EngineSupervisor what engines serve. Each has a lock of its own, held for no call to another. What is held
+// announced, Engines what engines serve. Each has a lock of its own, held for no call to another. What is held
 // is looked after by Caretaker.
 //
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
@@ -36,7 +36,7 @@
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/caretaker.h"
 #include "raas_receiver/session/change_signal.h"
-#include "raas_receiver/session/engine_supervisor.h"
+#include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/freshness.h"
 #include "raas_receiver/session/live_link.h"
 #include "raas_receiver/session/reporter.h"
@@ -62,15 +62,16 @@ struct SessionOptions {
   bool live = true;                            // and take deltas while they are made
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
   std::chrono::milliseconds unready_after{0};  // behind the agent for so long it is not ready; 0: it stays so
-  EngineSupervisorOptions engine;
-  telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
+  bool open_engines = false;                   // as Engines has it
+  telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
 };
 
 class Session {
  public:
-  // `replicas` were opened for the model, `driver` notifies its engine; `io`, `pool` and `feed` outlive the session.
-  Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas,
-          std::unique_ptr<engines::EngineDriver> driver, net::IoThreads& io, WorkerPool& pool, SyncFeed& feed);
+  // `replicas` were opened for the model, `table` are its engines, one at least; `io`, `pool` and `feed` outlive the
+  // session.
+  Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table,
+          net::IoThreads& io, WorkerPool& pool, SyncFeed& feed);
   ~Session();
 
   void Start();
@@ -93,10 +94,10 @@ class Session {
   // hold what it takes; the engine's error when it does not take it. kDeadline and kCancelled as Pull.
   Result<v1::ReceiverModel> Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled);
   Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
-  // As EngineSupervisor::Verify. kDeadline and kCancelled as Pull.
+  // As Engines::Verify. kDeadline and kCancelled as Pull.
   Result<size_t> VerifyEngines(const Requests::Cancelled& cancelled);
   // Where the ranks of engines attach.
-  targets::EngineTargets& targets() { return engine_.targets(); }
+  Engines& engines() { return engines_; }
   // kNotFound before the first layout is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
@@ -107,12 +108,13 @@ class Session {
   v1::SessionState RollBack();
   v1::SessionState Mend();
 
-  // A sync that is committed, and answered once its version's attempt at the engine has ended.
+  // A sync that is committed, and answered once engines have ended their attempts at its version.
   struct Unanswered {
     Requests::Turn pulls;
     Status status;
     v1::SyncRecord record;
     Held to;
+    std::vector<const Engine*> waiting;
   };
 
   // What the agent is told of it. Any thread.
@@ -120,8 +122,10 @@ class Session {
 
   // What it waits for, in any state.
   bool PullDue() const;
-  bool SyncDue() const;
-  bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
+  bool SyncWanted() const;
+  bool SyncDue() const { return SyncWanted() && !engines_.ReadPrevious(); }  // it would write there
+  bool VerifyDue() const { return requests_.due(Requests::kVerify) && !engines_.under_way(); }
+  bool EngineDue() const { return VerifyDue() || engines_.Due(); }
 
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
   v1::SessionState Resting() const;              // Waiting, Held or BackingOff
@@ -132,9 +136,10 @@ class Session {
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void FollowLive(const Sync& sync);
-  void TendEngine();
-  void BeginServe();
+  void TendEngines();
+  void BeginServe(bool all);
   Status FinishServe();
+  void Settle();
   void Answer();
 
   const SessionOptions options_;
@@ -150,10 +155,10 @@ class Session {
   std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it
   Caretaker care_;
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
-  std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
+  std::atomic<bool> notifying_ = false;  // an attempt at an engine is under way
   std::atomic<bool> ended_ = false;
   Freshness freshness_;
-  bool late_ = false;  // an attempt at the engine; it was logged
+  bool late_ = false;  // an attempt at an engine; it was logged
 
   std::atomic<size_t> engines_verified_ = 0;  // by the last kVerify
   std::string mode_ = "recovered";            // how the current version came
@@ -166,7 +171,8 @@ class Session {
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;
-  EngineSupervisor engine_;
+  const EngineContext engine_context_;
+  Engines engines_;
   Reporter reporter_;
   std::thread thread_;
 };

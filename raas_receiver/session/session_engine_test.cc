@@ -61,7 +61,7 @@ TEST_CASE("A failing hook leaves the version held but not served, is tried again
 TEST_CASE("An engine that is late with a version is named, and not ready, until it serves it") {
   SessionFixture fixture;
   SlowHook hook(fixture);
-  fixture.options.engine.late_after = milliseconds(50);
+  fixture.entry.late_after = milliseconds(50);
   fixture.Start();
   hook.WaitForCall(1);
   fixture.WaitFor([&] { return !fixture.Describe().last_error().empty(); });

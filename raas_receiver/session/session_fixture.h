@@ -21,8 +21,8 @@ struct SessionFixture {
   SyncFeed feed;
   net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
   TestAgent agent{replicas.model};
-  SessionOptions options{
-      .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .engine = {}};
+  SessionOptions options{.model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true};
+  EngineConfig entry;
   engines::EngineOptions engine;
   std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
   std::unique_ptr<Session> session;
@@ -36,8 +36,9 @@ struct SessionFixture {
       REQUIRE(made.ok());
       driver = *std::move(made);
     }
-    session =
-        std::make_unique<Session>(options, std::move(replicas.opened), std::move(driver), io, replicas.pool, feed);
+    std::vector<EngineEntry> table;
+    table.push_back({entry, std::move(driver)});
+    session = std::make_unique<Session>(options, std::move(replicas.opened), std::move(table), io, replicas.pool, feed);
     session->Start();
   }
   void Stop() {

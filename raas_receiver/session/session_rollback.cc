@@ -72,15 +72,18 @@ v1::SessionState Session::RollBack() {
   const Held before = replicas_->current().held;
   Status status = Return(chosen);
   if (replicas_->current().held != before) {
-    Answer();             // its version is not the next that the engine gets
-    engine_.Interrupt();  // what it is being told to load is not wanted any more
-    if (notifying_) (void)FinishServe();
+    Answer();              // its version is not the next that engines get
+    engines_.Interrupt();  // what they are being told to load is not wanted any more
+    (void)FinishServe();
     mode_ = "rollback";
     transfer_ = 0;
-    notifying_ = true;
-    care_.DropDamaged();
-    engine_.Begin(mode_, transfer_);
-    status = FinishServe();
+    BeginServe(/*all=*/true);
+    while (notifying_) {
+      engines_.GiveWay();
+      if (!changed_.WaitFor(engines_.UntilDue(), [this] { return engines_.ended(); })) continue;
+      const Status served = FinishServe();
+      if (status.ok()) status = served;
+    }
   }
   state_ = Resting();
   std::lock_guard lock(mutex_);

@@ -8,11 +8,11 @@ namespace lockstep::session {
 
 bool Session::Ready() {
   const bool fresh = freshness_.Update(replicas_->current().held, Behind());
-  const std::string late = engine_.Late();
+  const std::string late = engines_.Late();
   if (std::exchange(late_, !late.empty()) != late_ && late_) {
     telemetry::LogWarn("engine_late", {ErrorCode::kDeadline, late}, {{"model", options_.model}});
   }
-  return fresh && !late_ && HoldsVersion() && engine_.Serves();
+  return fresh && !late_ && HoldsVersion() && engines_.Serve();
 }
 
 v1::ReceiverModel Session::Describe() const {
@@ -40,14 +40,14 @@ v1::ReceiverModel Session::Describe() const {
   model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
   model.set_scrubbed_bytes(care_.scrubbed_bytes());
-  engine_.Describe(model);
+  engines_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) {
     model.set_last_error(follower_.error());
     if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
   }
   if (model.last_error().empty()) model.set_last_error(reporter_.error());
-  if (const std::string late = engine_.Late(); !late.empty()) {
+  if (const std::string late = engines_.Late(); !late.empty()) {
     model.set_last_error(late);
     model.set_last_error_unix_ns(telemetry::UnixNanos());
   }

@@ -1,4 +1,4 @@
-// SyncHistory: what a session's status says of the syncs so far, and of its engines.
+// SyncHistory: what a session's status says of the syncs so far.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,6 @@ class SyncHistory {
     Count(outcome, record, lane_retries);
     Set(damage_, outcome);
   }
-  // An attempt to make engines serve the current version.
-  void AddServe(const Status& outcome) {
-    std::lock_guard lock(mutex_);
-    Set(engine_error_, outcome);
-  }
   // Blocks of what is held were found to be damaged.
   void AddDamage(const Status& what, size_t blocks) {
     std::lock_guard lock(mutex_);
@@ -55,7 +50,7 @@ class SyncHistory {
     model.set_plain_bytes(plain_bytes_);
     model.set_last_sync_unix_ns(last_sync_unix_ns_);
     // The last that there is: nothing is worse than damage.
-    for (const Error* error : {&engine_error_, &sync_error_, &damage_}) {
+    for (const Error* error : {&sync_error_, &damage_}) {
       if (error->text.empty()) continue;
       model.set_last_error(error->text);
       model.set_last_error_unix_ns(error->unix_ns);
@@ -86,9 +81,8 @@ class SyncHistory {
   uint64_t lane_retries_ = 0;
   uint64_t plain_bytes_ = 0;
   int64_t last_sync_unix_ns_ = 0;
-  Error sync_error_;    // of the last sync
-  Error damage_;        // of what is held, until it is whole
-  Error engine_error_;  // of the last attempt at its engines
+  Error sync_error_;  // of the last sync
+  Error damage_;      // of what is held, until it is whole
 };
 
 }  // namespace lockstep::session

@@ -8,7 +8,7 @@
 namespace lockstep::targets {
 namespace {
 
-using Models = std::map<std::string, EngineTargets*>;
+using Models = std::map<std::string, FindTargets>;
 
 Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "attach to a receiver"));
@@ -20,13 +20,16 @@ Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono:
 // Takes the connection where it answers OK.
 Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Models& models) {
   LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
-  const auto targets = models.find(link->model());
-  if (targets != models.end()) {
-    targets->second->Attach(std::move(link));
-    return OkStatus();
+  const auto model = models.find(link->model());
+  Result<EngineTargets*> targets =
+      Status(ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here"));
+  if (model != models.end()) targets = model->second(*link);
+  if (targets.ok()) {
+    (*targets)->Attach(std::move(link));
+  } else {
+    connection = std::move(*link).TakeConnection();
   }
-  connection = std::move(*link).TakeConnection();
-  return {ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here")};
+  return targets.status();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,12 +13,15 @@
 
 namespace lockstep::targets {
 
-// Listens at `path` and gives each rank to its model's targets, which outlive the server. A peer of another user than
-// this process' or root's is refused, as is a model that nobody follows, and one that has not sent ATTACH within
-// `attach_timeout` is dropped. When the server goes no more ranks are taken; those attached stay. Errors as
-// UnixListener::Create.
+// Where a rank of a model is to attach, or why it is refused.
+using FindTargets = std::function<Result<EngineTargets*>(const RankLink& link)>;
+
+// Listens at `path` and gives each rank to the targets that its model's function finds, which outlive the server. A
+// peer of another user than this process' or root's is refused, as is a model that nobody follows, and one that has not
+// sent ATTACH within `attach_timeout` is dropped. When the server goes no more ranks are taken; those attached stay.
+// Errors as UnixListener::Create.
 Result<std::unique_ptr<os::UnixServer>> StartTargetServer(
-    const std::string& path, std::map<std::string, EngineTargets*> models,
+    const std::string& path, std::map<std::string, FindTargets> models,
     std::chrono::milliseconds attach_timeout = std::chrono::seconds(10));
 
 }  // namespace lockstep::targets

@@ -93,6 +93,11 @@ class RankHandle {
   pid_t child_ = -1;
 };
 
+// Every rank attaches here.
+inline FindTargets Always(EngineTargets& targets) {
+  return [&targets](const RankLink&) { return &targets; };
+}
+
 struct TargetsFixture {
   os::TempDir directory;
   replica::TestModel model;
@@ -121,7 +126,7 @@ struct TargetsFixture {
     pool = std::make_unique<WorkerPool>(2);
     targets = std::make_unique<EngineTargets>(options, *pool);
     targets->SetChanged([this] { ++changes; });
-    LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", targets.get()}}, attach_timeout));
+    LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", Always(*targets)}}, attach_timeout));
     return OkStatus();
   }
   void Stop() {

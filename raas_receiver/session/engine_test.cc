@@ -1,7 +1,9 @@
-#include "raas_receiver/session/engine_supervisor.h"
+#include "raas_receiver/session/engine.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -19,7 +21,7 @@ struct TestServer {
   engines::Serving after_failure = engines::Serving::kOld;
   bool still_serves = true;
   int loads = 0;
-  int checks = 0;
+  std::atomic<int> checks = 0;
   std::string last_mode;
 };
 
@@ -51,27 +53,27 @@ struct Fixture {
   replica::ReplicaFixture replicas;
   ChangeSignal changed;
   TestServer server;
-  std::unique_ptr<EngineSupervisor> supervisor;
+  std::optional<EngineContext> context;
+  std::unique_ptr<Engine> engine;
 
   Fixture() {
     for (int version = 0; version < 3; ++version) replicas.model.Advance();
     replicas.Open();
     replicas.PullFull(1);
+    context.emplace(EngineContext{
+        .model = "actor", .replicas = replicas.pair(), .pool = replicas.pool, .timeline = nullptr, .changed = changed});
     Start();
   }
-  void Start() {
-    supervisor =
-        std::make_unique<EngineSupervisor>("actor", EngineSupervisorOptions{}, std::make_unique<TestDriver>(server),
-                                           replicas.pair(), replicas.pool, nullptr, changed);
-  }
+  void Start() { engine = std::make_unique<Engine>(*context, EngineConfig(), std::make_unique<TestDriver>(server)); }
   EngineOutcome Serve(const std::string& mode) {
-    supervisor->Begin(mode);
-    return supervisor->Take();
+    engine->Begin(mode);
+    return engine->Take();
   }
-  Version ServedVersion() const {
-    v1::ReceiverModel model;
-    supervisor->Describe(model);
-    return model.served_version();
+  Version ServedVersion() const { return engine->served().version; }
+  // Waits until the server was asked.
+  void Check(int checks) {
+    engine->Check();
+    REQUIRE(Eventually([&] { return server.checks == checks && engine->Idle(); }));
   }
 };
 
@@ -80,7 +82,8 @@ class ComparingRanks {
  public:
   explicit ComparingRanks(Fixture& fixture) {
     const std::string socket = directory_.File("engine.sock");
-    server_ = *targets::StartTargetServer(socket, {{"actor", &fixture.supervisor->targets()}}, targets::kPatience);
+    server_ = *targets::StartTargetServer(socket, {{"actor", targets::Always(fixture.engine->targets())}},
+                                          targets::kPatience);
     for (const uint32_t number : {0, 1}) {
       const targets::TestRankOptions options{.socket = socket, .rank = number, .compares = true};
       ranks_.push_back(std::make_unique<targets::RankHandle>(fixture.replicas.model, options));
@@ -88,8 +91,8 @@ class ComparingRanks {
     }
     REQUIRE(Eventually([&] {
       v1::ReceiverModel model;
-      fixture.supervisor->Check();
-      fixture.supervisor->Describe(model);
+      fixture.engine->Check();
+      fixture.engine->Describe(model);
       return model.engines_size() == 1 && model.engines(0).comparing() == 2;
     }));
   }
@@ -105,24 +108,24 @@ class ComparingRanks {
 
 TEST_CASE("An engine is behind until it was made to serve the current version, and is again with the next") {
   Fixture fixture;
-  CHECK(fixture.supervisor->Behind());
+  CHECK(fixture.engine->Behind());
   CHECK(fixture.Serve("full").status.ok());
   CHECK(fixture.server.last_mode == "full");
   CHECK(fixture.ServedVersion() == 1);
-  CHECK_FALSE(fixture.supervisor->Behind());
-  CHECK_FALSE(fixture.supervisor->Due());
+  CHECK_FALSE(fixture.engine->Behind());
+  CHECK_FALSE(fixture.engine->Due());
   fixture.replicas.PullDelta(2);
-  CHECK(fixture.supervisor->Behind());
+  CHECK(fixture.engine->Behind());
   CHECK(fixture.ServedVersion() == 1);
 }
 
 TEST_CASE("What an engine serves is remembered across restarts of the receiver") {
   Fixture fixture;
   fixture.Start();
-  CHECK(fixture.supervisor->OwesVersion());
+  CHECK(fixture.engine->Behind());
   REQUIRE(fixture.Serve("recovered").status.ok());
   fixture.Start();
-  CHECK_FALSE(fixture.supervisor->OwesVersion());
+  CHECK_FALSE(fixture.engine->Behind());
   CHECK(fixture.ServedVersion() == 1);
 }
 
@@ -131,12 +134,12 @@ TEST_CASE("After a failure the engine is due again only when some time is over")
   fixture.server.load_status = {ErrorCode::kUnavailable, "the server starts"};
   CHECK(fixture.Serve("full").status.code() == ErrorCode::kUnavailable);
   CHECK(fixture.ServedVersion() == 0);
-  CHECK_FALSE(fixture.supervisor->Due());
-  CHECK(fixture.supervisor->UntilDue() <= std::chrono::milliseconds(1'001));
-  while (!fixture.supervisor->Due()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK_FALSE(fixture.engine->Due());
+  CHECK(fixture.engine->UntilDue() <= std::chrono::milliseconds(1'001));
+  while (!fixture.engine->Due()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   fixture.server.load_status = OkStatus();
   CHECK(fixture.Serve("again").status.ok());
-  CHECK_FALSE(fixture.supervisor->Due());
+  CHECK_FALSE(fixture.engine->Due());
 }
 
 TEST_CASE("A server that reverted to the version before is given the same one again only after the longest wait") {
@@ -147,60 +150,57 @@ TEST_CASE("A server that reverted to the version before is given the same one ag
   fixture.server.after_failure = engines::Serving::kLastGood;
   CHECK_THAT(fixture.Serve("delta").status, FailsWith(ErrorCode::kInternal, "it does not fit"));
   CHECK(fixture.ServedVersion() == 1);
-  CHECK(fixture.supervisor->Behind());
-  CHECK_FALSE(fixture.supervisor->Due());
-  CHECK(fixture.supervisor->UntilDue() > std::chrono::seconds(1));  // the first wait after any other failure
+  CHECK(fixture.engine->Behind());
+  CHECK_FALSE(fixture.engine->Due());
+  CHECK(fixture.engine->UntilDue() > std::chrono::seconds(1));  // the first wait after any other failure
   fixture.replicas.PullDelta(3);
-  CHECK(fixture.supervisor->Due());
+  CHECK(fixture.engine->Due());
 }
 
 TEST_CASE("The two versions that a load may read are those of its begin, until it was taken") {
   Fixture fixture;
   REQUIRE(fixture.Serve("full").status.ok());
   fixture.replicas.PullDelta(2);
-  CHECK_FALSE(fixture.supervisor->ReadsPrevious());
-  fixture.supervisor->Begin("delta");
-  CHECK(fixture.supervisor->ReadsPrevious());  // which it would return to
+  CHECK_FALSE(fixture.engine->ReadsPrevious());
+  fixture.engine->Begin("delta");
+  CHECK(fixture.engine->ReadsPrevious());  // which it would return to
   fixture.replicas.PullDelta(3);
-  CHECK(fixture.supervisor->ReadsPrevious());  // which it loads
-  REQUIRE(fixture.supervisor->Take().status.ok());
-  CHECK_FALSE(fixture.supervisor->ReadsPrevious());
-  CHECK_FALSE(fixture.supervisor->under_way());
+  CHECK(fixture.engine->ReadsPrevious());  // which it loads
+  REQUIRE(fixture.engine->Take().status.ok());
+  CHECK_FALSE(fixture.engine->ReadsPrevious());
+  CHECK_FALSE(fixture.engine->under_way());
 }
 
 TEST_CASE("Engines are compared with what their server serves, which is not always the current version") {
   Fixture fixture;
-  CHECK(*fixture.supervisor->Verify() == 0);  // none is attached
+  CHECK(*fixture.engine->Verify() == 0);  // none is attached
   ComparingRanks ranks(fixture);
   ranks.Load(1);
-  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kState, "not known which"));
+  CHECK_THAT(fixture.engine->Verify(), FailsWith(ErrorCode::kState, "not known which"));
   REQUIRE(fixture.Serve("full").status.ok());
-  CHECK(*fixture.supervisor->Verify() == 1);
+  CHECK(*fixture.engine->Verify() == 1);
   fixture.replicas.PullDelta(2);
-  CHECK(*fixture.supervisor->Verify() == 1);
+  CHECK(*fixture.engine->Verify() == 1);
   REQUIRE(fixture.Serve("delta").status.ok());
-  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kCorrupt, "than version 2"));
+  CHECK_THAT(fixture.engine->Verify(), FailsWith(ErrorCode::kCorrupt, "than version 2"));
   ranks.Load(2);
-  CHECK(*fixture.supervisor->Verify() == 1);
+  CHECK(*fixture.engine->Verify() == 1);
   fixture.replicas.PullDelta(3);
   fixture.replicas.PullFull(3);
-  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kState, "version 2, which is not held"));
+  CHECK_THAT(fixture.engine->Verify(), FailsWith(ErrorCode::kState, "version 2, which is not held"));
 }
 
 TEST_CASE("A server that was restarted is noticed when it is asked, which is not often, and is behind then") {
   Fixture fixture;
   REQUIRE(fixture.Serve("full").status.ok());
-  fixture.supervisor->Check();
-  CHECK(fixture.server.checks == 1);
-  fixture.supervisor->Check();
-  CHECK(fixture.server.checks == 1);
-  CHECK_FALSE(fixture.supervisor->Behind());
+  fixture.Check(1);
+  fixture.Check(1);
+  CHECK_FALSE(fixture.engine->Behind());
 
   fixture.Start();  // which has not asked yet
   fixture.server.still_serves = false;
-  fixture.supervisor->Check();
-  CHECK(fixture.server.checks == 2);
-  CHECK(fixture.supervisor->Due());
+  fixture.Check(2);
+  CHECK(fixture.engine->Due());
   CHECK(fixture.ServedVersion() == 0);
 }
 

@@ -1,0 +1,115 @@
+// By the directory: a server, or a hook, loads what is published.
+#include <mutex>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "raas_receiver/session/engine_route.h"
+
+namespace lockstep::session {
+namespace {
+
+// What the server serves after `outcome`, as a version.
+Held ServedAfter(engines::Serving outcome, const EngineAttempt& attempt, const Held& served) {
+  switch (outcome) {
+    case engines::Serving::kNew:
+      return attempt.current.version.held;
+    case engines::Serving::kOld:
+      return served;
+    case engines::Serving::kLastGood:
+      return attempt.before ? attempt.before->version.held : Held();
+    case engines::Serving::kUnknown:
+      break;
+  }
+  return {};
+}
+
+class DirectoryRoute final : public EngineRoute {
+ public:
+  DirectoryRoute(const EngineContext& context, const EngineConfig& config, engines::EngineDriver& driver,
+                 targets::EngineTargets& targets)
+      : context_(context),
+        config_(config),
+        driver_(driver),
+        targets_(targets),
+        served_(context.replicas.served(config.name)) {}
+
+  Held served() const override {
+    if (!driver_.notifies()) return context_.replicas.current().held;
+    std::lock_guard lock(mutex_);
+    return served_;
+  }
+
+  bool Behind(const Held& current) const override { return driver_.notifies() && served() != current; }
+  bool AttemptReads(const EngineVersions&) const override { return driver_.controls_server(); }
+  bool RanksRead(const Held&) const override { return false; }
+
+  EngineOutcome Serve(const EngineAttempt& attempt) override {
+    std::optional<engines::EngineVersion> last_good;
+    if (attempt.before && driver_.controls_server()) last_good = attempt.before->version;
+    engines::LoadOutcome loaded = driver_.Load(attempt.current.version, last_good);
+    return {.status = std::move(loaded.status),
+            .version = {},
+            .served = ServedAfter(loaded.serving, attempt, served()),
+            .reverted = loaded.serving == engines::Serving::kLastGood};
+  }
+
+  void Check() override {
+    const replica::PublishedVersion current = context_.replicas.current();
+    if (!current.held.nothing()) (void)targets_.Admit(*current.layout);
+    if (!driver_.controls_server()) return;
+    const Held served = this->served();
+    for (const replica::PublishedVersion& version : {current, context_.replicas.previous()}) {
+      if (served.nothing() || version.held != served) continue;
+      const Result<bool> still = driver_.StillServes({context_.model, served, version.path, "check", version.label});
+      if (!still.ok() || *still) return;
+      telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted",
+                     {{"model", context_.model}, {"engine", config_.name}, {"version", served.version}});
+      std::lock_guard lock(mutex_);
+      if (served_ == served) served_ = {};
+      return;
+    }
+  }
+
+  Result<size_t> Verify() override {
+    if (targets_.empty()) return 0;
+    const Held held = served();
+    if (held.nothing()) return Status(ErrorCode::kState, "it is not known which version engines serve");
+    const replica::ReplicaPair& replicas = context_.replicas;
+    const replica::PublishedVersion current = replicas.current();
+    const replica::PublishedVersion previous = replicas.previous();
+    if (held == current.held) return targets_.Verify({held, current.layout, replicas.current_data()});
+    if (held == previous.held) return targets_.Verify({held, previous.layout, replicas.previous_data()});
+    return Status(ErrorCode::kState, Cat("engines serve version ", held.version, ", which is not held any more"));
+  }
+
+  void Took(const EngineOutcome& outcome) override { SetServed(outcome.served); }
+  void Distrust(bool) override { SetServed({}); }  // also for the receiver after this one
+
+ private:
+  void SetServed(const Held& served) {
+    {
+      std::lock_guard lock(mutex_);
+      if (std::exchange(served_, served) == served) return;
+    }
+    if (!driver_.notifies()) return;
+    const Status marked = context_.replicas.MarkServed(config_.name, served);
+    if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", context_.model}});
+  }
+
+  const EngineContext& context_;
+  const EngineConfig& config_;
+  engines::EngineDriver& driver_;
+  targets::EngineTargets& targets_;
+  mutable std::mutex mutex_;
+  Held served_;  // that it was given and took; guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<EngineRoute> NewDirectoryRoute(const EngineContext& context, const EngineConfig& config,
+                                               engines::EngineDriver& driver, targets::EngineTargets& targets) {
+  return std::make_unique<DirectoryRoute>(context, config, driver, targets);
+}
+
+}  // namespace lockstep::session

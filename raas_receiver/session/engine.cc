@@ -1,0 +1,304 @@
+#include "raas_receiver/session/engine.h"
+
+#include <algorithm>
+#include <future>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "raas_receiver/session/agent_client.h"
+
+namespace lockstep::session {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kIdle{3'600'000};
+// How often a server that can be asked is asked whether it still serves what it was given.
+constexpr milliseconds kCheck{5'000};
+// The same, after it did not: a server that keeps changing its mind is not to load without end.
+constexpr milliseconds kCheckAfterLoss{60'000};
+// Waits between loads that fail.
+constexpr milliseconds kFirstWait{1'000};
+constexpr milliseconds kLongestWait{60'000};
+
+void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
+  proto.set_name(report.engine);
+  proto.set_world(report.world);
+  proto.set_attached(report.attached);
+  *proto.mutable_serving() = ToProto(report.serving());
+  proto.set_waiting(report.waiting);
+  proto.set_asleep(report.asleep);
+  proto.set_comparing(report.comparing);
+  proto.set_parameters(report.parameters);
+  proto.set_target_bytes(report.target_bytes);
+  proto.set_last_prepare_us(static_cast<uint64_t>(report.last_prepare.count()));
+  proto.set_last_pause_us(static_cast<uint64_t>(report.last_pause.count()));
+  proto.set_last_written_bytes(report.last_written_bytes);
+  proto.set_commits(report.commits);
+  proto.set_failures(report.failures);
+  proto.set_last_error(report.last_error);
+}
+
+milliseconds Until(std::chrono::steady_clock::time_point when) {
+  return std::chrono::ceil<milliseconds>(when - std::chrono::steady_clock::now());
+}
+
+}  // namespace
+
+Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_ptr<engines::EngineDriver> driver)
+    : context_(context),
+      config_(std::move(config)),
+      driver_(std::move(driver)),
+      backoff_(in_place() ? Backoff() : Backoff(kLongestWait, kFirstWait)),
+      targets_(TargetsOptions(), context.pool),
+      route_(in_place() ? NewInPlaceRoute(context_, *driver_, targets_)
+                        : NewDirectoryRoute(context_, config_, *driver_, targets_)) {
+  targets_.SetChanged([this] {
+    ranks_changed_ = true;
+    context_.changed.Notify();
+  });
+}
+
+targets::EngineTargetsOptions Engine::TargetsOptions() {
+  targets::EngineTargetsOptions options = config_.targets;
+  options.model = context_.model;
+  options.compare_only = !in_place();
+  if (over_http()) options.paused_server = [this] { return driver_->Incarnations(); };
+  return options;
+}
+
+std::string Engine::Late() const {
+  std::lock_guard lock(mutex_);
+  if (!attempt_ || attempt_->outcome || config_.late_after.count() == 0) return {};
+  const auto lasts = Clock::now() - attempt_->begun;
+  if (lasts < config_.late_after) return {};
+  const std::string engine = in_place() && !over_http() ? "ranks in place" : "engine " + driver_->label();
+  return Cat(engine, ": version ", attempt_->with.current.version.held.version, " is not served after ",
+             std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
+}
+
+void Engine::Describe(v1::ReceiverModel& model) const {
+  for (const targets::EngineReport& report : targets_.Describe()) Fill(report, *model.add_engines());
+  model.set_engine(std::string(driver_->kind()));
+  model.set_engine_failures(model.engine_failures() + driver_->failures());
+  std::lock_guard lock(mutex_);
+  if (!last_error_.empty() && last_error_unix_ns_ > model.last_error_unix_ns()) {
+    model.set_last_error(last_error_);
+    model.set_last_error_unix_ns(last_error_unix_ns_);
+  }
+}
+
+bool Engine::Behind() const {
+  const Held current = context_.replicas.current().held;
+  return !current.nothing() && route_->Behind(current);
+}
+
+bool Engine::late() const {
+  return behind_ && config_.late_after.count() != 0 && Clock::now() - *behind_ >= config_.late_after;
+}
+
+bool Engine::Due() const {
+  if (under_way()) return ended();
+  if (asking_ || !notifies() || !Behind()) return false;
+  if (late() && over_http()) return answers_;
+  return Clock::now() >= serve_again_ || (!late() && context_.replicas.current().held != tried_);
+}
+
+milliseconds Engine::UntilDue() const {
+  milliseconds idle = kIdle;
+  const auto sooner = [&](milliseconds left) {
+    if (left.count() > 0) idle = std::min(idle, left);
+  };
+  if (behind_ && !late() && config_.late_after.count() != 0) sooner(Until(*behind_ + config_.late_after));
+  if (under_way()) return idle;
+  if (over_http() && (!in_place() || late())) sooner(kCheck);
+  sooner(Until(serve_again_));
+  sooner(Until(targets_.ranks_back_by()));
+  return idle;
+}
+
+void Engine::Check() {
+  if (under_way() || asking_) return;  // the driver is the thread's
+  const bool probe = late() && over_http() && !answers_ && Clock::now() >= serve_again_ && Behind();
+  if (in_place() && !probe) return;
+  const bool asks = over_http() && Clock::now() >= check_again_;
+  if (!ranks_changed_.exchange(false) && !asks && !probe) return;
+  if (asks) check_again_ = Clock::now() + kCheck;
+  if (probe) serve_again_ = Clock::now() + backoff_.Next();
+  asking_ = true;
+  thread_.Post([this, probe] { Ask(probe); });
+}
+
+// On the engine's thread.
+void Engine::Ask(bool probe) {
+  if (probe) {
+    const replica::PublishedVersion current = context_.replicas.current();
+    answers_ = driver_->StillServes({context_.model, current.held, current.path, "check", current.label}).ok();
+  }
+  if (!probe || answers_) route_->Check();
+  asking_ = false;
+  context_.changed.Notify();
+}
+
+EngineVersions Engine::VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
+                                  const std::string& mode) const {
+  return {{context_.model, version.held, version.path, mode, version.label},
+          {version.held, version.layout, data, version.label}};
+}
+
+void Engine::Begin(const std::string& mode, uint64_t transfer, bool may_return) {
+  const replica::ReplicaPair& replicas = context_.replicas;
+  EngineAttempt with{.current = VersionsOf(replicas.current(), replicas.current_data(), mode), .transfer = transfer};
+  const replica::PublishedVersion previous = replicas.previous();
+  if (may_return && !previous.held.nothing()) with.before = VersionsOf(previous, replicas.previous_data(), "last_good");
+  if (with.current.version.held != tried_ && !late()) backoff_.Reset();
+  tried_ = with.current.version.held;
+  if (!behind_) behind_ = Clock::now();
+  answers_ = false;
+  {
+    std::lock_guard lock(mutex_);
+    attempt_ = Attempt{.with = with};
+  }
+  if (!notifies()) return Run(with);
+  thread_.Post([this, with = std::move(with)] { Run(with); });
+}
+
+// On the engine's thread, which has nothing but the attempt, the driver and the ranks.
+void Engine::Run(const EngineAttempt& attempt) {
+  EngineOutcome outcome;
+  const Held& held = attempt.current.version.held;
+  {
+    telemetry::SpanScope span(notifies() ? context_.timeline : nullptr, {.name = "engine",
+                                                                         .model = context_.model,
+                                                                         .run = held.run,
+                                                                         .version = held.version,
+                                                                         .transfer = attempt.transfer});
+    const telemetry::Moment begun;
+    outcome = route_->Serve(attempt);
+    outcome.version = held;
+    outcome.total_us = begun.MicrosSince();
+    span.span().bytes = outcome.written_bytes;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    attempt_->outcome = std::move(outcome);
+  }
+  context_.changed.Notify();
+}
+
+bool Engine::under_way() const {
+  std::lock_guard lock(mutex_);
+  return attempt_.has_value();
+}
+
+bool Engine::ended() const {
+  std::lock_guard lock(mutex_);
+  return attempt_ && attempt_->outcome;
+}
+
+bool Engine::ReadsPrevious() const {
+  const replica::PublishedVersion previous = context_.replicas.previous();
+  if (previous.held.nothing()) return false;
+  {
+    std::lock_guard lock(mutex_);
+    if (attempt_) {
+      if (notifies() && attempt_->with.current.version.path == previous.path) return true;
+      const std::optional<EngineVersions>& before = attempt_->with.before;
+      if (before && before->version.path == previous.path && route_->AttemptReads(*before)) return true;
+    }
+  }
+  if (late() && over_http()) return false;
+  return previous.held != context_.replicas.current().held && route_->RanksRead(previous.held);
+}
+
+void Engine::AwaitEnd() {
+  while (!context_.changed.WaitFor(kIdle, [this] { return ended(); })) {
+  }
+}
+
+void Engine::Cancel() {
+  {
+    std::lock_guard lock(mutex_);
+    cancelled_ = true;
+  }
+  driver_->Cancel();
+}
+
+void Engine::GiveWay() {
+  if (!late()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (!attempt_ || attempt_->outcome || std::exchange(attempt_->gave_way, true)) return;
+  }
+  driver_->Cancel();
+}
+
+void Engine::Interrupt() {
+  if (!under_way()) return;
+  driver_->Cancel();
+  AwaitEnd();
+  std::lock_guard lock(mutex_);
+  if (!cancelled_) driver_->Reset();
+}
+
+Status Engine::Explain(Status status, const Attempt& attempt) const {
+  if (!attempt.gave_way || status.code() != ErrorCode::kCancelled) return status;
+  return {ErrorCode::kDeadline,
+          Cat("engine ", driver_->label(), ": version ", attempt.with.current.version.held.version,
+              " was not served within ", config_.late_after.count(),
+              " ms (engine-late-after-ms), and a newer version waited")};
+}
+
+EngineOutcome Engine::Take() {
+  AwaitEnd();
+  EngineOutcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    outcome = *std::move(attempt_->outcome);
+    outcome.distrusted = attempt_->distrusted;
+    if (outcome.distrusted) outcome.served = {};
+    outcome.status = Explain(std::move(outcome.status), *attempt_);
+    if (attempt_->gave_way && !cancelled_) driver_->Reset();
+    attempt_.reset();
+    last_error_ = outcome.status.ok() ? std::string() : outcome.status.ToString();
+    last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
+  }
+  route_->Took(outcome);
+  if (outcome.status.ok()) {
+    backoff_.Reset();
+    serve_again_ = {};
+    behind_.reset();
+  } else {
+    // Each attempt pauses a server that serves the version before again.
+    serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
+  }
+  return outcome;
+}
+
+void Engine::OnThread(const std::function<void()>& task) {
+  std::promise<void> done;
+  thread_.Post([&] {
+    task();
+    done.set_value();
+  });
+  done.get_future().wait();
+}
+
+Result<size_t> Engine::Verify() {
+  std::optional<Result<size_t>> verified;
+  OnThread([&] { verified = route_->Verify(); });
+  return *verified;
+}
+
+void Engine::Distrust() {
+  const bool under_way = this->under_way();
+  if (under_way) {
+    std::lock_guard lock(mutex_);
+    attempt_->distrusted = true;
+    return route_->Distrust(true);
+  }
+  OnThread([&] { route_->Distrust(false); });
+}
+
+}  // namespace lockstep::session

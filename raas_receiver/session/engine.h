@@ -1,0 +1,124 @@
+// Engine: one of the engines of a session: what it serves, when something is to be done about it (a version that it
+// lacks, an attempt that failed, a server that was restarted), and doing it, on a thread of its own. How a version gets
+// into it is its EngineRoute's.
+//
+// An attempt may take minutes; its session and other engines go on. What it reads stays as it is until it has ended
+// (ReadsPrevious). One that failed is begun again, after waits that double up to a minute, until it works or a newer
+// version comes. An engine that is late gives way: its attempt is cancelled when the next version needs the replica
+// that it reads, and then it is given no other before it answers a question.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "common/base/backoff.h"
+#include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/session/engine_route.h"
+
+namespace lockstep::session {
+
+class Engine {
+ public:
+  // `context` outlives this.
+  Engine(const EngineContext& context, EngineConfig config, std::unique_ptr<engines::EngineDriver> driver);
+
+  // --- any thread ---
+  const std::string& name() const { return config_.name; }
+  const EngineConfig& config() const { return config_; }
+  bool in_place() const { return config_.in_place; }
+  // Somebody is notified of versions at all.
+  bool notifies() const { return in_place() || driver_->notifies(); }
+  targets::EngineTargets& targets() { return targets_; }
+  const targets::EngineTargets& targets() const { return targets_; }
+  // Nothing: nothing, or nobody knows.
+  Held served() const { return route_->served(); }
+  // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
+  std::string Late() const;
+  // Adds what a status says of it, and of its ranks.
+  void Describe(v1::ReceiverModel& model) const;
+  // Cancels the driver's call; it takes no other.
+  void Cancel();
+
+  // --- the session's thread ---
+  // Whether it does not serve the current version.
+  bool Behind() const;
+  // Whether there is something to do: an attempt to be taken, or one to be begun because the engine is behind and the
+  // wait after its last failure is over.
+  bool Due() const;
+  // How long Due, Check, ReadsPrevious and late stay as they are, unless `changed` is notified.
+  std::chrono::milliseconds UntilDue() const;
+  // Asks a server that can be asked, and was not lately, whether it still serves what it was given, and answers ranks
+  // that came to compare. One that was restarted serves its own weights: it is behind from then on.
+  void Check();
+  // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
+  // current version, and that no attempt is under way. `may_return`: to the other replica's version.
+  void Begin(const std::string& mode, uint64_t transfer = 0, bool may_return = true);
+  // Whether an attempt was begun and not taken yet; whether it has ended.
+  bool under_way() const;
+  bool ended() const;
+  // Nothing runs on its thread.
+  bool Idle() const { return !under_way() && !asking_; }
+  // Whether the version before the current one is in use, so that no sync may write over it.
+  bool ReadsPrevious() const;
+  // Whether it has been behind for longer than it may be without giving way.
+  bool late() const;
+  // Cancels the attempt under way, if there is one and it is late. It is to be taken as ever.
+  void GiveWay();
+  // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
+  void Interrupt();
+  // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.
+  EngineOutcome Take();
+  // Compares the memory of its ranks that are attached with the version that it is to serve, as EngineRoute::Verify.
+  // REQUIRES that no attempt is under way.
+  Result<size_t> Verify();
+  // As EngineRoute::Distrust. REQUIRES a current version.
+  void Distrust();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Attempt {
+    EngineAttempt with;
+    Clock::time_point begun = Clock::now();
+    bool distrusted = false;               // as EngineOutcome's
+    bool gave_way = false;                 // it was cancelled for that
+    std::optional<EngineOutcome> outcome;  // once it has ended
+  };
+
+  bool over_http() const { return driver_->controls_server(); }
+  targets::EngineTargetsOptions TargetsOptions();
+  EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
+                            const std::string& mode) const;
+  void Run(const EngineAttempt& attempt);
+  void Ask(bool probe);
+  void AwaitEnd();
+  void OnThread(const std::function<void()>& task);
+  Status Explain(Status status, const Attempt& attempt) const;
+
+  const EngineContext& context_;
+  EngineConfig config_;
+  const std::unique_ptr<engines::EngineDriver> driver_;
+  Backoff backoff_;
+  Clock::time_point serve_again_;            // not before, after a failure
+  Clock::time_point check_again_;            // not before
+  Held tried_;                               // the version of the last attempt
+  std::optional<Clock::time_point> behind_;  // since; nothing once it took a version
+  std::atomic<bool> asking_ = false;         // the thread asks the server
+  std::atomic<bool> answers_ = false;        // it did when it was asked, late, since the last attempt
+  std::atomic<bool> ranks_changed_ = false;  // since the last Check
+  mutable std::mutex mutex_;
+  std::optional<Attempt> attempt_;  // under way; guarded by mutex_
+  bool cancelled_ = false;          // for good; guarded by mutex_
+  std::string last_error_;          // of the last attempt; empty after a success; guarded by mutex_
+  int64_t last_error_unix_ns_ = 0;  // guarded by mutex_
+  targets::EngineTargets targets_;  // its threads call back: it ends before what is above
+  std::unique_ptr<EngineRoute> route_;
+  WorkerPool thread_{1};  // the same
+};
+
+}  // namespace lockstep::session

@@ -1,0 +1,102 @@
+// EngineRoute: how a version gets into one engine, and what is known of that. Two ways:
+//
+//   directory   the driver makes the server load the published directory
+//   in place    its ranks write their memory: prepared while they serve, then pause, write, resume
+//
+// An Engine decides when, and has a thread for it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/telemetry/timeline.h"
+#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/replica/replica_pair.h"
+#include "raas_receiver/session/change_signal.h"
+#include "raas_receiver/targets/engine_targets.h"
+
+namespace lockstep::session {
+
+// What the engines of a session share. It outlives them.
+struct EngineContext {
+  std::string model;
+  replica::ReplicaPair& replicas;
+  WorkerPool& pool;
+  telemetry::Timeline* timeline = nullptr;  // null: no spans
+  ChangeSignal& changed;                    // notified of ranks that come and go, and of attempts that end
+};
+
+struct EngineConfig {
+  std::string name = "default";
+  bool in_place = false;
+  std::chrono::milliseconds late_after{0};  // an engine that is behind for so long is late; 0: none is
+  targets::EngineTargetsOptions targets;    // but for the model and the server
+};
+
+// A version as a server is told of it, and as ranks are written. Its data stays as it is while somebody may read it.
+struct EngineVersions {
+  engines::EngineVersion version;
+  targets::TargetVersion data;
+};
+
+// What an attempt is made with: the current version, and the other replica's, where that holds one.
+struct EngineAttempt {
+  EngineVersions current;
+  std::optional<EngineVersions> before;
+  uint64_t transfer = 0;  // the pull that it came by; 0: none
+};
+
+// How an attempt went.
+struct EngineOutcome {
+  Status status;            // why the engine does not serve `version`
+  Held version;             // that it was to serve
+  Held served;              // by the directory: what it serves now; nothing: nothing, or nobody knows
+  bool reverted = false;    // it could not load `version`, and loaded the one before again
+  bool distrusted = false;  // what it took may not be what it is called: it is to take it again
+  uint64_t total_us = 0;
+  uint64_t prepare_us = 0;
+  uint64_t pause_us = 0;
+  uint64_t written_bytes = 0;
+};
+
+class EngineRoute {
+ public:
+  virtual ~EngineRoute() = default;
+
+  // --- any thread ---
+  // Nothing: nothing, or nobody knows.
+  virtual Held served() const = 0;
+  // Whether the engine lacks `current`, and can be given it.
+  virtual bool Behind(const Held& current) const = 0;
+  // Whether the attempt under way reads the data of `before`, or its server may be made to return to it.
+  virtual bool AttemptReads(const EngineVersions& before) const = 0;
+  // Whether ranks read `previous`, or may, and others of their engine may have to be brought to it.
+  virtual bool RanksRead(const Held& previous) const = 0;
+
+  // --- one thread at a time ---
+  virtual EngineOutcome Serve(const EngineAttempt& attempt) = 0;
+  // Asks the server whether it still serves what it was given, and answers ranks that came to compare.
+  virtual void Check() = 0;
+  // As EngineTargets::Verify, with what the engine is to serve; kState also when nobody knows what that is, or it is
+  // not held any more.
+  virtual Result<size_t> Verify() = 0;
+
+  // --- the session's thread ---
+  // An attempt has ended so.
+  virtual void Took(const EngineOutcome& outcome) = 0;
+  // What the engine was known to serve may not be what it is called: it is behind, but for memory in place that equals
+  // the current version, seen now unless an attempt is under way.
+  virtual void Distrust(bool under_way) = 0;
+};
+
+// All that is given outlives the route.
+std::unique_ptr<EngineRoute> NewDirectoryRoute(const EngineContext& context, const EngineConfig& config,
+                                               engines::EngineDriver& driver, targets::EngineTargets& targets);
+std::unique_ptr<EngineRoute> NewInPlaceRoute(const EngineContext& context, engines::EngineDriver& driver,
+                                             targets::EngineTargets& targets);
+
+}  // namespace lockstep::session

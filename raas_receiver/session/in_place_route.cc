@@ -1,0 +1,147 @@
+// In place: the ranks of an engine write their own memory, while their server, where one is named, is paused.
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "common/base/text.h"
+#include "raas_receiver/session/engine_route.h"
+
+namespace lockstep::session {
+namespace {
+
+class InPlaceRoute final : public EngineRoute {
+ public:
+  InPlaceRoute(const EngineContext& context, engines::EngineDriver& driver, targets::EngineTargets& targets)
+      : context_(context), driver_(driver), targets_(targets), owes_resume_(driver.controls_server()) {}
+
+  // What all of its ranks are wholly at. Of a server that is paused, what it was at before: what was written since it
+  // serves once it is resumed.
+  Held served() const override {
+    if (!owes_resume_) return AtInMemory();
+    std::lock_guard lock(mutex_);
+    return paused_at_;
+  }
+
+  bool Behind(const Held& current) const override {
+    return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
+  }
+  bool AttemptReads(const EngineVersions&) const override { return !prepared_; }
+  bool RanksRead(const Held& previous) const override { return targets_.Reads(previous); }
+
+  EngineOutcome Serve(const EngineAttempt& attempt) override {
+    EngineOutcome outcome;
+    const telemetry::Moment begun;
+    outcome.status = Prepare(attempt);
+    outcome.prepare_us = begun.MicrosSince();
+    if (!targets_.prepared()) {
+      if (outcome.status.ok() && Behind(attempt.current.version.held))
+        outcome.status = PausedAndResumed(attempt.current.version);
+      return outcome;
+    }
+    const telemetry::Moment pause;
+    const Status written = WritePaused(attempt);
+    outcome.pause_us = pause.MicrosSince();
+    if (outcome.status.ok()) outcome.status = written;
+    for (const targets::EngineReport& engine : targets_.Describe()) outcome.written_bytes += engine.last_written_bytes;
+    return outcome;
+  }
+
+  void Check() override {}
+
+  Result<size_t> Verify() override {
+    const replica::PublishedVersion current = context_.replicas.current();
+    if (targets_.empty()) return 0;
+    if (current.held.nothing()) return Status(ErrorCode::kState, "no version is held");
+    return targets_.Verify({current.held, current.layout, context_.replicas.current_data()});
+  }
+
+  void Took(const EngineOutcome& outcome) override {
+    {
+      std::lock_guard lock(mutex_);
+      paused_at_ = {};
+    }
+    prepared_ = false;
+    if (outcome.distrusted) Distrust(false);
+  }
+
+  void Distrust(bool under_way) override {
+    if (under_way) return;  // once it has ended
+    const replica::PublishedVersion current = context_.replicas.current();
+    targets_.Distrust({current.held, current.layout, context_.replicas.current_data()});
+  }
+
+ private:
+  Held AtInMemory() const {
+    const std::vector<targets::EngineReport> groups = targets_.Describe();
+    if (groups.empty()) return {};
+    const Held first = groups.front().at;
+    return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : Held();
+  }
+
+  Status Prepare(const EngineAttempt& attempt) {
+    std::optional<targets::TargetVersion> before;
+    if (attempt.before) before = attempt.before->data;
+    Status status = targets_.Prepare(attempt.current.data, before, [this](const Held& from, const Held& to) {
+      return context_.replicas.DeltasBetween(from, to);
+    });
+    prepared_ = true;
+    context_.changed.Notify();
+    return status;
+  }
+
+  // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
+  Status PausedAndResumed(const engines::EngineVersion& version) {
+    LS_RETURN_IF_ERROR(driver_.Pause(version));
+    return Resume(version);
+  }
+
+  // The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
+  // until the next attempt.
+  Status WritePaused(const EngineAttempt& attempt) {
+    const engines::EngineVersion& version = attempt.current.version;
+    engines::EngineVersion before = attempt.before ? attempt.before->version : version;
+    before.mode = "resumed";
+    {
+      const Held at = served();
+      std::lock_guard lock(mutex_);
+      paused_at_ = at;
+    }
+    owes_resume_ = driver_.controls_server();
+    if (const Status paused = driver_.Pause(version); !paused.ok()) {
+      targets_.Abandon();
+      return paused;
+    }
+    const Status written = targets_.Commit();
+    if (targets_.AllAt(version.held)) {
+      const Status resumed = Resume(version);
+      return written.ok() ? resumed : written;
+    }
+    const Status resumed = targets_.AllAt(before.held) ? Resume(before) : OkStatus();
+    if (!written.ok()) return resumed.ok() || !driver_.controls_server() ? written : resumed;
+    return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
+  }
+
+  Status Resume(const engines::EngineVersion& serving) {
+    LS_RETURN_IF_ERROR(driver_.Resume(serving));
+    owes_resume_ = false;
+    return OkStatus();
+  }
+
+  const EngineContext& context_;
+  engines::EngineDriver& driver_;
+  targets::EngineTargets& targets_;
+  std::atomic<bool> prepared_ = false;  // the attempt under way has worked out its writes
+  // The server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
+  std::atomic<bool> owes_resume_;
+  mutable std::mutex mutex_;
+  Held paused_at_;  // what it was at when it was paused; nothing once that attempt is taken; guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<EngineRoute> NewInPlaceRoute(const EngineContext& context, engines::EngineDriver& driver,
+                                             targets::EngineTargets& targets) {
+  return std::make_unique<InPlaceRoute>(context, driver, targets);
+}
+
+}  // namespace lockstep::session
