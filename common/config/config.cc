@@ -48,9 +48,12 @@ class ConfigParser::CommandLine {
     if (option.kind == Kind::kText) added->expected(1)->type_name("TEXT");
     if (option.kind == Kind::kNumber) added->expected(1)->type_name("N");
     if (option.kind == Kind::kBool) added->expected(0, 1)->type_name("BOOL");
-    if (option.kind == Kind::kList) added->expected(-1)->type_name("TEXT ...");
-    if (option.kind != Kind::kList) added->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+    const bool many = TakesMany(option.kind);
+    if (many) added->expected(-1)->type_name("TEXT ...");
+    if (!many) added->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   }
+
+  static bool TakesMany(Kind kind) { return kind == Kind::kList || kind == Kind::kTables; }
 
   CLI::App app_;
   std::string config_;
@@ -108,6 +111,38 @@ void ConfigParser::Add(const std::string& name, std::vector<std::string>* target
   options_.push_back({name, help, Kind::kList, set, [target] { return QuoteToml(*target); }});
 }
 
+void ConfigParser::Add(const std::string& name, std::vector<ConfigTable>* target, const std::string& help) {
+  const auto print = [target] {
+    std::string items;
+    for (const ConfigTable& table : *target) items += Cat(items.empty() ? "" : ", ", table.Print());
+    return Cat("[", items, "]");
+  };
+  options_.push_back({name, help, Kind::kTables, {}, print, target});
+}
+
+// The texts of a flag or a variable, in place of what was there before.
+Status ConfigParser::Set(Option& option, const std::vector<std::string>& words) {
+  if (option.kind != Kind::kTables) return option.set(words);
+  option.tables->clear();
+  const std::string where = option.written_as.empty() ? Cat("--", option.name) : option.written_as;
+  for (const std::string& word : words) option.tables->emplace_back(Cat(where, " ", CleanText(word, 200)), word);
+  return OkStatus();
+}
+
+// `option.written_as` says where that is.
+Status ConfigParser::SetFromFile(Option& option, const FileEntry& entry) {
+  if (option.kind == Kind::kTables && entry.is_table) {
+    ConfigTable table(option.written_as);
+    for (const FileEntry& inner : entry.table) table.Put(inner.key, inner.words.front());
+    option.tables->push_back(std::move(table));
+    return OkStatus();
+  }
+  if (entry.is_table) return {ErrorCode::kBadData, "takes no table"};
+  const bool many = option.kind == Kind::kList || option.kind == Kind::kTables;
+  if (many == entry.is_array) return Set(option, entry.words);
+  return {ErrorCode::kBadData, many ? "takes an array of texts" : "takes one value"};
+}
+
 Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std::ostream& out) {
   LS_RETURN_IF_ERROR(CheckValues(argc, argv));
   CommandLine line(*this);
@@ -152,13 +187,8 @@ Status ConfigParser::ApplyFile(const std::string& path) {
       return {ErrorCode::kConfig,
               Cat(path, ":", entry.line, ": unknown key '", CleanText(entry.key, 200), "' (--help lists all)")};
     }
-    Status status = OkStatus();
-    if (entry.is_array != (option->kind == Kind::kList)) {
-      status = {ErrorCode::kBadData, option->kind == Kind::kList ? "takes an array of texts" : "takes one value"};
-    } else {
-      status = option->set(entry.words);
-    }
     option->written_as = Cat(path, ":", entry.line, ": key '", entry.key, "'");
+    const Status status = SetFromFile(*option, entry);
     if (!status.ok()) return {ErrorCode::kConfig, Cat(option->written_as, ": ", status.message())};
     option->origin = Cat("file ", path, ":", entry.line);
   }
@@ -170,8 +200,9 @@ Status ConfigParser::ApplyEnvironment() {
     const std::string variable = Variable(option.name);
     const char* text = std::getenv(variable.c_str());
     if (text == nullptr) continue;
-    const Status status = option.set(option.kind == Kind::kList ? SplitCommas(text) : std::vector<std::string>{text});
     option.written_as = Cat("environment variable ", variable);
+    const bool many = option.kind == Kind::kList || option.kind == Kind::kTables;
+    const Status status = Set(option, many ? SplitCommas(text) : std::vector<std::string>{text});
     if (!status.ok()) return {ErrorCode::kConfig, Cat(option.written_as, ": ", status.message())};
     option.origin = Cat("environment ", variable);
   }
@@ -183,10 +214,10 @@ Status ConfigParser::ApplyFlags(const CommandLine& line) {
     if (!line.Given(option)) continue;
     const bool bare = option.kind == Kind::kBool && option.flag_values == std::vector<std::string>{""};
     if (bare) option.flag_values = {"true"};
-    const Status status = option.set(option.flag_values);
+    option.written_as.clear();
+    const Status status = Set(option, option.flag_values);
     if (!status.ok()) return {ErrorCode::kUsage, Cat("--", option.name, ": ", status.message())};
     option.origin = Cat("flag --", option.name);
-    option.written_as.clear();
   }
   return OkStatus();
 }

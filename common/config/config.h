@@ -19,8 +19,11 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/config/config_table.h"
 
 namespace lockstep::config {
+
+struct FileEntry;
 
 enum class ParseOutcome {
   kRun,   // start with the values
@@ -43,6 +46,8 @@ class ConfigParser {
   void Add(const std::string& name, uint64_t* target, const std::string& help);
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
+  // The same, of tables in the file, [[name]], or of texts.
+  void Add(const std::string& name, std::vector<ConfigTable>* target, const std::string& help);
 
   // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
@@ -54,13 +59,14 @@ class ConfigParser {
   std::string WrittenAs(std::string_view name) const;
 
  private:
-  enum class Kind { kText, kNumber, kBool, kList };
+  enum class Kind { kText, kNumber, kBool, kList, kTables };
   struct Option {
     std::string name;
     std::string help;
     Kind kind;
     std::function<Status(const std::vector<std::string>&)> set;
-    std::function<std::string()> print;  // the present value as a TOML literal
+    std::function<std::string()> print;          // the present value as a TOML literal
+    std::vector<ConfigTable>* tables = nullptr;  // of kTables, in place of `set`
     std::string origin = "default";
     std::string written_as;  // empty: as a flag, or not at all
     std::vector<std::string> flag_values;
@@ -69,6 +75,8 @@ class ConfigParser {
 
   std::string Key(const Option& option) const;        // "block_bytes"
   std::string Variable(std::string_view name) const;  // "TRAINER_AGENT_BLOCK_BYTES"
+  static Status Set(Option& option, const std::vector<std::string>& words);
+  static Status SetFromFile(Option& option, const FileEntry& entry);
   Status ApplyFile(const std::string& path);
   Status ApplyEnvironment();
   Status ApplyFlags(const CommandLine& line);

@@ -32,21 +32,42 @@ std::optional<FileEntry> ToEntry(std::string_view key, const toml::node& node) {
   return entry;
 }
 
-}  // namespace
-
-Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const toml::table table, ReadToml("configuration file", path));
+// Those of a table, in the order of their lines.
+Result<std::vector<FileEntry>> EntriesOf(const std::string& path, const toml::table& table, bool nested) {
   std::vector<FileEntry> entries;
+  const auto refuse = [&](const toml::key& key, const toml::node& node) {
+    return Status(ErrorCode::kConfig, Cat(path, ":", node.source().begin.line, ": key '", CleanText(key.str(), 200),
+                                          "' must be a text, a whole number, a boolean",
+                                          nested ? "" : ", an array of texts or an array of tables"));
+  };
   for (const auto& [key, node] : table) {
-    std::optional<FileEntry> entry = ToEntry(std::string_view(key), node);
-    if (!entry.has_value()) {
-      return Status(ErrorCode::kConfig, Cat(path, ":", node.source().begin.line, ": key '", CleanText(key.str(), 200),
-                                            "' must be a text, a whole number, a boolean or an array of texts"));
+    const toml::array* const array = node.as_array();
+    if (array != nullptr && nested) return refuse(key, node);
+    if (array != nullptr && !array->empty() && array->is_homogeneous(toml::node_type::table)) {
+      for (const toml::node& item : *array) {
+        LS_ASSIGN_OR_RETURN(std::vector<FileEntry> inner, EntriesOf(path, *item.as_table(), /*nested=*/true));
+        entries.push_back({.key = std::string(key.str()),
+                           .words = {},
+                           .is_array = true,
+                           .line = item.source().begin.line,
+                           .table = std::move(inner),
+                           .is_table = true});
+      }
+      continue;
     }
+    std::optional<FileEntry> entry = ToEntry(key.str(), node);
+    if (!entry.has_value()) return refuse(key, node);
     entries.push_back(*std::move(entry));
   }
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.line < b.line; });
   return entries;
+}
+
+}  // namespace
+
+Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const toml::table table, ReadToml("configuration file", path));
+  return EntriesOf(path, table, /*nested=*/false);
 }
 
 }  // namespace lockstep::config

@@ -14,10 +14,13 @@ struct FileEntry {
   std::vector<std::string> words;  // the value, or the array's values, as text
   bool is_array = false;
   uint32_t line = 0;
+  std::vector<FileEntry> table = {};  // what a table has, in place of words
+  bool is_table = false;
 };
 
 // The file's entries in the order of their lines. kConfig, naming file and line, when it is missing, is not TOML, or
-// has anything but texts, whole numbers, booleans and arrays of texts at its top level.
+// has anything but texts, whole numbers, booleans, and arrays of texts, or of tables of such, at its top level. An
+// array of tables is an entry for each.
 Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path);
 
 }  // namespace lockstep::config

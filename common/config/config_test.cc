@@ -20,6 +20,7 @@ struct Daemon {
   bool follow = true;
   bool insecure = false;
   std::vector<std::string> models;
+  std::vector<ConfigTable> engines;
   std::ostringstream out;
   std::string listen_written_as;  // after Parse
 
@@ -30,6 +31,7 @@ struct Daemon {
     parser.Add("follow", &follow, "whether it follows");
     parser.Add("insecure", &insecure, "whether it dares");
     parser.Add("model", &models, "a model, repeatable");
+    parser.Add("engine", &engines, "an engine, repeatable");
     words.insert(words.begin(), "test_daemon");
     const auto outcome = parser.Parse(static_cast<int>(words.size()), words.data(), out);
     listen_written_as = parser.WrittenAs("listen");
@@ -90,7 +92,8 @@ TEST_CASE("Print-config shows every value with its origin, as a file that can be
             ":2\n"
             "follow = false  # environment TEST_DAEMON_FOLLOW\n"
             "insecure = true  # flag --insecure\n"
-            "model = [\"a\", \"b \\\"c\\\"\"]  # flag --model\n");
+            "model = [\"a\", \"b \\\"c\\\"\"]  # flag --model\n"
+            "engine = []  # default\n");
   Daemon again;
   REQUIRE(again.Parse({"--config", ConfigFile(dir, printed).c_str()}).ok());
   CHECK(again.models == daemon.models);
@@ -130,6 +133,42 @@ TEST_CASE("The next flag is never taken for an empty value") {
   REQUIRE(daemon.Parse({"--listen", "", "--insecure"}).ok());
   CHECK(daemon.listen.empty());
   CHECK(daemon.insecure);
+}
+
+TEST_CASE("Tables come from an array of tables of the file, or as texts") {
+  const os::TempDir dir;
+  const std::string file = ConfigFile(dir,
+                                      "[[engine]]\nname = \"a\"\nlimit = \"2KiB\"\n"
+                                      "[[engine]]\nname = \"b\"\nlimit = \"x\"\nflavour = 1\n");
+  Daemon daemon;
+  REQUIRE(daemon.Parse({"--config", file.c_str()}).ok());
+  REQUIRE(daemon.engines.size() == 2);
+  std::string name;
+  uint64_t limit = 0;
+  REQUIRE(daemon.engines[0].Take("name", &name).ok());
+  REQUIRE(daemon.engines[0].Take("limit", &limit).ok());
+  CHECK(daemon.engines[0].CheckAllTaken().ok());
+  CHECK(name == "a");
+  CHECK(limit == 2048);
+  CHECK_THAT(daemon.engines[1].Take("limit", &limit),
+             FailsWith(ErrorCode::kConfig, file + ":4: key 'engine': key 'limit'"));
+  REQUIRE(daemon.engines[1].Take("name", &name).ok());
+  CHECK_THAT(daemon.engines[1].CheckAllTaken(),
+             FailsWith(ErrorCode::kConfig, ":4: key 'engine': unknown key 'flavour'"));
+  Daemon flags;
+  REQUIRE(flags.Parse({"--config", file.c_str(), "--engine", "c", "--engine=d e"}).ok());
+  REQUIRE(flags.engines.size() == 2);
+  CHECK(flags.engines[1].text() == "d e");
+  Daemon printing;
+  REQUIRE(*printing.Parse({"--config", file.c_str(), "--print-config"}) == ParseOutcome::kExit);
+  Daemon again;
+  REQUIRE(again.Parse({"--config", ConfigFile(dir, printing.out.str()).c_str()}).ok());
+  CHECK(again.engines.size() == 2);
+  Daemon wrong;
+  CHECK_THAT(wrong.Parse({"--config", ConfigFile(dir, "[[model]]\nname = \"a\"\n").c_str()}),
+             FailsWith(ErrorCode::kConfig, "takes no table"));
+  CHECK_THAT(wrong.Parse({"--config", ConfigFile(dir, "[[engine]]\nname = [\"a\"]\n").c_str()}),
+             FailsWith(ErrorCode::kConfig, "key 'name' must be a text"));
 }
 
 TEST_CASE("Lists come from repeated flags, commas or an array") {

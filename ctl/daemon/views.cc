@@ -117,19 +117,35 @@ std::string ServingText(const v1::EngineTargets& engine) {
   return VersionOrDash(engine.serving().version());
 }
 
-// Engines whose ranks are attached; nothing when there are none.
+std::string StateText(const v1::Engine& engine) {
+  return ValueText(*v1::EngineState_descriptor(), engine.state(), "state") + (engine.late() ? ", late" : "");
+}
+
+// Engines that are notified of versions or have ranks, then their ranks; nothing when there are none.
 std::string EnginesText(const v1::ReceiverStatus& status) {
-  Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
+  Table engines({"MODEL", "ENGINE", "KIND", "URL", "GETS VERSIONS", "STATE", ">SERVED", ">SINCE", ">PAUSE", ">WRITTEN",
+                 ">FAILURES", "LAST ERROR"});
+  Table ranks({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
                ">WRITTEN", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
+    for (const v1::Engine& engine : model.engine_table()) {
+      if (engine.kind() == "none" && !engine.in_place()) continue;
+      engines.AddRow(
+          {model.name(), engine.name(), engine.kind(), TextOrDash(engine.url()),
+           engine.in_place() ? "in place" : "by directory", StateText(engine), VersionOrDash(engine.served().version()),
+           AgeText(engine.served_since_unix_ns(), status.now_unix_ns()), Milliseconds(engine.last_pause_us()),
+           HumanBytes(engine.last_written_bytes()), Cat(engine.failures()),
+           ErrorText(engine.last_error(), engine.last_error_unix_ns(), status.now_unix_ns())});
+    }
     for (const v1::EngineTargets& engine : model.engines()) {
-      table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()), ServingText(engine),
+      ranks.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()), ServingText(engine),
                     HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
                     Milliseconds(engine.last_prepare_us()), Milliseconds(engine.last_pause_us()),
                     HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
     }
   }
-  return table.empty() ? "" : "engines:\n" + table.ToString();
+  return (engines.empty() ? "" : "engines:\n" + engines.ToString()) +
+         (ranks.empty() ? "" : "ranks:\n" + ranks.ToString());
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ class EngineDriver {
   virtual ~EngineDriver() = default;
 
   std::string_view kind() const { return kind_.name; }
+  const std::string& where() const { return where_; }
   // For sentences: "vllm at http://127.0.0.1:8000".
   std::string label() const { return where_.empty() ? std::string(kind()) : Cat(kind(), " at ", where_); }
   // As DriverKind has them.

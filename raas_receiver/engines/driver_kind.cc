@@ -31,8 +31,8 @@ Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, Engine
   return std::unique_ptr<EngineDriver>(std::make_unique<NoDriver>(kind));
 }
 
-constexpr DriverOption kCommand{&EngineOptions::command, "hook", "a command, --hook CMD"};
-constexpr DriverOption kUrl{&EngineOptions::url, "engine-url", "--engine-url, as http://HOST:PORT"};
+constexpr DriverOption kCommand{&EngineOptions::command, "command", "a command, as hook:COMMAND"};
+constexpr DriverOption kUrl{&EngineOptions::url, "url", "a URL, as http://HOST:PORT"};
 constexpr DriverOption kKeyFile{&EngineOptions::key_file, "engine-key-file"};
 constexpr DriverOption kPauseMode{&EngineOptions::pause_mode, "engine-pause-mode"};
 constexpr DriverOption kCheck{&EngineOptions::check, "engine-check"};
@@ -44,8 +44,7 @@ constexpr std::array<std::string_view, 3> kVllmPauseModes{"keep", "wait", "abort
 
 constexpr std::array kKinds{
     DriverKind{.name = "none", .notifies = false, .create = &NewNoDriver},
-    DriverKind{
-        .name = "hook", .options = kHookOptions, .implied_by = &EngineOptions::command, .create = &NewHookDriver},
+    DriverKind{.name = "hook", .options = kHookOptions, .create = &NewHookDriver},
     DriverKind{.name = "sglang",
                .controls_server = true,
                .options = kServerOptions,
@@ -123,19 +122,11 @@ std::string DriverKindNames(EngineOption option) {
   return Enumerate(names, "or");
 }
 
-std::string MeantDriverKind(const EngineOptions& options) {
-  if (options.kind != kKinds.front().name) return options.kind;
-  for (const DriverKind& kind : kKinds) {
-    if (kind.implied_by != nullptr && !(options.*kind.implied_by).empty()) return std::string(kind.name);
-  }
-  return options.kind;
-}
-
 Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options) {
   const DriverKind* const kind = FindDriverKind(options.kind);
   if (kind == nullptr) {
     return Status(ErrorCode::kConfig,
-                  Cat("engine is ", CleanText(options.kind, 40), "; it must be ", DriverKindNames()));
+                  Cat("its kind is ", CleanText(options.kind, 40), "; it must be ", DriverKindNames()));
   }
   LS_RETURN_IF_ERROR(CheckOptions(*kind, options));
   LS_ASSIGN_OR_RETURN(options.pause_mode, PauseMode(*kind, options.pause_mode));

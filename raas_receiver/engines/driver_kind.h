@@ -39,7 +39,7 @@ using EngineOption = std::string EngineOptions::*;
 // An option that only some kinds use.
 struct DriverOption {
   EngineOption option;
-  std::string_view name;         // the flag's
+  std::string_view name;         // as users write it
   std::string_view needed = {};  // what these kinds need, for the error where it is left out; empty: it may be
 };
 
@@ -52,7 +52,6 @@ struct DriverKind {
   // failed half-way it makes the server load the version before again, whose directory stays for that.
   bool controls_server = false;
   std::span<const DriverOption> options;          // in addition to those that every kind uses
-  EngineOption implied_by = nullptr;              // whoever gives this option and names no kind means this kind
   std::span<const std::string_view> pause_modes;  // how requests in progress are paused; the first is the default
   std::string_view pause_modes_note;              // for the error where another one is given
   // `options` are checked, and have a pause mode where there is one.
@@ -67,9 +66,6 @@ const DriverKind* FindDriverKind(std::string_view name);
 
 // "none, hook, sglang or vllm": all kinds, or those that use `option`.
 std::string DriverKindNames(EngineOption option = nullptr);
-
-// The kind that `options` mean: theirs, or where that is "none" the one that another of them implies.
-std::string MeantDriverKind(const EngineOptions& options);
 
 // kConfig names the option that is missing, not of this kind, or wrong.
 Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options);

@@ -62,12 +62,6 @@ TEST_CASE("After a hook that had to be killed nobody knows what is served") {
   CHECK(outcome.serving == Serving::kUnknown);
 }
 
-TEST_CASE("Whoever gives a command and names no engine means the hook") {
-  CHECK(MeantDriverKind({}) == "none");
-  CHECK(MeantDriverKind({.command = "reload"}) == "hook");
-  CHECK(MeantDriverKind({.kind = "vllm", .command = "reload"}) == "vllm");
-}
-
 TEST_CASE("Kinds are listed as people write them, all or those that use an option") {
   const std::string all = DriverKindNames();
   CHECK(all.starts_with("none, hook, "));
@@ -83,11 +77,11 @@ TEST_CASE("Kinds are listed as people write them, all or those that use an optio
 
 TEST_CASE("Options that are missing, wrong, or of another kind are refused by name") {
   CHECK_THAT(Refusal({.kind = "triton"}), FailsWith(ErrorCode::kConfig, Cat("it must be ", DriverKindNames())));
-  CHECK_THAT(Refusal({.kind = "hook"}), FailsWith(ErrorCode::kConfig, "--hook"));
-  CHECK_THAT(Refusal({.kind = "sglang"}), FailsWith(ErrorCode::kConfig, "--engine-url"));
-  CHECK_THAT(Refusal({.kind = "none", .url = "http://host"}), FailsWith(ErrorCode::kConfig, "engine-url"));
+  CHECK_THAT(Refusal({.kind = "hook"}), FailsWith(ErrorCode::kConfig, "hook:COMMAND"));
+  CHECK_THAT(Refusal({.kind = "sglang"}), FailsWith(ErrorCode::kConfig, "http://HOST:PORT"));
+  CHECK_THAT(Refusal({.kind = "none", .url = "http://host"}), FailsWith(ErrorCode::kConfig, "url is given"));
   CHECK_THAT(Refusal({.kind = "vllm", .command = "reload", .url = "http://host"}),
-             FailsWith(ErrorCode::kConfig, "hook"));
+             FailsWith(ErrorCode::kConfig, "command is given, and engine vllm has no use for it"));
   CHECK_THAT(Refusal({.kind = "vllm", .url = "host:8000"}), FailsWith(ErrorCode::kConfig, "http://"));
   CHECK_THAT(Refusal({.kind = "sglang", .url = "http://host", .pause_mode = "in_place"}),
              FailsWith(ErrorCode::kConfig, "retract and abort"));

@@ -28,18 +28,27 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
   for (const auto& [service, _] : known_) {
     if (service == notified || service.starts_with(notified + "/")) serving[service] = false;
   }
-  if (model.engine() != "none") {
-    v1::Held served;
-    served.set_run(model.served_run());
-    served.set_version(model.served_version());
-    serving[notified] = Serves(notified, model, ReadHeld(served));
+  std::map<std::string, bool> whole;  // what ranks say of their engine: all there, awake, and reading
+  for (const v1::EngineTargets& group : model.engines()) {
+    const bool all = group.attached() == group.world() && group.waiting() == 0 && group.asleep() == 0;
+    const bool written = group.comparing() == 0;
+    if (written) whole.emplace(group.engine(), true).first->second &= all;
+    if (!written || group.name() == group.engine()) continue;
+    const std::string service = Cat(notified, "/", group.name());
+    serving[service] = Serves(service, model, ReadHeld(group.serving())) && all;
   }
-  for (const v1::EngineTargets& engine : model.engines()) {
-    if (engine.comparing() > 0) continue;  // it is the one that is notified
+  bool any = false;
+  for (const v1::Engine& engine : model.engine_table()) {
+    const auto ranks = whole.find(engine.name());
+    if (engine.kind() == "none" && ranks == whole.end()) continue;  // nobody is notified
     const std::string service = Cat(notified, "/", engine.name());
-    const bool whole = engine.attached() == engine.world() && engine.waiting() == 0 && engine.asleep() == 0;
-    serving[service] = Serves(service, model, ReadHeld(engine.serving())) && whole;
+    serving[service] = Serves(service, model, ReadHeld(engine.served())) && (ranks == whole.end() || ranks->second);
+    any = true;
   }
+  v1::Held served;
+  served.set_run(model.served_run());
+  served.set_version(model.served_version());
+  if (any) serving[notified] = Serves(notified, model, ReadHeld(served));
   return serving;
 }
 

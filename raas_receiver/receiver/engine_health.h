@@ -14,8 +14,8 @@ namespace lockstep::receiver {
 // Of one receiver. Used by one thread.
 class EngineHealth {
  public:
-  // By service: "raas-receiver-engine/MODEL" for the one that is notified, "raas-receiver-engine/MODEL/ENGINE" for each
-  // whose ranks attach.
+  // By service: "raas-receiver-engine/MODEL/ENGINE" for each engine, and each group of ranks of another name, and
+  // "raas-receiver-engine/MODEL" for all of them.
   using Serving = std::map<std::string, bool>;
 
   // `follows`: the receiver takes new versions by itself, so that one that it does not take makes an engine old.

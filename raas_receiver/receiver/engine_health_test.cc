@@ -29,6 +29,10 @@ v1::ReceiverModel Notified(Held held, uint64_t newest, Held served) {
   model.set_engine("vllm");
   model.set_served_version(served.version);
   model.set_served_run(ToBytes(served.run));
+  v1::Engine& engine = *model.add_engine_table();
+  engine.set_name("default");
+  engine.set_kind("vllm");
+  *engine.mutable_served() = session::ToProto(served);
   return model;
 }
 
@@ -55,6 +59,21 @@ TEST_CASE("An engine serves from its first version of the run on") {
   CHECK(!health.Update(Notified({kRun, 3}, 3, {kOtherRun, 3}))[kNotified]);
   CHECK(health.Update(Notified({kRun, 3}, 3, {kRun, 2}))[kNotified]);
   CHECK(health.Update(Notified({kRun, 3}, 9, {kRun, 2}))[kNotified]);
+}
+
+TEST_CASE("Each engine has a name, and one for all serves when all do") {
+  EngineHealth health(true, kNever);
+  v1::ReceiverModel model = Notified({kRun, 3}, 3, {kRun, 3});
+  v1::Engine& second = *model.add_engine_table();
+  second.set_name("second");
+  second.set_kind("hook");
+  model.set_served_version(0);
+  CHECK(health.Update(model) ==
+        EngineHealth::Serving{{kNotified, false}, {kNotified + "/default", true}, {kNotified + "/second", false}});
+  *second.mutable_served() = session::ToProto({kRun, 3});
+  model.set_served_version(3);
+  CHECK(health.Update(model) ==
+        EngineHealth::Serving{{kNotified, true}, {kNotified + "/default", true}, {kNotified + "/second", true}});
 }
 
 TEST_CASE("An engine that stays behind for too long does not serve, unless it was rolled back or is not to follow") {

@@ -38,6 +38,10 @@ void WarnOfDisk(const std::string& root) {
                    "--root on a tmpfs, such as /dev/shm"}});
 }
 
+bool AnyInPlace(const ReceiverConfig& config) {
+  return std::ranges::any_of(config.engines, [](const auto& settings) { return settings.engine.in_place; });
+}
+
 void WarnOfLeases(const std::string& root) {
   telemetry::Log(
       telemetry::LogLevel::kWarn, "lease_check_failed",
@@ -82,7 +86,7 @@ Status Receiver::OpenModels() {
                                                                    .model = model,
                                                                    .assets = config_.assets,
                                                                    .keep_delta_bytes = config_.keep_delta_bytes,
-                                                                   .keep_older_deltas = config_.engine_in_place,
+                                                                   .keep_older_deltas = AnyInPlace(config_),
                                                                    .reader_grace = config_.reader_grace,
                                                                    .at_edge = {}},
                                                                   workers_));
@@ -100,17 +104,13 @@ Status Receiver::OpenModels() {
                                     .live = config_.live,
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
-                                    .open_engines = config_.engine_in_place && config_.engine.kind == "none",
+                                    .open_engines = config_.open_engines,
                                     .timeline = &timeline_};
-    LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(config_.engine));
     std::vector<session::EngineEntry> table;
-    table.push_back({{.in_place = config_.engine_in_place,
-                      .late_after = config_.engine_late_after,
-                      .targets = {.hold_timeout = config_.engine_hold_timeout,
-                                  .serve_timeout = config_.engine_hold_timeout,
-                                  .stage_bytes = config_.engine_stage_bytes,
-                                  .at_step = {}}},
-                     std::move(driver)});
+    for (const EngineSettings& settings : config_.engines) {
+      LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
+      table.push_back({settings.engine, std::move(driver)});
+    }
     sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(replicas), std::move(table),
                                                           io_, workers_, feed_);
   }

@@ -30,12 +30,7 @@ struct Written {
   std::string health_listen;
   std::string metrics_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
-  uint64_t engine_timeout_ms = 60'000;
-  uint64_t engine_load_timeout_ms = 600'000;
-  uint64_t engine_late_after_ms = 120'000;
-  uint64_t engine_attempts = 3;
-  std::string engine_load = "directory";
-  uint64_t engine_hold_timeout_ms = 30'000;
+  WrittenEngines engines;
   uint64_t scrub_round_ms = 3'600'000;
   uint64_t reader_grace_ms = 0;
   uint64_t unready_after_ms = 0;
@@ -63,33 +58,6 @@ std::string VersionText() {
              replica::kReplicaStateFormat);
 }
 
-void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
-  const auto add = [&](const char* name, engines::EngineOption option, const char* help) {
-    parser.Add(name, &(config.engine.*option), Cat("engine ", engines::DriverKindNames(option), ": ", help));
-  };
-  parser.Add("engine", &config.engine.kind, Cat("who is notified of every version: ", engines::DriverKindNames()));
-  add("hook", &engines::EngineOptions::command, "command run by /bin/sh after every commit, with LOCKSTEP_* variables");
-  add("engine-url", &engines::EngineOptions::url, "the server, http://HOST:PORT");
-  add("engine-key-file", &engines::EngineOptions::key_file,
-      "file with the server's (admin) API key, unreadable for others");
-  add("engine-pause-mode", &engines::EngineOptions::pause_mode, "how requests in progress are paused");
-  add("engine-check", &engines::EngineOptions::check,
-      "checksums: what it has loaded is compared by the checksums that it computes");
-  parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
-  parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms,
-             "the same, of the call that reads a whole model, or the hook");
-  parser.Add("engine-late-after-ms", &to.engine_late_after_ms,
-             "a version that takes an engine so long is late: not ready, and named; 0: never");
-  parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
-  parser.Add("engine-load", &to.engine_load,
-             "directory: the engine loads what is published; in-place: its ranks write their parameters");
-  parser.Add("engine-socket", &config.engine_socket,
-             "unix socket where ranks attach, to be written in place, or to compare what they loaded");
-  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
-  parser.Add("engine-stage-bytes", &config.engine_stage_bytes,
-             "memory for writes worked out before the engine is paused");
-}
-
 void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("agent", &to.agent, "the trainer agent's control plane, HOST:PORT or unix:PATH");
@@ -112,7 +80,9 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("live", &config.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &config.assets,
              "directory whose files (config, tokenizer), in directories too, are linked into every published version");
-  AddEngineOptions(parser, to, config);
+  to.engines.AddTo(parser);
+  parser.Add("engine-socket", &config.engine_socket,
+             "unix socket where ranks attach, to be written in place, or to compare what they loaded");
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("scrub-round-ms", &to.scrub_round_ms,
@@ -151,43 +121,23 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   constexpr uint64_t kMostReaderGraceMs = 5 * 60 * 1000;  // a session that waits for longer counts as stuck
   LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", config.lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-late-after-ms", written.engine_late_after_ms, 0, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kMostReaderGraceMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
-  config.engine.timeout = milliseconds(written.engine_timeout_ms);
-  config.engine.load_timeout = milliseconds(written.engine_load_timeout_ms);
-  config.engine.attempts = static_cast<int>(written.engine_attempts);
-  config.engine.kind = engines::MeantDriverKind(config.engine);
-  LS_ASSIGN_OR_RETURN(const auto driver, engines::NewEngineDriver(config.engine));
-  if (driver->controls_server() && config.models.size() > 1) {
-    return {ErrorCode::kConfig,
-            Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
+Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
+  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, !config.engine_socket.empty()));
+  for (const EngineSettings& settings : config.engines) {
+    if (engines::FindDriverKind(settings.driver.kind)->controls_server && config.models.size() > 1) {
+      return {ErrorCode::kConfig,
+              Cat("a ", settings.driver.kind, " server holds one model: run a receiver for each model that has one")};
+    }
   }
-  if (written.engine_load != "directory" && written.engine_load != "in-place") {
-    return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-load"), " is \"", written.engine_load,
-                                    "\"; it must be directory or in-place")};
-  }
-  config.engine_in_place = written.engine_load == "in-place";
-  if (config.engine_in_place && config.engine_socket.empty()) {
-    return {ErrorCode::kConfig, "engine-load in-place needs engine-socket, where the engine's ranks attach"};
-  }
-  if (config.engine_in_place && !config.engine.check.empty()) {
-    return {ErrorCode::kConfig,
-            "engine-check is for engines that load directories; what is written in place is compared "
-            "by lockstepctl verify"};
-  }
+  const EngineSettings& first = config.engines.front();
+  config.open_engines = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
   if (!config.engine_socket.empty()) config.engine_socket = Absolute(config.engine_socket);
-  config.engine_late_after = milliseconds(written.engine_late_after_ms);
-  config.engine_hold_timeout = milliseconds(written.engine_hold_timeout_ms);
   return OkStatus();
 }
 
@@ -206,7 +156,7 @@ Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config) 
           "--allow-insecure-network CIDR")};
 }
 
-Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
   const Result<net::ControlAddress> agent = net::ParseControlAddress(written.agent);
@@ -244,7 +194,7 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   config.reader_grace = milliseconds(written.reader_grace_ms);
   config.unready_after = milliseconds(written.unready_after_ms);
   config.drain_timeout = milliseconds(written.drain_timeout_ms);
-  return CheckEngine(parser, written, config);
+  return CheckEngines(parser, written, config);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "common/base/status.h"
 #include "common/net/host_port.h"
 #include "common/rpc/tls_config.h"
-#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/receiver/engine_settings.h"
 
 namespace lockstep::receiver {
 
@@ -31,12 +31,9 @@ struct ReceiverConfig {
   uint64_t threads = 0;
   bool follow = true;
   bool live = true;
-  engines::EngineOptions engine;
-  bool engine_in_place = false;
-  std::string engine_socket;  // empty: no rank can attach
-  std::chrono::milliseconds engine_hold_timeout{0};
-  std::chrono::milliseconds engine_late_after{0};
-  uint64_t engine_stage_bytes = 1ull << 30;
+  std::vector<EngineSettings> engines;  // one at least
+  bool open_engines = false;            // as session::Engines has it
+  std::string engine_socket;            // empty: no rank can attach
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds scrub_round{0};
   std::chrono::milliseconds reader_grace{0};

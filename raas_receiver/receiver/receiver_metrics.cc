@@ -10,7 +10,7 @@ using metrics::Samples;
 using prometheus::MetricType;
 using Read = std::function<void(const ReceiverFacts& facts, Samples& samples)>;
 
-// `value` is a getter of v1::ReceiverModel, or what takes one; of v1::EngineTargets below.
+// `value` is a getter of v1::ReceiverModel, or what takes one; of v1::EngineTargets or v1::Engine below.
 template <typename Value>
 Read EachModel(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
@@ -29,6 +29,24 @@ Read EachEngine(Value value) {
       }
     }
   };
+}
+
+template <typename Value>
+Read EachOfTable(Value value) {
+  return [value](const ReceiverFacts& facts, Samples& samples) {
+    for (const v1::ReceiverModel& model : facts.status.models()) {
+      for (const v1::Engine& engine : model.engine_table()) {
+        samples.Add(static_cast<double>(value(engine)), {model.name(), engine.name()});
+      }
+    }
+  };
+}
+
+// "serving"
+std::string StateName(v1::EngineState state) {
+  std::string name = v1::EngineState_Name(state).substr(std::string_view("ENGINE_STATE_").size());
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
 }
 
 double Lag(uint64_t newest, uint64_t version) {
@@ -123,6 +141,32 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
        [](const ReceiverFacts& facts, Samples& samples) {
          if (facts.root_free_bytes) samples.Add(static_cast<double>(*facts.root_free_bytes), {});
        }},
+      {{"raas_receiver_engine_state",
+        MetricType::Gauge,
+        {"model", "engine", "state"},
+        "1 for the state that an engine is in: waiting, serving, preparing, writing, loading, asleep or failing"},
+       [](const ReceiverFacts& facts, Samples& samples) {
+         for (const v1::ReceiverModel& model : facts.status.models()) {
+           for (const v1::Engine& engine : model.engine_table()) {
+             samples.Add(1, {model.name(), engine.name(), StateName(engine.state())});
+           }
+         }
+       }},
+      {{"raas_receiver_engine_served_version",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "version that an engine took; the one that is held where nobody is notified; 0: none, or not known"},
+       EachOfTable([](const v1::Engine& engine) { return static_cast<double>(engine.served().version()); })},
+      {{"raas_receiver_engine_late",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "1 while an engine lacks a version for longer than it may, and is waited for no more"},
+       EachOfTable([](const v1::Engine& engine) { return engine.late() ? 1.0 : 0.0; })},
+      {{"raas_receiver_engine_pause_seconds",
+        MetricType::Gauge,
+        {"model", "engine"},
+        "how long its last version paused it; by the directory, the whole load"},
+       EachOfTable([](const v1::Engine& engine) { return static_cast<double>(engine.last_pause_us()) / 1e6; })},
       {{"raas_receiver_engine_ranks_expected",
         MetricType::Gauge,
         {"model", "engine"},
@@ -140,16 +184,6 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         {"model", "engine"},
         "those that are there and have no weights in memory until they wake"},
        EachEngine(&v1::EngineTargets::asleep)},
-      {{"raas_receiver_engine_serving_version",
-        MetricType::Gauge,
-        {"model", "engine"},
-        "what all its ranks read; 0: nothing, or not all the same"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.serving().version()); })},
-      {{"raas_receiver_engine_pause_seconds",
-        MetricType::Gauge,
-        {"model", "engine"},
-        "how long its last commit paused it"},
-       EachEngine([](const v1::EngineTargets& engine) { return static_cast<double>(engine.last_pause_us()) / 1e6; })},
       {{"raas_receiver_engine_commits_total",
         MetricType::Counter,
         {"model", "engine"},

@@ -63,6 +63,7 @@ Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_pt
 targets::EngineTargetsOptions Engine::TargetsOptions() {
   targets::EngineTargetsOptions options = config_.targets;
   options.model = context_.model;
+  options.engine = config_.name;
   options.compare_only = !in_place();
   if (over_http()) options.paused_server = [this] { return driver_->Incarnations(); };
   return options;
@@ -78,11 +79,40 @@ std::string Engine::Late() const {
              std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
 }
 
+// REQUIRES mutex_.
+v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups) const {
+  if (attempt_ && !attempt_->outcome && notifies()) {
+    if (!in_place()) return v1::ENGINE_STATE_LOADING;
+    return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
+  }
+  if (!last_error_.empty()) return v1::ENGINE_STATE_FAILING;
+  if (std::ranges::any_of(groups, [](const auto& group) { return group.asleep > 0; })) return v1::ENGINE_STATE_ASLEEP;
+  return served().nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
+}
+
 void Engine::Describe(v1::ReceiverModel& model) const {
-  for (const targets::EngineReport& report : targets_.Describe()) Fill(report, *model.add_engines());
-  model.set_engine(std::string(driver_->kind()));
+  const std::vector<targets::EngineReport> groups = targets_.Describe();
+  for (const targets::EngineReport& group : groups) {
+    v1::EngineTargets& proto = *model.add_engines();
+    Fill(group, proto);
+    proto.set_engine(name());
+  }
   model.set_engine_failures(model.engine_failures() + driver_->failures());
+  v1::Engine& engine = *model.add_engine_table();
+  engine.set_name(name());
+  engine.set_kind(std::string(driver_->kind()));
+  engine.set_url(driver_->where());
+  engine.set_in_place(in_place());
+  engine.set_late(late());
+  *engine.mutable_served() = ToProto(served());
+  engine.set_failures(driver_->failures());
   std::lock_guard lock(mutex_);
+  engine.set_state(State(groups));
+  engine.set_served_since_unix_ns(served_since_unix_ns_);
+  engine.set_last_pause_us(last_pause_us_);
+  engine.set_last_written_bytes(last_written_bytes_);
+  engine.set_last_error(last_error_);
+  engine.set_last_error_unix_ns(last_error_unix_ns_);
   if (!last_error_.empty() && last_error_unix_ns_ > model.last_error_unix_ns()) {
     model.set_last_error(last_error_);
     model.set_last_error_unix_ns(last_error_unix_ns_);
@@ -94,8 +124,11 @@ bool Engine::Behind() const {
   return !current.nothing() && route_->Behind(current);
 }
 
-bool Engine::late() const {
-  return behind_ && config_.late_after.count() != 0 && Clock::now() - *behind_ >= config_.late_after;
+// Never: it is not behind, or may be.
+Engine::Clock::time_point Engine::LateAt() const {
+  const Clock::time_point since = behind_;
+  const bool never = since == Clock::time_point() || config_.late_after.count() == 0;
+  return never ? Clock::time_point::max() : since + config_.late_after;
 }
 
 bool Engine::Due() const {
@@ -110,7 +143,7 @@ milliseconds Engine::UntilDue() const {
   const auto sooner = [&](milliseconds left) {
     if (left.count() > 0) idle = std::min(idle, left);
   };
-  if (behind_ && !late() && config_.late_after.count() != 0) sooner(Until(*behind_ + config_.late_after));
+  if (LateAt() != Clock::time_point::max()) sooner(Until(LateAt()));
   if (under_way()) return idle;
   if (over_http() && (!in_place() || late())) sooner(kCheck);
   sooner(Until(serve_again_));
@@ -118,7 +151,16 @@ milliseconds Engine::UntilDue() const {
   return idle;
 }
 
+// Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too.
+void Engine::Track() {
+  const bool behind = notifies() && (Behind() || RanksReadPrevious());
+  const bool was = behind_.load() != Clock::time_point();
+  if (behind && !was) behind_ = Clock::now();
+  if (!behind && was && !under_way()) behind_ = Clock::time_point();
+}
+
 void Engine::Check() {
+  Track();
   if (under_way() || asking_) return;  // the driver is the thread's
   const bool probe = late() && over_http() && !answers_ && Clock::now() >= serve_again_ && Behind();
   if (in_place() && !probe) return;
@@ -154,7 +196,7 @@ void Engine::Begin(const std::string& mode, uint64_t transfer, bool may_return) 
   if (may_return && !previous.held.nothing()) with.before = VersionsOf(previous, replicas.previous_data(), "last_good");
   if (with.current.version.held != tried_ && !late()) backoff_.Reset();
   tried_ = with.current.version.held;
-  if (!behind_) behind_ = Clock::now();
+  Track();
   answers_ = false;
   {
     std::lock_guard lock(mutex_);
@@ -197,6 +239,11 @@ bool Engine::ended() const {
   return attempt_ && attempt_->outcome;
 }
 
+bool Engine::RanksReadPrevious() const {
+  const Held previous = context_.replicas.previous().held;
+  return !previous.nothing() && previous != context_.replicas.current().held && route_->RanksRead(previous);
+}
+
 bool Engine::ReadsPrevious() const {
   const replica::PublishedVersion previous = context_.replicas.previous();
   if (previous.held.nothing()) return false;
@@ -208,8 +255,7 @@ bool Engine::ReadsPrevious() const {
       if (before && before->version.path == previous.path && route_->AttemptReads(*before)) return true;
     }
   }
-  if (late() && over_http()) return false;
-  return previous.held != context_.replicas.current().held && route_->RanksRead(previous.held);
+  return !late() && RanksReadPrevious();
 }
 
 void Engine::AwaitEnd() {
@@ -265,10 +311,17 @@ EngineOutcome Engine::Take() {
     last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
   }
   route_->Took(outcome);
+  const Held served = this->served();
+  {
+    std::lock_guard lock(mutex_);
+    if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;
+    if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
+    if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
+  }
   if (outcome.status.ok()) {
     backoff_.Reset();
     serve_again_ = {};
-    behind_.reset();
+    behind_ = Clock::time_point();
   } else {
     // Each attempt pauses a server that serves the version before again.
     serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());

@@ -24,6 +24,8 @@ namespace lockstep::session {
 
 class Engine {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `context` outlives this.
   Engine(const EngineContext& context, EngineConfig config, std::unique_ptr<engines::EngineDriver> driver);
 
@@ -37,6 +39,8 @@ class Engine {
   const targets::EngineTargets& targets() const { return targets_; }
   // Nothing: nothing, or nobody knows.
   Held served() const { return route_->served(); }
+  // Whether it has been behind for longer than it may be without giving way.
+  bool late() const { return LateAt() <= Clock::now(); }
   // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
   std::string Late() const;
   // Adds what a status says of it, and of its ranks.
@@ -65,8 +69,6 @@ class Engine {
   bool Idle() const { return !under_way() && !asking_; }
   // Whether the version before the current one is in use, so that no sync may write over it.
   bool ReadsPrevious() const;
-  // Whether it has been behind for longer than it may be without giving way.
-  bool late() const;
   // Cancels the attempt under way, if there is one and it is late. It is to be taken as ever.
   void GiveWay();
   // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
@@ -80,8 +82,6 @@ class Engine {
   void Distrust();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct Attempt {
     EngineAttempt with;
     Clock::time_point begun = Clock::now();
@@ -92,8 +92,12 @@ class Engine {
 
   bool over_http() const { return driver_->controls_server(); }
   targets::EngineTargetsOptions TargetsOptions();
+  v1::EngineState State(const std::vector<targets::EngineReport>& groups) const;
   EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
                             const std::string& mode) const;
+  Clock::time_point LateAt() const;
+  void Track();
+  bool RanksReadPrevious() const;
   void Run(const EngineAttempt& attempt);
   void Ask(bool probe);
   void AwaitEnd();
@@ -104,19 +108,23 @@ class Engine {
   EngineConfig config_;
   const std::unique_ptr<engines::EngineDriver> driver_;
   Backoff backoff_;
-  Clock::time_point serve_again_;            // not before, after a failure
-  Clock::time_point check_again_;            // not before
-  Held tried_;                               // the version of the last attempt
-  std::optional<Clock::time_point> behind_;  // since; nothing once it took a version
-  std::atomic<bool> asking_ = false;         // the thread asks the server
+  Clock::time_point serve_again_;                                // not before, after a failure
+  Clock::time_point check_again_;                                // not before
+  Held tried_;                                                   // the version of the last attempt
+  std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
+  std::atomic<bool> asking_ = false;                             // the thread asks the server
   std::atomic<bool> answers_ = false;        // it did when it was asked, late, since the last attempt
   std::atomic<bool> ranks_changed_ = false;  // since the last Check
   mutable std::mutex mutex_;
-  std::optional<Attempt> attempt_;  // under way; guarded by mutex_
-  bool cancelled_ = false;          // for good; guarded by mutex_
-  std::string last_error_;          // of the last attempt; empty after a success; guarded by mutex_
-  int64_t last_error_unix_ns_ = 0;  // guarded by mutex_
-  targets::EngineTargets targets_;  // its threads call back: it ends before what is above
+  std::optional<Attempt> attempt_;    // under way; guarded by mutex_
+  bool cancelled_ = false;            // for good; guarded by mutex_
+  uint64_t last_pause_us_ = 0;        // guarded by mutex_
+  uint64_t last_written_bytes_ = 0;   // guarded by mutex_
+  Held last_served_;                  // after the last attempt; guarded by mutex_
+  int64_t served_since_unix_ns_ = 0;  // guarded by mutex_
+  std::string last_error_;            // of the last attempt; empty after a success; guarded by mutex_
+  int64_t last_error_unix_ns_ = 0;    // guarded by mutex_
+  targets::EngineTargets targets_;    // its threads call back: it ends before what is above
   std::unique_ptr<EngineRoute> route_;
   WorkerPool thread_{1};  // the same
 };

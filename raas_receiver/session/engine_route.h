@@ -72,6 +72,8 @@ class EngineRoute {
   virtual Held served() const = 0;
   // Whether the engine lacks `current`, and can be given it.
   virtual bool Behind(const Held& current) const = 0;
+  // Whether the attempt under way has come to the pause, which it never has by the directory.
+  virtual bool Paused() const = 0;
   // Whether the attempt under way reads the data of `before`, or its server may be made to return to it.
   virtual bool AttemptReads(const EngineVersions& before) const = 0;
   // Whether ranks read `previous`, or may, and others of their engine may have to be brought to it.

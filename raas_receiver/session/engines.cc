@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ranges>
+#include <set>
 
 #include "common/base/text.h"
 #include "raas_receiver/engines/driver_kind.h"
@@ -93,7 +94,10 @@ std::string Engines::Late() const {
 }
 
 void Engines::Describe(v1::ReceiverModel& model) const {
+  std::set<std::string> kinds;
   for (const auto& engine : all()) engine->Describe(model);
+  for (const v1::Engine& engine : model.engine_table()) kinds.insert(engine.kind());
+  for (const std::string& kind : kinds) model.set_engine(Cat(model.engine(), model.engine().empty() ? "" : ", ", kind));
   const Held served = this->served();
   model.set_served_version(served.version);
   if (!served.nothing()) model.set_served_run(ToBytes(served.run));

@@ -73,6 +73,55 @@ TEST_CASE("An engine that is late with a version is named, and not ready, until 
   fixture.Stop();
 }
 
+TEST_CASE("An engine that hangs holds up others once, until it is late, and then catches up with the newest version") {
+  SessionFixture fixture;
+  SlowHook hook(fixture);
+  fixture.entry.late_after = milliseconds(200);
+  const std::string told = fixture.replicas.root.File("told");
+  fixture.others.push_back(
+      {{.name = "quick"},
+       *engines::NewEngineDriver({.kind = "hook", .command = "echo $LOCKSTEP_VERSION >> " + told, .attempts = 1})});
+  fixture.Start();
+  hook.WaitForCall(1);
+  const auto wait_told = [&](Version version) {
+    fixture.WaitFor([&] {
+      const auto said = os::ReadFile(told);
+      return said.ok() && said->ends_with(Cat("\n", version, "\n"));
+    });
+  };
+  for (Version version = 2; version <= 5; ++version) {
+    fixture.agent.Publish();
+    wait_told(version);
+  }
+  CHECK(fixture.Describe().served_version() == 0);  // by the one that is the furthest behind
+  CHECK_FALSE(fixture.session->Ready());
+  for (Version version = 1; version <= 5; ++version) hook.Release(version);
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 5; });
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
+TEST_CASE("Each engine's version is remembered by its name") {
+  SessionFixture fixture;
+  const std::string told = fixture.replicas.root.File("told");
+  const auto table = [&](const std::string& command) {
+    fixture.engine = {.kind = "hook", .command = "echo first >> " + told, .attempts = 1};
+    fixture.others.push_back(
+        {{.name = "second"}, *engines::NewEngineDriver({.kind = "hook", .command = command, .attempts = 1})});
+    fixture.Start();
+  };
+  table("false");
+  fixture.WaitHeld(1);
+  fixture.WaitFor([&] { return fixture.Describe().engine_failures() > 0; });
+  CHECK(*os::ReadFile(told) == "first\n");
+  fixture.Stop();
+  table("echo second >> " + told);
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
+  CHECK(*os::ReadFile(told) == "first\nsecond\n");
+  fixture.Stop();
+}
+
 TEST_CASE("A receiver that comes back without having notified its engine does so then") {
   SessionFixture fixture;
   fixture.engine = {.kind = "hook", .command = "false", .attempts = 1};

@@ -25,6 +25,7 @@ struct SessionFixture {
   EngineConfig entry;
   engines::EngineOptions engine;
   std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
+  std::vector<EngineEntry> others;                // engines beside that one
   std::unique_ptr<Session> session;
   replica::ReplicaPair* pair = nullptr;
 
@@ -38,6 +39,8 @@ struct SessionFixture {
     }
     std::vector<EngineEntry> table;
     table.push_back({entry, std::move(driver)});
+    for (EngineEntry& other : others) table.push_back(std::move(other));
+    others.clear();
     session = std::make_unique<Session>(options, std::move(replicas.opened), std::move(table), io, replicas.pool, feed);
     session->Start();
   }

@@ -5,6 +5,11 @@
 #include "raas_receiver/session/session.h"
 
 namespace lockstep::session {
+namespace {
+
+constexpr int kMostReportedEngines = 256;  // that an agent takes
+
+}  // namespace
 
 bool Session::Ready() {
   const bool fresh = freshness_.Update(replicas_->current().held, Behind());
@@ -68,6 +73,13 @@ v1::ReportRequest Session::Report() const {
   report.set_served_version(model.served_version());
   report.set_served_run(model.served_run());
   report.set_last_error(model.last_error());
+  for (const v1::Engine& engine : model.engine_table()) {
+    if (model.engine_table_size() == 1 || report.engines_size() == kMostReportedEngines) break;
+    v1::EngineServed& served = *report.add_engines();
+    served.set_name(engine.name());
+    *served.mutable_served() = engine.served();
+    served.set_last_error(engine.last_error());
+  }
   return report;
 }
 

@@ -200,9 +200,8 @@ Status EngineTargets::CheckPurpose(const RankLink& link) const {
 
 Status EngineTargets::CheckServer(const RankLink& link, const std::vector<std::string>& incarnations) const {
   if (std::ranges::find(incarnations, link.incarnation()) != incarnations.end()) return OkStatus();
-  return {ErrorCode::kState,
-          Cat(link.Label(), " is not of the server at --engine-url, the only one that this receiver ",
-              "pauses: start a receiver for its own")};
+  return {ErrorCode::kState, Cat(link.Label(), " is not of the server that is paused for engine ", options_.engine,
+                                 "; set ", "LOCKSTEP_ENGINE_NAME of its own server to the engine that it is")};
 }
 
 Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {

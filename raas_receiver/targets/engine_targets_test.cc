@@ -348,7 +348,8 @@ TEST_CASE("Of ranks without a gate only those of the server that is paused are w
     CHECK(Eventually([&] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
     if (taken) continue;
     CHECK_FALSE(rank->Is(1));
-    CHECK_THAT(rank->status().sentence.data(), Catch::Contains("is not of the server at --engine-url"));
+    CHECK_THAT(rank->status().sentence.data(),
+               Catch::Contains("is not of the server that is paused for engine default"));
   }
 }
 

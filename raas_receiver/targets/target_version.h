@@ -19,6 +19,7 @@ namespace lockstep::targets {
 
 struct EngineTargetsOptions {
   std::string model;
+  std::string engine = "default";                        // as the receiver calls it
   std::chrono::milliseconds hold_timeout{30'000};        // for all ranks' HELD, and for each answer to a portion
   std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand

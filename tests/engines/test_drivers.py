@@ -39,7 +39,7 @@ class Setting:
     def receiver(self, url: str, **options):
         options = {"engine_timeout_ms": 20_000, "engine_attempts": 1, **options}
         options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
-        return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
+        return self.cluster.receiver(self.agent, engine=f"{self.kind}:{url}", **options)
 
     def publish(self, version: int, label: "str | None" = None) -> None:
         """A version that differs from the one before in every tensor, somewhere."""
@@ -134,9 +134,9 @@ def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_cal
 
 def test_every_kind_of_engine_has_a_row_in_the_operators_table():
     shown = subprocess.run([RAAS_RECEIVER, "--help"], capture_output=True, text=True, check=True).stdout
-    [kinds] = re.findall(r"who is notified of every version: (.+) \[", shown)
+    [kinds] = re.findall(r"\[NAME=\]hook:COMMAND, KIND (.+?); repeat", " ".join(shown.split()))
     table = (ROOT / "docs/operations.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+):http", table, re.MULTILINE)
     assert rows == re.split(", | or ", kinds)
 
 

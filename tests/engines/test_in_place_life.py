@@ -192,8 +192,7 @@ class Server:
         self.http = ConformanceServer("sglang", checkpoint)
         self.receiver = system.receiver = system.cluster.receiver(
             system.agent,
-            engine="sglang",
-            engine_url=self.http.url,
+            engine=f"sglang:{self.http.url}",
             engine_attempts=1,
             engine_load="in-place",
             engine_socket=system.socket,
@@ -305,7 +304,7 @@ def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
     system.ranks.call(build, job, system.checkpoints[1], only=[2])
     system.ranks.call(attach, only=[2])
     [reason] = system.ranks.call(refusal, only=[2])
-    assert f"engine {name}" in reason and "not of the server at --engine-url" in reason
+    assert f"engine {name}" in reason and "not of the server that is paused for engine default" in reason
     system.publish(2)
     if name == "other":
         server.resumes_with(2)

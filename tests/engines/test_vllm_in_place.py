@@ -27,9 +27,7 @@ def training(cluster):
             stack.callback(trainer.close)
             checkpoint = trainer.publish(1)
             server = stack.enter_context(ConformanceServer("vllm", checkpoint))
-            receiver = cluster.receiver(
-                agent, engine="vllm", engine_url=server.url, engine_load=load, engine_socket=socket
-            )
+            receiver = cluster.receiver(agent, engine=f"vllm:{server.url}", engine_load=load, engine_socket=socket)
             return trainer, checkpoint, socket, receiver
 
         yield begin

@@ -105,7 +105,7 @@ def test_every_send_returns_when_the_workers_parameters_are_what_vllm_loads_of_t
     agent, socket = cluster.agent(), cluster.directory / "engine.sock"
     checkpoint, _ = vllm_checkpoints.get("qwen3")
     with ConformanceServer("vllm", checkpoint) as paused, served(workers) as (url, calls):
-        cluster.receiver(agent, engine="vllm", engine_url=paused.url, engine_load="in-place", engine_socket=socket)
+        cluster.receiver(agent, engine=f"vllm:{paused.url}", engine_load="in-place", engine_socket=socket)
         opened = ask_all(joined, "open", source=source, url=url, socket=agent.socket, model=MODEL, engine_socket=socket)
         assert opened == ["LockstepTrainerWeightTransferEngine"] * _RANKS
         for step in range(1, _STEPS + 1):

@@ -61,7 +61,7 @@ def test_an_engine_that_refuses(cluster, prometheus):
     model = ToyModel(blocks=8)
     broken = cluster.directory / "broken"
     agent = cluster.agent(**LISTEN)
-    receiver = cluster.receiver(agent, hook=f"test ! -e {broken}", **LISTEN)
+    receiver = cluster.receiver(agent, engine=f"hook:test ! -e {broken}", **LISTEN)
     prometheus.scrape(agent, receiver)
     publish(agent, model, 1)
     wait_until(lambda: receiver.model_status(MODEL)["served_version"] == 1, "the engine serves")

@@ -318,7 +318,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
     )
     hook.chmod(0o755)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook=hook, engine_attempts=3)
+    receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=3)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
             publisher.publish(version, model.step())
@@ -339,7 +339,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
 
 def test_a_hook_that_is_not_there_or_may_not_be_executed_is_refused_at_start(cluster):
     hook = cluster.directory / "hook.sh"
-    command = [RAAS_RECEIVER, "--model", MODEL, "--root", cluster.directory / "root", "--hook", f"{hook} now"]
+    command = [RAAS_RECEIVER, "--model", MODEL, "--root", cluster.directory / "root", "--engine", f"hook:{hook} now"]
     missing = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert missing.returncode == 78 and f"{hook}: No such file" in missing.stderr
     hook.write_text("#!/bin/sh\n")
@@ -368,7 +368,7 @@ def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(
     )
     hook.chmod(0o755)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook=hook, engine_attempts=1)
+    receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         wait_until(lambda: calls.exists() and calls.read_text() == "begin 1\n", "the hook runs")
@@ -388,7 +388,7 @@ def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(
 def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook="sleep 600", engine_attempts=1, engine_load_timeout_ms=300)
+    receiver = cluster.receiver(agent, engine="hook:sleep 600", engine_attempts=1, engine_load_timeout_ms=300)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         receiver.wait_for(model.tensors)

@@ -92,7 +92,7 @@ def test_what_a_host_preloads_and_where_it_has_libraries_reaches_hooks_and_no_da
     found, new = cluster.directory / "environment", cluster.directory / "environment.new"
     host = {"LD_LIBRARY_PATH": str(elsewhere), "LD_PRELOAD": str(preloaded)}
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, start=False, hook=f"env >{new} && mv {new} {found}")
+    receiver = cluster.receiver(agent, start=False, engine=f"hook:env >{new} && mv {new} {found}")
     receiver.prefix = ["env", *(f"{name}={value}" for name, value in host.items())]
     receiver.start()
     with agent.publisher(model.tensors) as publisher:

@@ -24,7 +24,10 @@ def test_the_agents_status_lists_receivers_with_what_they_hold_and_serve_and_sin
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     hook = 'test "$LOCKSTEP_VERSION" != 2 || { echo engine says no; exit 1; }'
-    good, bad = cluster.receiver(agent, name="good"), cluster.receiver(agent, name="bad", hook=hook, engine_attempts=1)
+    good, bad = (
+        cluster.receiver(agent, name="good"),
+        cluster.receiver(agent, name="bad", engine=f"hook:{hook}", engine_attempts=1),
+    )
 
     def states() -> "dict[str, tuple]":
         return {
@@ -117,7 +120,7 @@ def test_a_receiver_is_ready_once_its_engine_serves_some_version_and_stays_so_wh
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     allowed = cluster.directory / "allowed"
-    receiver = cluster.receiver(agent, hook=f"grep -q $LOCKSTEP_VERSION {allowed}", engine_attempts=1)
+    receiver = cluster.receiver(agent, engine=f"hook:grep -q $LOCKSTEP_VERSION {allowed}", engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         wait_until(lambda: ready(receiver, "raas-receiver-replica"), "there is a verified replica")

@@ -45,7 +45,7 @@ def test_a_label_goes_with_its_version_to_status_directory_and_engine_and_may_be
     agent = cluster.agent()
     notified = cluster.directory / "notified"
     hook = f'echo "$LOCKSTEP_VERSION=$LOCKSTEP_LABEL" >> {notified}'
-    receiver = cluster.receiver(agent, hook=hook)
+    receiver = cluster.receiver(agent, engine=f"hook:{hook}")
     handle, publish = open_for(agent, model.tensors)
     with handle:
         for version, label in enumerate([0, 1, 0, None, "größe 7"], 1):
@@ -81,8 +81,8 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
     agent = cluster.agent()
     healed = cluster.directory / "healed"
     refuses = f'test -e {healed} || {{ echo "no room for $LOCKSTEP_LABEL"; exit 1; }}'
-    cluster.receiver(agent, name="good", hook="true")
-    cluster.receiver(agent, name="bad", hook=refuses, engine_attempts=1)
+    cluster.receiver(agent, name="good", engine="hook:true")
+    cluster.receiver(agent, name="bad", engine=f"hook:{refuses}", engine_attempts=1)
     handle, publish = open_for(agent, model.tensors)
     with handle:
         publish(1, label="step 10")
@@ -229,7 +229,7 @@ def test_a_rank_that_does_not_talk_to_the_agent_says_so():
 def test_a_fleet_that_serves_an_earlier_runs_version_does_not_count(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, name="old", hook='test "$LOCKSTEP_VERSION" = 7', engine_attempts=1)
+    receiver = cluster.receiver(agent, name="old", engine='hook:test "$LOCKSTEP_VERSION" = 7', engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(7, model.tensors, label="a")
         publisher.wait_served("a", receivers=["old"], timeout=60)

@@ -71,7 +71,7 @@ class Engine:
             return {**WITH_ENGINE, "hook": " ".join(map(str, hook))}
         if self.kind == "in-place":
             return {**WITH_ENGINE, "engine_load": "in-place", "engine_socket": self.socket}
-        return {**WITH_ENGINE, "engine": self.kind, "engine_url": f"http://{self.port.address}"}
+        return {**WITH_ENGINE, "engine": f"{self.kind}:http://{self.port.address}"}
 
     def start(self) -> None:
         command = ["in-place", self.given, self.socket, self.megabytes]

@@ -69,14 +69,16 @@ Result<ServedQuestion> DecodeAwaitServed(ByteView body) {
   }
   const bool by_name = asked.receivers == 0;
   const bool named = lines.size() >= 2 && model::CheckModelName(lines[0]).ok() && model::CheckLabel(lines[1]).ok();
-  if (!whole || !named || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty()) {
+  if (!whole || !named || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty() ||
+      asked.receivers == kOfEngines) {
     return Status(ErrorCode::kProtocol, "rank protocol: a malformed AWAIT_SERVED");
   }
   return ServedQuestion{.model = lines[0],
                         .run = asked.run,
                         .version = asked.version,
                         .label = lines[1],
-                        .receivers = asked.receivers,
+                        .receivers = asked.receivers & ~kOfEngines,
+                        .of_engines = (asked.receivers & kOfEngines) != 0,
                         .names = {lines.begin() + 2, lines.end()},
                         .timeout = std::chrono::milliseconds(asked.timeout_ms)};
 }

@@ -81,7 +81,7 @@ struct BegunBody {  // 8 bytes
 struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the receivers' names, a line each
   RunId run;
   uint64_t version = 0;     // 0: the newest that has the label
-  uint32_t receivers = 0;   // how many must serve it; 0: those that are named
+  uint32_t receivers = 0;   // how many must serve it, with kOfEngines how many engines; 0: those that are named
   uint32_t timeout_ms = 0;  // after which the answer is an error
 };
 static_assert(sizeof(AwaitServedBody) == 32);
@@ -100,6 +100,9 @@ struct ServedBody {  // 56 bytes
   uint32_t serving = 0;        // those of them that serve the version, or a newer one
 };
 static_assert(sizeof(ServedBody) == 56);
+
+// In AwaitServedBody::receivers.
+inline constexpr uint32_t kOfEngines = 1u << 31;
 
 struct ErrorBody {    // 4 bytes
   uint32_t code = 0;  // ErrorCode
@@ -135,7 +138,8 @@ struct ServedQuestion {
   Version version = 0;             // 0: the newest that has the label
   std::string label;               // empty: none
   uint32_t receivers = 0;          // how many, whichever they are; 0: all that are named
-  std::vector<std::string> names;  // of receivers
+  bool of_engines = false;         // `receivers` counts their engines
+  std::vector<std::string> names;  // of receivers, or RECEIVER/ENGINE
   std::chrono::milliseconds timeout{0};
 };
 // kProtocol when it is malformed, or asks for no version or no receiver.

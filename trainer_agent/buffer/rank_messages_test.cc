@@ -55,6 +55,10 @@ TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or o
   const auto counted = DecodeAwaitServed(encoded({.version = 3, .receivers = 2}, "actor\n"));
   REQUIRE(counted.ok());
   CHECK((counted->version == 3 && counted->receivers == 2 && counted->label.empty() && counted->names.empty()));
+  const auto engines = DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines | 2}, "actor\n"));
+  REQUIRE(engines.ok());
+  CHECK(engines->receivers == 2);
+  CHECK(engines->of_engines);
   const FailsWith malformed(ErrorCode::kProtocol, "a malformed AWAIT_SERVED");
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3}, "actor\n")), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor")), malformed);
@@ -63,6 +67,7 @@ TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or o
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "no/model\n")), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n" + std::string(65, 'x'))), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines}, "actor\n")), malformed);
   CHECK_THAT(DecodeAwaitServed(Bytes(31)), malformed);
 }
 

@@ -122,6 +122,12 @@ void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
   out->set_presence(static_cast<v1::ReceiverPresence>(report.presence));
   if (report.presence == Presence::kGone) out->set_gone_seconds(SecondsSince(report.gone_at));
   out->set_name_shared(report.name_shared);
+  for (const EngineReport& engine : report.engines) {
+    v1::EngineServed& served = *out->add_engines();
+    served.set_name(engine.name);
+    ToProto(engine.served, served.mutable_served());
+    served.set_last_error(engine.last_error);
+  }
 }
 
 }  // namespace lockstep::serve

@@ -251,8 +251,14 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
   serves.set_run(request->served_run());
   serves.set_version(request->served_version());
   LS_GRPC_ASSIGN_OR_RETURN(const Held served, FromProto(serves));
-  LS_GRPC_RETURN_IF_ERROR(pulls_->reports().Report(
-      {request->model(), request->receiver(), caller.name, request->instance()}, held, served, request->last_error()));
+  std::vector<EngineReport> engines;
+  for (const v1::EngineServed& engine : request->engines()) {
+    LS_GRPC_ASSIGN_OR_RETURN(const Held at, FromProto(engine.served()));
+    engines.push_back({engine.name(), at, engine.last_error()});
+  }
+  LS_GRPC_RETURN_IF_ERROR(
+      pulls_->reports().Report({request->model(), request->receiver(), caller.name, request->instance()}, held, served,
+                               request->last_error(), std::move(engines)));
   response->set_open(catalog_->Find(request->model()) != nullptr);
   if (response->open()) return grpc::Status::OK;
   std::string open;

@@ -15,6 +15,7 @@ constexpr size_t kMaxReports = 16'384;
 constexpr size_t kMaxOfOwner = kMaxReports / 4;
 constexpr size_t kMaxName = 256;
 constexpr size_t kMaxText = 1024;
+constexpr size_t kMostEngines = 256;
 constexpr std::chrono::hours kForget{1};
 
 Status CheckKey(const ReceiverKey& receiver) {
@@ -106,14 +107,21 @@ void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, cons
 }
 
 Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, const Held& served,
-                               const std::string& last_error) {
+                               const std::string& last_error, std::vector<EngineReport> engines) {
   LS_RETURN_IF_ERROR(CheckKey(receiver));
+  if (engines.size() > kMostEngines)
+    return {ErrorCode::kBadData, Cat("a receiver reports ", engines.size(), " engines")};
+  for (EngineReport& engine : engines) {
+    engine.name = CleanText(engine.name, kMaxText);
+    engine.last_error = CleanText(engine.last_error, kMaxText);
+  }
   std::lock_guard lock(mutex_);
   Entry* const entry = Find(receiver);
   if (entry == nullptr) return OkStatus();
   entry->report.held = held;
   entry->report.served = served;
   entry->report.last_error = CleanText(last_error, kMaxText);
+  entry->report.engines = std::move(engines);
   entry->report.at = Clock::now();
   return OkStatus();
 }

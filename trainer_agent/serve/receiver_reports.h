@@ -41,15 +41,23 @@ enum class Presence : uint8_t {
   kGone,
 };
 
+// One of a receiver's engines.
+struct EngineReport {
+  std::string name;
+  Held served;             // nothing: nothing, or not known
+  std::string last_error;  // empty after a success
+};
+
 struct ReceiverReport {
   using Clock = std::chrono::steady_clock;
 
   ReceiverKey receiver;
   Held held;
-  Held served;             // by its engine; nothing: none, or not known
-  std::string outcome;     // of its last pull; empty: none has ended
-  std::string last_error;  // its own, of syncs and engine
-  Clock::time_point at;    // when it last said something
+  Held served;                        // by its engine; nothing: none, or not known
+  std::string outcome;                // of its last pull; empty: none has ended
+  std::string last_error;             // its own, of syncs and engine
+  std::vector<EngineReport> engines;  // of one that has several
+  Clock::time_point at;               // when it last said something
   Presence presence = Presence::kUnknown;
   Clock::time_point gone_at;  // while kGone: when its last stream ended
   bool name_shared = false;   // with another process that is connected, whoever's
@@ -65,7 +73,8 @@ class ReceiverReports {
   // of its owner have that name, each reports for itself.
   void OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome);
   // kBadData: there can be no such model or name, or the instance has another length.
-  Status Report(const ReceiverKey& receiver, const Held& held, const Held& served, const std::string& last_error);
+  Status Report(const ReceiverKey& receiver, const Held& held, const Held& served, const std::string& last_error,
+                std::vector<EngineReport> engines = {});
 
   // A stream of versions: its receiver is connected as long as this lives.
   class Connection {

@@ -17,20 +17,31 @@ using Reports = std::vector<ReceiverReport>;
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kMostTold = 64;  // receivers, in an error
 
+bool Reached(const Held& served, const Held& wanted) {
+  return served.run == wanted.run && served.version >= wanted.version;
+}
+
 bool Serves(const ReceiverReport& report, const Held& wanted) {
-  return report.presence == Presence::kConnected && report.served.run == wanted.run &&
-         report.served.version >= wanted.version;
+  return report.presence == Presence::kConnected && Reached(report.served, wanted);
+}
+
+// A receiver that does not tell of its engines has one.
+size_t EnginesServing(const ReceiverReport& report, const Held& wanted) {
+  if (report.engines.empty()) return Serves(report, wanted) ? 1 : 0;
+  return std::ranges::count_if(report.engines, [&](const auto& engine) { return Reached(engine.served, wanted); });
 }
 
 bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
   size_t serving = 0;
-  std::map<std::string_view, bool> all_serve;  // by name
+  std::map<std::string, bool> all_serve;  // by name of receiver, and RECEIVER/ENGINE
+  const auto add = [&](const std::string& name, bool serves) { all_serve.emplace(name, true).first->second &= serves; };
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
     const bool serves = Serves(report, wanted);
-    serving += serves ? 1 : 0;
-    bool& all = all_serve.emplace(report.receiver.name, true).first->second;
-    all = all && serves;
+    serving += question.of_engines ? EnginesServing(report, wanted) : serves ? 1 : 0;
+    add(report.receiver.name, serves);
+    for (const EngineReport& engine : report.engines)
+      add(Cat(report.receiver.name, "/", engine.name), Reached(engine.served, wanted));
   }
   if (question.names.empty()) return serving >= question.receivers;
   return std::all_of(question.names.begin(), question.names.end(), [&](const std::string& name) {
@@ -47,27 +58,37 @@ std::string VersionText(const Held& held, const RunId& run) {
   return Cat("version ", held.version, of);
 }
 
-std::string Tell(const ReceiverReport& report, const RunId& run) {
+std::string Tell(const ReceiverReport& report, const Held& wanted) {
+  const RunId& run = wanted.run;
   const bool there = report.presence == Presence::kConnected;
   std::string text = Cat("\"", report.receiver.name, there ? "\" serves " : "\" is gone, and served ",
                          VersionText(report.served, run));
   if (report.held != report.served) text += Cat(", holds ", VersionText(report.held, run));
   if (!report.last_error.empty()) text += Cat(", says: ", report.last_error);
+  for (const EngineReport& engine : report.engines) {
+    if (Reached(engine.served, wanted)) continue;
+    text += Cat(", its engine \"", engine.name, "\" serves ", VersionText(engine.served, wanted.run));
+    if (!engine.last_error.empty()) text += Cat(" (", engine.last_error, ")");
+  }
   return text;
 }
 
 // Those that matter to the question, those that keep it waiting first.
 std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
-  std::set<std::string_view> unknown(question.names.begin(), question.names.end());
-  const std::set<std::string_view> named = unknown;
+  std::set<std::string, std::less<>> unknown(question.names.begin(), question.names.end());
+  const std::set<std::string, std::less<>> named = unknown;
   std::vector<std::string> waiting, serving;
   for (const ReceiverReport& report : reports) {
-    unknown.erase(report.receiver.name);
-    if (!named.empty() && named.count(report.receiver.name) == 0) continue;
-    (Serves(report, wanted) ? serving : waiting).push_back(Tell(report, wanted.run));
+    bool asked = named.empty();
+    const auto is_asked = [&](const std::string& name) {
+      asked = unknown.erase(name) > 0 || named.contains(name) || asked;
+    };
+    is_asked(report.receiver.name);
+    for (const EngineReport& engine : report.engines) is_asked(Cat(report.receiver.name, "/", engine.name));
+    if (!asked) continue;
+    (Serves(report, wanted) ? serving : waiting).push_back(Tell(report, wanted));
   }
-  for (const std::string_view name : unknown)
-    waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
+  for (const std::string& name : unknown) waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
   waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;
   for (size_t i = 0; i < std::min(waiting.size(), kMostTold); ++i) text += Cat("; ", waiting[i]);
@@ -101,7 +122,7 @@ Status NotServed(const buffer::ServedQuestion& question, const Reports& reports,
   const size_t asked = question.names.empty() ? question.receivers : question.names.size();
   return {ErrorCode::kDeadline,
           Cat("model ", question.model, ": ", what, " is not served by ", asked, question.names.empty() ? "" : " named",
-              " receivers", TellAll(question, reports, wanted))};
+              question.of_engines ? " engines" : " receivers", TellAll(question, reports, wanted))};
 }
 
 }  // namespace

@@ -82,6 +82,34 @@ TEST_CASE("The answer says what the version took, and how far the fleet is") {
   CHECK(third->oldest_served == 2);
 }
 
+TEST_CASE("Engines are counted, and named, of receivers that have several") {
+  Fleet fleet;
+  const auto report = [&](const std::string& name, std::vector<EngineReport> engines) {
+    const ReceiverKey key{"actor", name, "", std::string(16, 'i')};
+    REQUIRE(fleet.agent.pulls.reports().Report(key, fleet.Of(1), {}, "", std::move(engines)).ok());
+    fleet.connections.push_back(*fleet.agent.pulls.reports().Connect(key));
+  };
+  fleet.Report("one", fleet.Of(1));
+  report("host", {{"a", fleet.Of(2), ""}, {"b", {}, "it refuses"}});
+  const auto ask = [&](uint32_t engines) {
+    auto question = fleet.Ask(engines);
+    question.of_engines = true;
+    return fleet.Await(question);
+  };
+  CHECK(*ask(2) == 1);
+  CHECK_THAT(ask(3),
+             FailsWith(ErrorCode::kDeadline, "is not served by 3 engines",
+                       "\"host\" serves nothing, holds version 1, its engine \"b\" serves nothing (it refuses)"));
+  CHECK(*fleet.Await(fleet.Ask(0, {"host/a"})) == 1);
+  CHECK_THAT(fleet.Await(fleet.Ask(0, {"host/a", "host/b"})),
+             FailsWith(ErrorCode::kDeadline, "by 2 named receivers", "its engine \"b\""));
+  CHECK_THAT(fleet.Await(fleet.Ask(0, {"host/c"})), FailsWith(ErrorCode::kDeadline, "\"host/c\" is not known here"));
+  std::vector<EngineReport> too_many(257);
+  const ReceiverKey key{"actor", "host", "", std::string(16, 'i')};
+  CHECK_THAT(fleet.agent.pulls.reports().Report(key, fleet.Of(1), {}, "", std::move(too_many)),
+             FailsWith(ErrorCode::kBadData, "257 engines"));
+}
+
 TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and who is gone") {
   Fleet fleet;
   fleet.Report("good", fleet.Of(1));

@@ -54,16 +54,19 @@ class Handle:
         label: "str | int | None" = None,
         *,
         version: "int | None" = None,
-        receivers: Receivers,
+        receivers: "Receivers | None" = None,
+        engines: "int | None" = None,
         timeout: "float | None" = None,
     ) -> int:
-        """Waits until the engines of ``receivers`` serve a version of this run, or a newer one, as a fleet that has gone
+        """Waits until the engines of ``receivers``, or so many ``engines``, serve a version of this run, or a newer one, as a fleet that has gone
         on does. Returns the version. Other threads may publish meanwhile, and Ctrl-C ends it.
 
         Args:
             label: that of the version; of several, of the newest that has it, also one that gets it meanwhile.
             version: its number, in place of a label.
-            receivers: how many, or the names of all that must; of receivers without an engine it is enough to hold it.
+            receivers: how many, with all of their engines, or the names of all that must, RECEIVER or RECEIVER/ENGINE;
+                of receivers without an engine it is enough to hold it.
+            engines: how many, of whichever receivers; in place of ``receivers``.
             timeout: seconds; None waits for ever.
 
         Raises:
@@ -81,7 +84,7 @@ class Handle:
             raise StateError("wait_served: this rank is not on the agent's host; call it on one that is")
         began = time.monotonic()
         self._served_stats = {}
-        served = wait_served(*self._agent, self.run, name, number, receivers, timeout)
+        served = wait_served(*self._agent, self.run, name, number, receivers, engines, timeout)
         self._served_stats = self._stats_of(served, began)
         return served.version
 

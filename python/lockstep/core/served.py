@@ -17,6 +17,7 @@ Receivers = Union[int, str, Iterable[str]]  # how many, or which
 
 _QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
 _LONGEST_QUESTION_SECONDS = 30.0
+_OF_ENGINES = 1 << 31  # in `receivers`: so many engines
 _DONE = struct.Struct("<Q")  # of an agent that knows no SERVED
 _SERVED = struct.Struct("<QQQdQQII")
 _ANSWER_SECONDS = 5.0  # the agent's, after the time that it was given
@@ -59,11 +60,12 @@ def wait_served(
     run: str,
     label: bytes,
     version: int,
-    receivers: Receivers,
+    receivers: "Receivers | None",
+    engines: "int | None",
     timeout: "float | None",
 ) -> Served:
     """As ``Handle.wait_served``; ``version`` 0: the newest with ``label``."""
-    count, names = _wanted(receivers)
+    count, names = _wanted(receivers, engines)
     lines = "\n".join([model, label.decode(), *names]).encode()
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -79,10 +81,18 @@ def wait_served(
                 time.sleep(_PAUSE_SECONDS)
 
 
-def _wanted(receivers: Any) -> "tuple[int, list[str]]":
+def _wanted(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
+    """The question's count, 0 where there are names, and these."""
+    if (receivers is None) == (engines is None):
+        raise BadDataError("wait_served: give receivers or engines, one of them")
+    if receivers is None:
+        count = operator.index(engines)
+        if not 0 < count < _OF_ENGINES:
+            raise BadDataError(f"engines is {count}; give how many must serve it")
+        return count | _OF_ENGINES, []
     if hasattr(receivers, "__index__"):
         count = operator.index(receivers)
-        if not 0 < count < 1 << 32:
+        if not 0 < count < _OF_ENGINES:
             raise BadDataError(f"receivers is {count}; give how many must serve it, or their names")
         return count, []
     names = [receivers] if isinstance(receivers, str) else list(receivers)

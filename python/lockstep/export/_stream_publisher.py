@@ -148,13 +148,16 @@ class StreamPublisher:
         label: "str | int | None" = None,
         *,
         version: "int | None" = None,
-        receivers: Receivers,
+        receivers: "Receivers | None" = None,
+        engines: "int | None" = None,
         timeout: "float | None" = None,
     ) -> int:
         """As of ``Publisher``. StateError on a rank that writes nothing."""
         if self._publisher is None:
             raise StateError("wait_served: this rank writes nothing; call it on one that does")
-        return self._publisher.wait_served(label, version=version, receivers=receivers, timeout=timeout)
+        return self._publisher.wait_served(
+            label, version=version, receivers=receivers, engines=engines, timeout=timeout
+        )
 
     @property
     def stats(self) -> "dict[str, float]":

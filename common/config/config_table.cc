@@ -1,0 +1,42 @@
+#include "common/config/config_table.h"
+
+#include "common/base/text.h"
+#include "common/config/config_values.h"
+
+namespace lockstep::config {
+
+Status ConfigTable::Take(std::string_view key, std::string* target) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return OkStatus();
+  taken_.insert(found->first);
+  *target = found->second;
+  return OkStatus();
+}
+
+Status ConfigTable::Take(std::string_view key, uint64_t* target) {
+  std::string text;
+  LS_RETURN_IF_ERROR(Take(key, &text));
+  if (!taken_.contains(key)) return OkStatus();
+  const Result<uint64_t> number = ParseUnsigned(text);
+  if (!number.ok()) return {ErrorCode::kConfig, Cat(written_as_, ": key '", key, "': ", number.status().message())};
+  *target = *number;
+  return OkStatus();
+}
+
+Status ConfigTable::CheckAllTaken() const {
+  for (const auto& [key, value] : values_) {
+    if (!taken_.contains(key)) {
+      return {ErrorCode::kConfig, Cat(written_as_, ": unknown key '", CleanText(key, 200), "'")};
+    }
+  }
+  return OkStatus();
+}
+
+std::string ConfigTable::Print() const {
+  if (!is_table_) return QuoteToml(text_);
+  std::string pairs;
+  for (const auto& [key, value] : values_) pairs += Cat(pairs.empty() ? "" : ", ", key, " = ", QuoteToml(value));
+  return Cat("{", pairs, "}");
+}
+
+}  // namespace lockstep::config

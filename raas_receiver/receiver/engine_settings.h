@@ -1,0 +1,57 @@
+// How a receiver's engines are configured: what each says, and what holds for those that say nothing else.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/config/config.h"
+#include "raas_receiver/engines/driver_kind.h"
+#include "raas_receiver/session/engine_route.h"
+
+namespace lockstep::receiver {
+
+// One engine.
+struct EngineSettings {
+  session::EngineConfig engine;
+  engines::EngineOptions driver;
+};
+
+// As they are written.
+class WrittenEngines {
+ public:
+  // Adds the flags --engine and --engine-*.
+  void AddTo(config::ConfigParser& parser);
+  // What they come to, one for each; without any, one of kind "none". `socket`: there is one for ranks. kConfig names
+  // the setting and what it wants.
+  Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, bool socket);
+
+ private:
+  struct Values {
+    std::string load = "directory";
+    std::string key_file;
+    std::string pause_mode;
+    std::string check;
+    uint64_t timeout_ms = 60'000;
+    uint64_t load_timeout_ms = 600'000;
+    uint64_t late_after_ms = 120'000;
+    uint64_t attempts = 3;
+    uint64_t hold_timeout_ms = 30'000;
+    uint64_t stage_bytes = 1ull << 30;
+  };
+  struct Number;
+  static const std::vector<Number>& Numbers();
+  struct Text;
+  static const std::vector<Text>& Texts();
+
+  Result<EngineSettings> ReadOne(config::ConfigTable table) const;
+  static Status CheckValues(const Values& values, const std::function<std::string(const char* name)>& where);
+  Result<EngineSettings> Check(const std::string& where, const Values& values, EngineSettings settings) const;
+
+  std::vector<config::ConfigTable> engines_;
+  Values defaults_;
+};
+
+}  // namespace lockstep::receiver
