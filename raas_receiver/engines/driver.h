@@ -51,7 +51,7 @@ class EngineDriver {
   explicit EngineDriver(const DriverKind& kind, std::string where = {}) : kind_(kind), where_(std::move(where)) {}
   virtual ~EngineDriver() = default;
 
-  std::string_view kind() const { return kind_.name; }
+  virtual std::string_view kind() const { return kind_.name; }
   const std::string& where() const { return where_; }
   // For sentences: "vllm at http://127.0.0.1:8000".
   std::string label() const { return where_.empty() ? std::string(kind()) : Cat(kind(), " at ", where_); }

@@ -56,6 +56,7 @@ constexpr std::array kKinds{
                .options = kServerOptions,
                .pause_modes = kVllmPauseModes,
                .create = &NewVllmDriver},
+    DriverKind{.name = "server", .controls_server = true, .options = kServerOptions, .create = &NewAskedDriver},
 };
 
 // "a", "a or b", "a, b or c".
@@ -96,7 +97,7 @@ Status CheckOptions(const DriverKind& kind, const EngineOptions& options) {
 
 Result<std::string> PauseMode(const DriverKind& kind, const std::string& given) {
   const auto& modes = kind.pause_modes;
-  if (modes.empty()) return std::string();
+  if (modes.empty()) return given;
   if (given.empty()) return std::string(modes.front());
   if (std::ranges::find(modes, given) != modes.end()) return given;
   return Status(ErrorCode::kConfig, Cat("engine-pause-mode is ", CleanText(given, 40), "; ", kind.name, " has ",

@@ -23,6 +23,11 @@ namespace lockstep::engines {
 // one that was restarted: StillServes is always true. Cancel kills a running command.
 Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
 
+// ---- a server that is asked of which kind it is ----
+
+// SGLang or vLLM. Until it answers, calls are kUnavailable or what the HTTP call says, and nothing was changed.
+Result<std::unique_ptr<EngineDriver>> NewAskedDriver(const DriverKind& kind, EngineOptions options);
+
 // ---- an SGLang server ----
 
 // Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /weights_checker where

@@ -12,6 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr char kAsked[] = "server";  // the kind of one that says itself of which it is
 constexpr uint64_t kDayMs = 24 * 3600 * 1000;
 
 std::string Key(std::string_view flag) {
@@ -24,17 +25,22 @@ bool IsNameCharacter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
 }
 
-// "[NAME=][KIND:]WHERE", into `name`, `kind` and what the kind calls WHERE.
+// "[NAME=][KIND:]URL" or "[NAME=]hook:COMMAND".
 Status ReadText(std::string_view text, std::string& name, engines::EngineOptions& driver) {
   const size_t name_end = std::ranges::find_if_not(text, IsNameCharacter) - text.begin();
   if (name_end > 0 && name_end < text.size() && text[name_end] == '=') {
     name = text.substr(0, name_end);
     text.remove_prefix(name_end + 1);
   }
+  if (text.starts_with("http://") || text.starts_with("https://")) {
+    driver.kind = kAsked;
+    driver.url = text;
+    return OkStatus();
+  }
   const size_t colon = std::min(text.find(':'), text.size());
   const engines::DriverKind* const kind = engines::FindDriverKind(text.substr(0, colon));
   if (kind == nullptr) {
-    return {ErrorCode::kConfig, Cat("is not [NAME=]KIND:URL or [NAME=]hook:COMMAND; KIND is ",
+    return {ErrorCode::kConfig, Cat("is not [NAME=][KIND:]URL or [NAME=]hook:COMMAND; KIND is ",
                                     engines::DriverKindNames(&engines::EngineOptions::url))};
   }
   driver.kind = kind->name;
@@ -85,8 +91,9 @@ const std::vector<WrittenEngines::Text>& WrittenEngines::Texts() {
 
 void WrittenEngines::AddTo(config::ConfigParser& parser) {
   parser.Add("engine", &engines_,
-             Cat("an engine that is notified of every version, [NAME=]KIND:URL or [NAME=]hook:COMMAND, KIND ",
-                 engines::DriverKindNames(&engines::EngineOptions::url), "; repeat for several"));
+             Cat("an engine that is notified of every version, [NAME=][KIND:]URL or [NAME=]hook:COMMAND, KIND ",
+                 engines::DriverKindNames(&engines::EngineOptions::url),
+                 "; without, the server is asked; repeat for several"));
   const std::string where = ", of engines that say nothing else";
   for (const Text& text : Texts()) parser.Add(Cat("engine-", text.name), &(defaults_.*text.value), text.help + where);
   for (const Number& number : Numbers()) {
@@ -106,6 +113,8 @@ Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const 
   LS_RETURN_IF_ERROR(table.Take("kind", &settings.driver.kind));
   LS_RETURN_IF_ERROR(table.Take("url", &settings.driver.url));
   LS_RETURN_IF_ERROR(table.Take("command", &settings.driver.command));
+  if (settings.driver.kind == "none" && !settings.driver.url.empty()) settings.driver.kind = kAsked;
+  if (settings.driver.kind == "none" && !settings.driver.command.empty()) settings.driver.kind = "hook";
   for (const Text& text : Texts()) LS_RETURN_IF_ERROR(table.Take(Key(text.name), &(values.*text.value)));
   for (const Number& number : Numbers()) LS_RETURN_IF_ERROR(table.Take(Key(number.name), &(values.*number.value)));
   LS_RETURN_IF_ERROR(table.CheckAllTaken());
@@ -163,7 +172,7 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
     const std::string& url = settings.driver.url;
     if (!names.insert(settings.engine.name).second) {
       return Status(ErrorCode::kConfig, Cat(table.written_as(), ": another engine is called ", settings.engine.name,
-                                            "; give each a name, as in NAME=KIND:URL"));
+                                            "; give each a name, as in NAME=URL"));
     }
     if (!url.empty() && !urls.insert(url).second) {
       return Status(ErrorCode::kConfig, Cat(table.written_as(), ": another engine is at ", url));

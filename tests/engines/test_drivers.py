@@ -122,6 +122,28 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert engine.violations == []
 
 
+def test_a_server_is_asked_of_which_kind_it_is(setting):
+    with setting.engine() as engine:
+        receiver = setting.cluster.receiver(setting.agent, engine=engine.url, engine_attempts=1)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        [shown] = receiver.model_status()["engine_table"]
+        assert (shown["kind"], shown["url"]) == (setting.kind, engine.url)
+    assert engine.violations == []
+
+
+def test_a_server_that_is_there_later_is_asked_then(setting):
+    with ReservedPort() as port:
+        receiver = setting.cluster.receiver(setting.agent, engine=f"a=http://{port.address}", engine_attempts=1)
+        setting.publish(1)
+        wait_until(lambda: receiver.model_status()["engine_failures"], "it is not there")
+        [shown] = receiver.model_status()["engine_table"]
+        assert (shown["name"], shown["kind"], shown["state"]) == ("a", "server", "failing")
+        with setting.engine(port.number) as engine:
+            wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+            assert receiver.model_status()["engine"] == setting.kind
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])
 def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_calls_it(settings, kind):
     setting = settings(kind)
@@ -134,10 +156,10 @@ def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_cal
 
 def test_every_kind_of_engine_has_a_row_in_the_operators_table():
     shown = subprocess.run([RAAS_RECEIVER, "--help"], capture_output=True, text=True, check=True).stdout
-    [kinds] = re.findall(r"\[NAME=\]hook:COMMAND, KIND (.+?); repeat", " ".join(shown.split()))
+    [kinds] = re.findall(r"hook:COMMAND, KIND (.+?); without", " ".join(shown.split()))
     table = (ROOT / "docs/operations.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+):http", table, re.MULTILINE)
-    assert rows == re.split(", | or ", kinds)
+    rows = re.findall(r"^\| `(?:(\w+):)?http", table, re.MULTILINE)
+    assert rows[0] == "" and {*rows[1:], "server"} == set(re.split(", | or ", kinds))
 
 
 def test_debug_shows_every_call_to_the_server_with_its_answer(setting):
