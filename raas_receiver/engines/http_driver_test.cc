@@ -19,7 +19,8 @@ const Json kPartial = "partial";
 TEST_CASE("Every kind of server has a row here") {
   std::vector<std::string_view> kinds, rows;
   for (const DriverKind& kind : DriverKinds()) {
-    if (kind.controls_server) kinds.push_back(kind.name);
+    const bool becomes_another = kind.name == "server";
+    if (kind.controls_server && !becomes_another) kinds.push_back(kind.name);
   }
   const std::vector<ServerKind> servers = ServerKinds();
   for (const ServerKind& server : servers) rows.push_back(server.name);

@@ -180,7 +180,7 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
     engines.push_back(std::move(settings));
   }
   if (engines.empty()) {
-    LS_ASSIGN_OR_RETURN(engines.emplace_back(), Check(parser.WrittenAs("engine"), defaults_, EngineSettings()));
+    LS_ASSIGN_OR_RETURN(engines.emplace_back(), Others(parser));
   }
   const bool in_place = std::ranges::any_of(engines, [](const auto& settings) { return settings.engine.in_place; });
   if (in_place && !socket) {

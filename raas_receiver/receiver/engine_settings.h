@@ -27,6 +27,10 @@ class WrittenEngines {
   // What they come to, one for each; without any, one of kind "none". `socket`: there is one for ranks. kConfig names
   // the setting and what it wants.
   Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, bool socket);
+  // Of one of which nothing is written. Errors as above.
+  Result<EngineSettings> Others(const config::ConfigParser& parser) const {
+    return Check(parser.WrittenAs("engine"), defaults_, EngineSettings());
+  }
 
  private:
   struct Values {

@@ -104,7 +104,7 @@ Status Receiver::OpenModels() {
                                     .live = config_.live,
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
-                                    .open_engines = config_.open_engines,
+                                    .admission = config_.admission,
                                     .timeline = &timeline_};
     std::vector<session::EngineEntry> table;
     for (const EngineSettings& settings : config_.engines) {

@@ -31,6 +31,7 @@ struct Written {
   std::string metrics_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
   WrittenEngines engines;
+  std::vector<std::string> allow_engines;
   uint64_t scrub_round_ms = 3'600'000;
   uint64_t reader_grace_ms = 0;
   uint64_t unready_after_ms = 0;
@@ -81,6 +82,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("assets", &config.assets,
              "directory whose files (config, tokenizer), in directories too, are linked into every published version");
   to.engines.AddTo(parser);
+  parser.Add("allow-engines", &to.allow_engines,
+             "ports of this host, PORT or FIRST-LAST, whose servers' ranks make an engine by themselves");
   parser.Add("engine-socket", &config.engine_socket,
              "unix socket where ranks attach, to be written in place, or to compare what they loaded");
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
@@ -127,6 +130,27 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
+// "30000", "30000-30100"
+Result<std::vector<std::pair<uint16_t, uint16_t>>> ReadPorts(const ConfigParser& parser,
+                                                             const std::vector<std::string>& texts) {
+  std::vector<std::pair<uint16_t, uint16_t>> ports;
+  for (const std::string& text : texts) {
+    const size_t dash = std::min(text.find('-'), text.size());
+    const auto read = [&](std::string_view digits) {
+      const auto at = net::ParseHostPort(Cat("localhost:", digits));
+      return at.ok() ? at->port : uint16_t{0};
+    };
+    const uint16_t first = read(text.substr(0, dash));
+    const uint16_t last = dash == text.size() ? first : read(text.substr(dash + 1));
+    if (first == 0 || last < first) {
+      return Status(ErrorCode::kConfig,
+                    Cat(parser.WrittenAs("allow-engines"), ": \"", CleanText(text, 40), "\" is no PORT or FIRST-LAST"));
+    }
+    ports.emplace_back(first, last);
+  }
+  return ports;
+}
+
 Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, !config.engine_socket.empty()));
   for (const EngineSettings& settings : config.engines) {
@@ -136,7 +160,15 @@ Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig
     }
   }
   const EngineSettings& first = config.engines.front();
-  config.open_engines = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
+  config.admission.open = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
+  LS_ASSIGN_OR_RETURN(config.admission.ports, ReadPorts(parser, written.allow_engines));
+  if (!config.admission.ports.empty() && config.engine_socket.empty()) {
+    return {ErrorCode::kConfig,
+            Cat(parser.WrittenAs("allow-engines"), " needs engine-socket, where their ranks attach")};
+  }
+  LS_ASSIGN_OR_RETURN(const EngineSettings others, written.engines.Others(parser));
+  config.admission.config = others.engine;
+  config.admission.driver = others.driver;
   if (!config.engine_socket.empty()) config.engine_socket = Absolute(config.engine_socket);
   return OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "common/net/host_port.h"
 #include "common/rpc/tls_config.h"
 #include "raas_receiver/receiver/engine_settings.h"
+#include "raas_receiver/session/engines.h"
 
 namespace lockstep::receiver {
 
@@ -32,7 +33,7 @@ struct ReceiverConfig {
   bool follow = true;
   bool live = true;
   std::vector<EngineSettings> engines;  // one at least
-  bool open_engines = false;            // as session::Engines has it
+  session::EngineAdmission admission;   // of others
   std::string engine_socket;            // empty: no rank can attach
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds scrub_round{0};

@@ -33,6 +33,8 @@ class Engine {
   const std::string& name() const { return config_.name; }
   const EngineConfig& config() const { return config_; }
   bool in_place() const { return config_.in_place; }
+  bool made() const { return config_.made; }
+  const std::string& url() const { return driver_->where(); }  // of its server; empty: none
   // Somebody is notified of versions at all.
   bool notifies() const { return in_place() || driver_->notifies(); }
   targets::EngineTargets& targets() { return targets_; }

@@ -33,6 +33,7 @@ struct EngineContext {
 struct EngineConfig {
   std::string name = "default";
   bool in_place = false;
+  bool made = false;                        // by its ranks; it is in no configuration
   std::chrono::milliseconds late_after{0};  // an engine that is behind for so long is late; 0: none is
   targets::EngineTargetsOptions targets;    // but for the model and the server
 };

@@ -1,11 +1,12 @@
 // Engines: the table of a session's engines, each of which is brought to the current version by itself.
 //
-// Ranks find their engine by its name. Where no engine is named in the table, those that are written in place make one
-// of each name that they come with.
+// Ranks find their engine by its name. Those of another one make it, where that is admitted; it is forgotten an hour
+// after the last of them went.
 #pragma once
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +16,14 @@
 
 namespace lockstep::session {
 
+// Whether ranks may make engines that are not in the table.
+struct EngineAdmission {
+  bool open = false;                                 // any that stop their readers themselves may
+  std::vector<std::pair<uint16_t, uint16_t>> ports;  // of servers on loopback, first and last: their ranks may
+  EngineConfig config;                               // of such engines, but for the name
+  engines::EngineOptions driver;                     // and but for kind and URL
+};
+
 struct EngineEntry {
   EngineConfig config;
   std::unique_ptr<engines::EngineDriver> driver;
@@ -22,12 +31,11 @@ struct EngineEntry {
 
 class Engines {
  public:
-  // `context` outlives this. `open`: ranks that are written in place may come with names that are not in the table; the
-  // engines they make are configured as the first entry, which then is of kind "none".
-  Engines(const EngineContext& context, std::vector<EngineEntry> table, bool open);
+  // `context` outlives this. REQUIRES an entry in the table.
+  Engines(const EngineContext& context, std::vector<EngineEntry> table, EngineAdmission admission);
 
   // --- any thread ---
-  // Where a rank of that engine attaches. kNotFound names those that there are.
+  // Where a rank of that engine attaches. kNotFound names those that there are; kPermission: its server may not come.
   Result<targets::EngineTargets*> Find(const targets::RankLink& link);
   // Whether all serve some version, or nobody is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
@@ -66,7 +74,7 @@ class Engines {
   Result<size_t> Verify();
   void Distrust();
   // Those that do not serve the current version and are not late.
-  std::vector<const Engine*> Waiting() const;
+  std::vector<std::shared_ptr<const Engine>> Waiting() const;
 
  private:
   using All = std::vector<std::shared_ptr<Engine>>;
@@ -74,11 +82,17 @@ class Engines {
   All counted() const;
   bool Any(bool (Engine::*is)() const) const;
 
+  Result<targets::EngineTargets*> Make(const targets::RankLink& link);  // REQUIRES mutex_
+  Status CheckServer(const targets::RankLink& link) const;
+  void Forget();
+
   const EngineContext& context_;
-  const bool open_;
+  const EngineAdmission admission_;
   mutable std::mutex mutex_;
   All engines_;  // guarded by mutex_; the table's first
-  size_t in_table_ = 0;
+  All retired_;  // whose server came back at another URL, and whose threads may still run; guarded by mutex_
+  const size_t in_table_;
+  std::map<const Engine*, std::chrono::steady_clock::time_point> left_;  // since when one that ranks made has none
 };
 
 }  // namespace lockstep::session

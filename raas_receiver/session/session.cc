@@ -71,7 +71,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                       .pool = pool,
                       .timeline = options_.timeline,
                       .changed = changed_},
-      engines_(engine_context_, std::move(table), options_.open_engines),
+      engines_(engine_context_, std::move(table), options_.admission),
       reporter_(
           agent_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
 
@@ -302,7 +302,7 @@ Status Session::FinishServe() {
     if (first.ok()) first = outcome.status;
     if (!unanswered_ || unanswered_->to != outcome.version || outcome.distrusted) return;
     Record(outcome, unanswered_->record);
-    std::erase(unanswered_->waiting, &engine);
+    std::erase_if(unanswered_->waiting, [&](const auto& waiting) { return waiting.get() == &engine; });
   });
   notifying_ = engines_.under_way();
   Settle();
@@ -314,7 +314,7 @@ Status Session::FinishServe() {
 void Session::Settle() {
   if (!unanswered_) return;
   std::erase_if(unanswered_->waiting,
-                [](const Engine* engine) { return engine->late() || (!engine->under_way() && !engine->Behind()); });
+                [](const auto& engine) { return engine->late() || (!engine->under_way() && !engine->Behind()); });
   if (unanswered_->waiting.empty()) Answer();
 }
 

@@ -62,7 +62,7 @@ struct SessionOptions {
   bool live = true;                            // and take deltas while they are made
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
   std::chrono::milliseconds unready_after{0};  // behind the agent for so long it is not ready; 0: it stays so
-  bool open_engines = false;                   // as Engines has it
+  EngineAdmission admission;                   // of engines that are not in the table
   telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
 };
 
@@ -114,7 +114,7 @@ class Session {
     Status status;
     v1::SyncRecord record;
     Held to;
-    std::vector<const Engine*> waiting;
+    std::vector<std::shared_ptr<const Engine>> waiting;
   };
 
   // What the agent is told of it. Any thread.

@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kSendTimeout{5'000};
 constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
-constexpr size_t kAttachKeys = 7;
+constexpr size_t kAttachKeys = 7;  // without "server"
+constexpr size_t kMaxServer = 256;
 
 Result<std::string> TakeName(const Json& body, const char* key) {
   const auto at = body.find(key);
@@ -73,7 +74,13 @@ Status RankLink::ReadBody(ByteView text) {
   gated_ = gated->get<bool>();
   const auto description = body.find("description");
   if (description == body.end()) return {ErrorCode::kBadData, "ATTACH lacks a \"description\""};
-  if (body.size() != kAttachKeys) return {ErrorCode::kBadData, "ATTACH has more than its seven keys"};
+  const auto server = body.find("server");
+  if (server != body.end() && (!server->is_string() || server->get_ref<const std::string&>().size() > kMaxServer)) {
+    return {ErrorCode::kBadData, "ATTACH's \"server\" is no URL"};
+  }
+  if (server != body.end()) server_ = CleanText(server->get_ref<const std::string&>());
+  const size_t keys = kAttachKeys + (server != body.end() ? 1 : 0);
+  if (body.size() != keys) return {ErrorCode::kBadData, "ATTACH has more than its keys"};
   LS_ASSIGN_OR_RETURN(description_, placement::ReadDescription(*description));
   return OkStatus();
 }

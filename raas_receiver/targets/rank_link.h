@@ -44,6 +44,8 @@ class RankLink {
   bool gated() const { return gated_; }
   // What tells two starts of one server apart.
   const std::string& incarnation() const { return incarnation_; }
+  // The URL of its server, as it says itself; empty: it does not.
+  const std::string& server() const { return server_; }
   // Its memory is not there.
   bool asleep() const { return asleep_; }
   // Others write its memory, which it only compares.
@@ -106,6 +108,7 @@ class RankLink {
   std::string model_;
   std::string engine_;
   std::string incarnation_;
+  std::string server_;
   bool gated_ = true;
   bool asleep_ = false;
   bool compares_ = false;

@@ -81,7 +81,8 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   CHECK(Has(peer.Refused(peer.BodyWith("incarnation", std::string(129, 'x'))), "ATTACH's \"incarnation\""));
   CHECK(Has(peer.Refused(peer.BodyWith("state", "dreaming")), "it is dreaming with version 0"));
   CHECK(Has(peer.Refused(peer.BodyWith("state", "reading")), "it is reading with version 0"));
-  CHECK(Has(peer.Refused(peer.BodyWith("speed", "high")), "more than its seven keys"));
+  CHECK(Has(peer.Refused(peer.BodyWith("speed", "high")), "more than its keys"));
+  CHECK(Has(peer.Refused(peer.BodyWith("server", std::string(257, 'x'))), "\"server\" is no URL"));
   CHECK(Has(peer.Refused(peer.BodyWith("model", "critic")), "no model critic"));
   std::string nested = peer.BodyWith("description", "deep");
   nested.replace(nested.find("\"deep\""), 6, std::string(2'000'000, '[') + std::string(2'000'000, ']'));

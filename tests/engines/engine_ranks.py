@@ -30,6 +30,7 @@ class Job:
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
             stops readers by itself.
         incarnation: of the engine, as the conformance server has it.
+        comes_by_itself: the receiver is told of the server by its ranks.
     """
 
     engine: str
@@ -42,6 +43,7 @@ class Job:
     model: str
     server: str = ""
     incarnation: str = "one"
+    comes_by_itself: bool = False
 
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
@@ -79,6 +81,7 @@ def attach(rank: Rank) -> None:
         key_value_heads=job.config.num_key_value_heads,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
+        server=job.server if job.comes_by_itself else "",
     )
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from conformance_server import ConformanceServer
-from engine_ranks import Job, attach, build, differences, paused_at_writes
+from engine_ranks import Job, attach, build, differences, leave, paused_at_writes, refusal
 from harness import MODEL, wait_until
 from ports import ReservedPort
 from ranks import Ranks
@@ -141,3 +141,63 @@ def test_engines_that_hang_refuse_or_die_hold_up_no_others_and_catch_up_with_the
     assert [server.violations for server in host.servers.values()] == [[]] * len(everybody)
     loads = [path for name in everybody[:4] for path in host.servers[name].paths() if "update_weights" in path]
     assert loads == []
+
+
+def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_on_another_port(cluster):
+    socket = cluster.directory / "engine.sock"
+    agent = cluster.agent()
+    trainer = Trainer("llama", cluster.directory / "checkpoints", agent.socket, MODEL)
+    checkpoint = trainer.publish(1)
+    with Ranks(3) as ranks, ReservedPort() as first, ReservedPort() as second, ReservedPort() as other:
+        receiver = cluster.receiver(
+            agent,
+            engine_socket=socket,
+            engine_attempts=1,
+            allow_engines=[first.number, f"{second.number}-{second.number}"],
+        )
+
+        def join(process: int, name: str, port: int) -> None:
+            url = f"http://127.0.0.1:{port}"
+            job = Job(
+                "vllm",
+                name,
+                0,
+                1,
+                places(1)[0],
+                trainer.config,
+                socket,
+                MODEL,
+                server=url,
+                incarnation="one",
+                comes_by_itself=True,
+            )
+            ranks.call(build, job, checkpoint, only=[process])
+            ranks.call(attach, only=[process])
+
+        def table() -> dict:
+            return {engine["name"]: engine for engine in receiver.model_status()["engine_table"]}
+
+        try:
+            with ConformanceServer("vllm", checkpoint, first.number) as server:
+                join(0, "rollout", first.number)
+                assert ranks.call(differences, 1, checkpoint, only=[0]) == [[]]
+                wait_until(lambda: table()["rollout"]["state"] == "serving", "it serves")
+                assert (table()["rollout"]["kind"], table()["rollout"]["url"]) == ("vllm", server.url)
+                join(1, "elsewhere", other.number)
+                [reason] = ranks.call(refusal, only=[1])
+                assert "is none of this receiver's, and not one of those that may come by themselves" in reason
+                ranks.call(leave, only=[0])
+                wait_until(lambda: not receiver.model_status()["engines"], "its ranks have gone")
+                assert server.violations == []
+            assert "rollout" in table()  # it is remembered
+            with ConformanceServer("vllm", checkpoint, second.number) as server:
+                join(2, "rollout", second.number)
+                trainer.step()
+                checkpoint = trainer.publish(2)
+                assert ranks.call(differences, 2, checkpoint, only=[2]) == [[]]
+                wait_until(lambda: table()["rollout"]["state"] == "serving", "it serves")
+                assert table()["rollout"]["url"] == server.url
+                assert int(receiver.model_status()["served_version"]) == 2
+                assert server.violations == []
+        finally:
+            trainer.close()

@@ -1,5 +1,6 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, the engine's among several; $LOCKSTEP_ENGINE_COMPARE, 1 where engines load the receiver's directory
+model; $LOCKSTEP_ENGINE_NAME, the engine's among several; $LOCKSTEP_ENGINE_URL, that of its server, where the receiver
+is not configured with it; $LOCKSTEP_ENGINE_COMPARE, 1 where engines load the receiver's directory
 and their memory is only compared."""
 
 import os
@@ -13,6 +14,7 @@ class Followed(NamedTuple):
     model: str
     engine_name: str
     compare_only: bool
+    server: str
 
 
 def follows() -> bool:
@@ -28,9 +30,13 @@ def followed() -> Followed:
     compare = os.environ.get("LOCKSTEP_ENGINE_COMPARE", "0")
     if compare not in ("0", "1"):
         raise BadDataError(f"$LOCKSTEP_ENGINE_COMPARE is {compare!r}; it must be 0 or 1")
+    server = os.environ.get("LOCKSTEP_ENGINE_URL", "")
     return Followed(
         socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
         model=os.environ["LOCKSTEP_MODEL"],
-        engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+        engine_name=os.environ.get(
+            "LOCKSTEP_ENGINE_NAME", f"port-{server.rpartition(':')[2]}" if server else "default"
+        ),
         compare_only=compare == "1",
+        server=server,
     )

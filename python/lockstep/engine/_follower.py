@@ -63,6 +63,8 @@ class Follower:
         after_write: called in the follower's thread with the version after each new one was written, before anybody
             reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
         compare_only: the receiver never writes here; ``serving`` and ``wait_for`` are not to be used.
+        server: the URL of the server that pauses this rank, on this host, where the receiver's ``--allow-engines`` lets
+            it come without being configured.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Attributes:
@@ -83,6 +85,7 @@ class Follower:
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
         compare_only: bool = False,
+        server: str = "",
         **options: Any,
     ) -> None:
         incarnation = _starter() if incarnation is None else incarnation
@@ -102,6 +105,7 @@ class Follower:
             "incarnation": incarnation,
             "gated": self._gated,
             "description": description,
+            **({"server": server} if server else {}),
         }
 
         self._gate = Gate(readers=self._gated)

@@ -30,12 +30,14 @@ _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 @dataclasses.dataclass
 class LockstepInitInfo(WeightTransferInitInfo):
     """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's,
-    and whether its memory is only compared, because it loads the receiver's directory."""
+    whether its memory is only compared, because it loads the receiver's directory, and its server's URL, where the
+    receiver is not configured with it."""
 
     socket: str
     model: str
     engine_name: str = "default"
     compare_only: bool = False
+    server: str = ""
 
 
 @dataclasses.dataclass
@@ -91,6 +93,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 leave_out=_VIEWS,
                 gate=False,
                 compare_only=init_info.compare_only,
+                server=init_info.server,
             )
         except Error as error:
             raise ValueError(str(error)) from error

@@ -102,6 +102,7 @@ def _new_follower(model: Any) -> Follower:
         fused_shared_experts=fused,
         gate=False,
         compare_only=where.compare_only,
+        server=where.server,
         after_write=_compute_of(model),
     )
 
