@@ -3,7 +3,10 @@
 import shutil
 import subprocess
 
+import kubernetes_validate
 import pytest
+import tomllib
+import yaml
 from harness import RAAS_RECEIVER, ROOT, TRAINER_AGENT
 
 CONFIG = ROOT / "deploy/config"
@@ -54,9 +57,44 @@ def test_the_unit_is_valid(unit, tmp_path):
     assert result.returncode == 0 and str(tmp_path) not in result.stderr, result.stderr
 
 
+def check_objects(text: str) -> "list[str]":
+    """Their kinds. Every field is one that the API of Kubernetes 1.29, the first with native sidecars, knows."""
+    objects = [entry for entry in yaml.safe_load_all(text) if entry]
+    for entry in objects:
+        kubernetes_validate.validate(entry, "1.29", strict=True)
+    return [entry["kind"] for entry in objects]
+
+
+def test_the_kubernetes_objects_are_what_the_api_takes():
+    kinds = [
+        kind
+        for path in KUBERNETES.glob("*.yaml")
+        if "kustom" not in path.name
+        for kind in check_objects(path.read_text())
+    ]
+    assert sorted(kinds) == ["Deployment", "NetworkPolicy", "Service", "StatefulSet"]
+
+
 @needs("kubectl")
-def test_the_kubernetes_base_builds_with_both_daemons_as_sidecars():
-    result = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True)
+@pytest.mark.parametrize("overlay", ["base", "overlays/vllm", "overlays/sglang"])
+def test_the_kubernetes_overlay_builds_with_both_daemons_as_sidecars(overlay):
+    result = subprocess.run(["kubectl", "kustomize", KUBERNETES.parent / overlay], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    assert len(check_objects(result.stdout)) == 6
     assert result.stdout.count("restartPolicy: Always") == 2
     assert "lockstep/trainer-agent" in result.stdout and "lockstep/raas-receiver" in result.stdout
+
+
+def test_the_receivers_engine_in_kubernetes_is_the_server_of_its_pod():
+    config = tomllib.loads((KUBERNETES / "raas_receiver.toml").read_text())
+    [pod] = yaml.safe_load_all((KUBERNETES / "inference.yaml").read_text())
+    spec = pod["spec"]["template"]["spec"]
+    [engine], [receiver] = spec["containers"], spec["initContainers"]
+    environment = {entry["name"]: entry["value"] for entry in engine["env"]}
+    assert environment == {"LOCKSTEP_ENGINE_SOCKET": config["engine_socket"], "LOCKSTEP_MODEL": config["model"][0]}
+    for container in (engine, receiver):
+        assert "/run/raas-receiver" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert [entry["url"] for entry in config["engine"]] == [f"http://127.0.0.1:{engine['ports'][0]['containerPort']}"]
+    assert receiver["readinessProbe"]["exec"]["command"][-1] == f"raas-receiver-engine/{config['model'][0]}"
+    [service, _] = yaml.safe_load_all((KUBERNETES / "network.yaml").read_text())
+    assert config["agent"] == f"trainer-0.{service['metadata']['name']}:7700"
