@@ -110,6 +110,7 @@ Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const 
   }
   Values values = defaults_;
   LS_RETURN_IF_ERROR(table.Take("name", &settings.engine.name));
+  LS_RETURN_IF_ERROR(table.Take("model", &settings.model));
   LS_RETURN_IF_ERROR(table.Take("kind", &settings.driver.kind));
   LS_RETURN_IF_ERROR(table.Take("url", &settings.driver.url));
   LS_RETURN_IF_ERROR(table.Take("command", &settings.driver.command));
@@ -163,14 +164,29 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
   return settings;
 }
 
-Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigParser& parser, bool socket) {
+// A server holds one model. Another one that belongs to it, such as an adapter, is loaded by a hook.
+Status WrittenEngines::CheckModel(const std::string& where, const EngineSettings& settings,
+                                  const std::vector<std::string>& models) {
+  if (!settings.model.empty() && std::ranges::find(models, settings.model) == models.end()) {
+    return {ErrorCode::kConfig, Cat(where, ": model ", CleanText(settings.model, 80), " is not followed")};
+  }
+  const bool server = engines::FindDriverKind(settings.driver.kind)->controls_server;
+  if (!server || !settings.model.empty() || models.size() == 1) return OkStatus();
+  return {ErrorCode::kConfig,
+          Cat(where, ": a server holds one model, and ", models.size(),
+              " are followed; name it in its [[engine]] table, as model = \"", models.front(), "\"")};
+}
+
+Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigParser& parser,
+                                                         const std::vector<std::string>& models, bool socket) {
   std::vector<EngineSettings> engines;
   std::set<std::string> names, urls;
   LS_RETURN_IF_ERROR(CheckValues(defaults_, [&](const char* name) { return parser.WrittenAs(Cat("engine-", name)); }));
   for (const config::ConfigTable& table : engines_) {
     LS_ASSIGN_OR_RETURN(EngineSettings settings, ReadOne(table));
     const std::string& url = settings.driver.url;
-    if (!names.insert(settings.engine.name).second) {
+    LS_RETURN_IF_ERROR(CheckModel(table.written_as(), settings, models));
+    if (!names.insert(Cat(settings.model, "/", settings.engine.name)).second) {
       return Status(ErrorCode::kConfig, Cat(table.written_as(), ": another engine is called ", settings.engine.name,
                                             "; give each a name, as in NAME=URL"));
     }

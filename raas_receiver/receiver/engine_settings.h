@@ -15,6 +15,7 @@ namespace lockstep::receiver {
 
 // One engine.
 struct EngineSettings {
+  std::string model;  // that it gets; empty: every one
   session::EngineConfig engine;
   engines::EngineOptions driver;
 };
@@ -24,9 +25,10 @@ class WrittenEngines {
  public:
   // Adds the flags --engine and --engine-*.
   void AddTo(config::ConfigParser& parser);
-  // What they come to, one for each; without any, one of kind "none". `socket`: there is one for ranks. kConfig names
-  // the setting and what it wants.
-  Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, bool socket);
+  // What they come to, one for each; without any, one of kind "none". `models`: that are followed; `socket`: there is
+  // one for ranks. kConfig names the setting and what it wants.
+  Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, const std::vector<std::string>& models,
+                                           bool socket);
   // Of one of which nothing is written. Errors as above.
   Result<EngineSettings> Others(const config::ConfigParser& parser) const {
     return Check(parser.WrittenAs("engine"), defaults_, EngineSettings());
@@ -50,6 +52,8 @@ class WrittenEngines {
   struct Text;
   static const std::vector<Text>& Texts();
 
+  static Status CheckModel(const std::string& where, const EngineSettings& settings,
+                           const std::vector<std::string>& models);
   Result<EngineSettings> ReadOne(config::ConfigTable table) const;
   static Status CheckValues(const Values& values, const std::function<std::string(const char* name)>& where);
   Result<EngineSettings> Check(const std::string& where, const Values& values, EngineSettings settings) const;

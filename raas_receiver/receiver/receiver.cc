@@ -38,8 +38,18 @@ void WarnOfDisk(const std::string& root) {
                    "--root on a tmpfs, such as /dev/shm"}});
 }
 
-bool AnyInPlace(const ReceiverConfig& config) {
-  return std::ranges::any_of(config.engines, [](const auto& settings) { return settings.engine.in_place; });
+// Where none gets it there is one that nobody is notified of.
+std::vector<EngineSettings> EnginesOf(const ReceiverConfig& config, const std::string& model) {
+  std::vector<EngineSettings> engines;
+  std::ranges::copy_if(config.engines, std::back_inserter(engines), [&](const EngineSettings& settings) {
+    return settings.model.empty() || settings.model == model;
+  });
+  if (engines.empty()) engines.emplace_back();
+  return engines;
+}
+
+bool AnyInPlace(const std::vector<EngineSettings>& engines) {
+  return std::ranges::any_of(engines, [](const auto& settings) { return settings.engine.in_place; });
 }
 
 void WarnOfLeases(const std::string& root) {
@@ -82,14 +92,15 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
 
 Status Receiver::OpenModels() {
   for (const std::string& model : config_.models) {
-    LS_ASSIGN_OR_RETURN(auto replicas, replica::ReplicaPair::Open({.root = config_.root,
-                                                                   .model = model,
-                                                                   .assets = config_.assets,
-                                                                   .keep_delta_bytes = config_.keep_delta_bytes,
-                                                                   .keep_older_deltas = AnyInPlace(config_),
-                                                                   .reader_grace = config_.reader_grace,
-                                                                   .at_edge = {}},
-                                                                  workers_));
+    LS_ASSIGN_OR_RETURN(auto replicas,
+                        replica::ReplicaPair::Open({.root = config_.root,
+                                                    .model = model,
+                                                    .assets = config_.assets,
+                                                    .keep_delta_bytes = config_.keep_delta_bytes,
+                                                    .keep_older_deltas = AnyInPlace(EnginesOf(config_, model)),
+                                                    .reader_grace = config_.reader_grace,
+                                                    .at_edge = {}},
+                                                   workers_));
     if (!replicas->rewrites_files()) WarnOfLeases(config_.root);
     const Held held = replicas->current().held;
     telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
@@ -107,7 +118,7 @@ Status Receiver::OpenModels() {
                                     .admission = config_.admission,
                                     .timeline = &timeline_};
     std::vector<session::EngineEntry> table;
-    for (const EngineSettings& settings : config_.engines) {
+    for (const EngineSettings& settings : EnginesOf(config_, model)) {
       LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
       table.push_back({settings.engine, std::move(driver)});
     }

@@ -152,13 +152,7 @@ Result<std::vector<std::pair<uint16_t, uint16_t>>> ReadPorts(const ConfigParser&
 }
 
 Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
-  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, !config.engine_socket.empty()));
-  for (const EngineSettings& settings : config.engines) {
-    if (engines::FindDriverKind(settings.driver.kind)->controls_server && config.models.size() > 1) {
-      return {ErrorCode::kConfig,
-              Cat("a ", settings.driver.kind, " server holds one model: run a receiver for each model that has one")};
-    }
-  }
+  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, config.models, !config.engine_socket.empty()));
   const EngineSettings& first = config.engines.front();
   config.admission.open = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
   LS_ASSIGN_OR_RETURN(config.admission.ports, ReadPorts(parser, written.allow_engines));

@@ -122,6 +122,56 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert engine.violations == []
 
 
+def test_a_receiver_of_several_models_gives_each_engine_its_own(setting):
+    """As an adapter's beside its base model's server."""
+    told = setting.cluster.directory / "told"
+    with setting.engine() as engine, setting.agent.publisher(weights(7), model="adapter") as adapter:
+        config = setting.cluster.directory / "receiver.toml"
+        config.write_text(
+            f'[[engine]]\nname = "base"\nmodel = "{MODEL}"\nurl = "{engine.url}"\n'
+            f'[[engine]]\nname = "lora"\nmodel = "adapter"\ncommand = "echo $LOCKSTEP_MODEL $LOCKSTEP_VERSION >> {told}"\n'
+        )
+        receiver = setting.cluster.receiver(setting.agent, models=(MODEL, "adapter"), config=config)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "the base's version 1 is served")
+        for version in (1, 2):
+            adapter.publish(version, weights(7 + version))
+            wait_until(lambda: told.exists() and f"adapter {version}\n" in told.read_text(), "the adapter is loaded")
+        assert told.read_text() == "adapter 1\nadapter 2\n"
+        assert [e["name"] for e in receiver.model_status()["engine_table"]] == ["base"]
+        assert [e["name"] for e in receiver.model_status("adapter")["engine_table"]] == ["lora"]
+    assert engine.violations == []
+
+
+@pytest.mark.parametrize(
+    ("settings_of_engines", "refusal"),
+    [
+        (["--engine", "triton:http://x"], "--engine triton:http://x is not [NAME=][KIND:]URL or [NAME=]hook:COMMAND"),
+        (["--engine", "vllm:localhost:8000"], "http://"),
+        (["--engine", "http://a:1", "--engine", "http://b:1"], "another engine is called default; give each a name"),
+        (["--engine", "a=http://x:1", "--engine", "b=http://x:1"], "another engine is at http://x:1"),
+        (["--engine", "http://x:1", "--model", "critic"], "a server holds one model, and 2 are followed"),
+        (["--engine-load", "in-place"], "engine-load in-place needs engine-socket"),
+        (["--engine-attempts", "0", "--engine", "http://x:1"], "--engine-attempts is 0; it must be 1 to 100"),
+        (["--allow-engines", "9-1", "--engine-socket", "s"], '--allow-engines: "9-1" is no PORT or FIRST-LAST'),
+        (["--allow-engines", "9"], "--allow-engines needs engine-socket"),
+        ('[[engine]]\nurl = "http://x:1"\nspeed = 1\n', "receiver.toml:1: key 'engine': unknown key 'speed'"),
+        ('[[engine]]\nname = "a b"\n', 'an engine is called "a b"; a name has 1 to 64 of'),
+        ('[[engine]]\ncommand = "true"\nattempts = 0\n', "receiver.toml:1: key 'engine': attempts is 0"),
+        ('[[engine]]\ncommand = "true"\nmodel = "critic"\n', "model critic is not followed"),
+        ('[[engine]]\nurl = "http://x:1"\ncheck = "some"\n', "engine-check is some; give checksums"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused_by_name_at_start(tmp_path, settings_of_engines, refusal):
+    command = [RAAS_RECEIVER, "--model", MODEL, "--root", tmp_path / "root", "--control-socket", "none"]
+    if isinstance(settings_of_engines, str):
+        (tmp_path / "receiver.toml").write_text(settings_of_engines)
+        settings_of_engines = ["--config", tmp_path / "receiver.toml"]
+    result = subprocess.run([*command, *settings_of_engines], capture_output=True, text=True, timeout=30)
+    assert result.returncode in (64, 78), result.stderr
+    assert refusal in result.stderr
+
+
 def test_a_server_is_asked_of_which_kind_it_is(setting):
     with setting.engine() as engine:
         receiver = setting.cluster.receiver(setting.agent, engine=engine.url, engine_attempts=1)

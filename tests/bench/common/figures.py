@@ -131,6 +131,11 @@ PROGRAMS = (
             Figure("pause_whole_ratio", "<= 2", "the same, where all is written"),
         ),
     ),
+    Program(
+        "placement/engines_bench.py",
+        90,
+        (Figure("engines_eight", "<= 8", "publish to the last of eight engines on one receiver, against one engine"),),
+    ),
     Program("delta/delta_sweep", 270, ()),
 )
 NAMES = tuple(figure.name for program in PROGRAMS for figure in program.figures)
