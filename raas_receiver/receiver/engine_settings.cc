@@ -164,6 +164,15 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
   return settings;
 }
 
+Result<EngineSettings> WrittenEngines::Others(const config::ConfigParser& parser) const {
+  Values values = defaults_;
+  values.check.clear();  // what is written in place is compared without
+  EngineSettings settings;
+  settings.driver.kind = kAsked;
+  settings.driver.url = "http://localhost";
+  return Check(parser.WrittenAs("allow-engines"), values, std::move(settings));
+}
+
 // A server holds one model. Another one that belongs to it, such as an adapter, is loaded by a hook.
 Status WrittenEngines::CheckModel(const std::string& where, const EngineSettings& settings,
                                   const std::vector<std::string>& models) {
@@ -196,7 +205,7 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
     engines.push_back(std::move(settings));
   }
   if (engines.empty()) {
-    LS_ASSIGN_OR_RETURN(engines.emplace_back(), Others(parser));
+    LS_ASSIGN_OR_RETURN(engines.emplace_back(), Check(parser.WrittenAs("engine"), defaults_, EngineSettings()));
   }
   const bool in_place = std::ranges::any_of(engines, [](const auto& settings) { return settings.engine.in_place; });
   if (in_place && !socket) {

@@ -29,10 +29,8 @@ class WrittenEngines {
   // one for ranks. kConfig names the setting and what it wants.
   Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, const std::vector<std::string>& models,
                                            bool socket);
-  // Of one of which nothing is written. Errors as above.
-  Result<EngineSettings> Others(const config::ConfigParser& parser) const {
-    return Check(parser.WrittenAs("engine"), defaults_, EngineSettings());
-  }
+  // Of a server of which nothing is written; its URL is anything. Errors as above.
+  Result<EngineSettings> Others(const config::ConfigParser& parser) const;
 
  private:
   struct Values {

@@ -99,10 +99,10 @@ Status Engines::CheckServer(const targets::RankLink& link) const {
 }
 
 Result<targets::EngineTargets*> Engines::Make(const targets::RankLink& link) {
-  engines::EngineOptions options = admission_.driver;
+  engines::EngineOptions options;
   if (!link.server().empty()) {
     LS_RETURN_IF_ERROR(CheckServer(link));
-    options.kind = "server";
+    options = admission_.driver;
     options.url = link.server();
   }
   if (engines_.size() + retired_.size() >= in_table_ + kMostMade) {

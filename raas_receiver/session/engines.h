@@ -21,7 +21,7 @@ struct EngineAdmission {
   bool open = false;                                 // any that stop their readers themselves may
   std::vector<std::pair<uint16_t, uint16_t>> ports;  // of servers on loopback, first and last: their ranks may
   EngineConfig config;                               // of such engines, but for the name
-  engines::EngineOptions driver;                     // and but for kind and URL
+  engines::EngineOptions driver;                     // of a server, but for its URL
 };
 
 struct EngineEntry {
