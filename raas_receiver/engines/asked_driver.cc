@@ -45,6 +45,10 @@ class AskedDriver final : public EngineDriver {
     LS_RETURN_IF_ERROR(Find());
     return driver_->StillServes(version);
   }
+  Status Answers() override {
+    LS_RETURN_IF_ERROR(Find());
+    return driver_->Answers();
+  }
   Result<std::vector<std::string>> Incarnations() override {
     LS_RETURN_IF_ERROR(Find());
     return driver_->Incarnations();

@@ -81,6 +81,10 @@ class EngineDriver {
   // once, which takes 5 s at most, and is no failure.
   virtual Result<bool> StillServes(const EngineVersion& version) = 0;
 
+  // OK: the server answers a question, whatever it says; it is asked once, which takes 5 s at most. Also where there is
+  // none to be asked.
+  virtual Status Answers() { return OkStatus(); }
+
   // What the ranks of the server that are attached anywhere call their start (ATTACH's `incarnation`), one for each
   // that answers. An error when it does not answer, or has none.
   virtual Result<std::vector<std::string>> Incarnations() {

@@ -69,6 +69,7 @@ class HttpDriver final : public EngineDriver {
   Status Pause(const EngineVersion& version) override;
   Status Resume(const EngineVersion& serving) override;
   Result<bool> StillServes(const EngineVersion& version) override;
+  Status Answers() override { return ToStatus(server_->Ask("/health")); }
   Result<std::vector<std::string>> Incarnations() override { return steps_->Incarnations(); }
   void Cancel() override;
   void Reset() override;

@@ -195,7 +195,9 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
     LS_ASSIGN_OR_RETURN(EngineSettings settings, ReadOne(table));
     const std::string& url = settings.driver.url;
     LS_RETURN_IF_ERROR(CheckModel(table.written_as(), settings, models));
-    if (!names.insert(Cat(settings.model, "/", settings.engine.name)).second) {
+    for (const std::string& model : models) {
+      if (!settings.model.empty() && settings.model != model) continue;
+      if (names.insert(Cat(model, "/", settings.engine.name)).second) continue;
       return Status(ErrorCode::kConfig, Cat(table.written_as(), ": another engine is called ", settings.engine.name,
                                             "; give each a name, as in NAME=URL"));
     }

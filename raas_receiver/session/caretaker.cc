@@ -49,7 +49,7 @@ void Caretaker::Switched() {
 }
 
 void Caretaker::DropDamaged() {
-  if (other_damaged_ && !engines_.under_way()) DropOther();
+  if (other_damaged_) DropOther();
 }
 
 void Caretaker::DropOther() {

@@ -46,8 +46,8 @@ class Caretaker {
   // Another replica is current. If the one before was to be mended, nothing is to be made from it, and engines may have
   // read it.
   void Switched();
-  // Drops it then, unless an engine may read it: to be called before a sync, and before an engine is told what it may
-  // return to.
+  // Drops it then: to be called before a sync, and before an engine is told what it may return to. REQUIRES that no
+  // engine reads it.
   void DropDamaged();
 
  private:

@@ -55,21 +55,22 @@ class DirectoryRoute final : public EngineRoute {
             .reverted = loaded.serving == engines::Serving::kLastGood};
   }
 
-  void Check() override {
+  bool Check() override {
     const replica::PublishedVersion current = context_.replicas.current();
     if (!current.held.nothing()) (void)targets_.Admit(*current.layout);
-    if (!driver_.controls_server()) return;
+    if (!driver_.controls_server()) return true;
     const Held served = this->served();
     for (const replica::PublishedVersion& version : {current, context_.replicas.previous()}) {
       if (served.nothing() || version.held != served) continue;
       const Result<bool> still = driver_.StillServes({context_.model, served, version.path, "check", version.label});
-      if (!still.ok() || *still) return;
+      if (!still.ok() || *still) return true;
       telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted",
                      {{"model", context_.model}, {"engine", config_.name}, {"version", served.version}});
       std::lock_guard lock(mutex_);
       if (served_ == served) served_ = {};
-      return;
+      return false;
     }
+    return true;
   }
 
   Result<size_t> Verify() override {

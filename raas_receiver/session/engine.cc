@@ -133,7 +133,7 @@ Engine::Clock::time_point Engine::LateAt() const {
 
 bool Engine::Due() const {
   if (under_way()) return ended();
-  if (asking_ || !notifies() || !Behind()) return false;
+  if (asking_ || retired_ || !notifies() || !Behind()) return false;
   if (late() && over_http()) return answers_;
   return Clock::now() >= serve_again_ || (!late() && context_.replicas.current().held != tried_);
 }
@@ -164,6 +164,7 @@ void Engine::Check() {
   if (under_way() || asking_) return;  // the driver is the thread's
   const bool probe = late() && over_http() && !answers_ && Clock::now() >= serve_again_ && Behind();
   if (in_place() && !probe) return;
+  if (lost_.exchange(false)) check_again_ = Clock::now() + kCheckAfterLoss;
   const bool asks = over_http() && Clock::now() >= check_again_;
   if (!ranks_changed_.exchange(false) && !asks && !probe) return;
   if (asks) check_again_ = Clock::now() + kCheck;
@@ -174,11 +175,8 @@ void Engine::Check() {
 
 // On the engine's thread.
 void Engine::Ask(bool probe) {
-  if (probe) {
-    const replica::PublishedVersion current = context_.replicas.current();
-    answers_ = driver_->StillServes({context_.model, current.held, current.path, "check", current.label}).ok();
-  }
-  if (!probe || answers_) route_->Check();
+  if (probe) answers_ = driver_->Answers().ok();
+  if ((!probe || answers_) && !route_->Check()) lost_ = true;
   asking_ = false;
   context_.changed.Notify();
 }
@@ -280,12 +278,28 @@ void Engine::GiveWay() {
   driver_->Cancel();
 }
 
-void Engine::Interrupt() {
+bool Engine::MayGiveWay() const {
+  {
+    std::lock_guard lock(mutex_);
+    if (!attempt_ || attempt_->outcome || attempt_->gave_way) return false;
+  }
+  return late() && ReadsPrevious();
+}
+
+void Engine::BeginInterrupt() {
+  if (under_way()) driver_->Cancel();
+}
+
+void Engine::EndInterrupt() {
   if (!under_way()) return;
-  driver_->Cancel();
   AwaitEnd();
   std::lock_guard lock(mutex_);
   if (!cancelled_) driver_->Reset();
+}
+
+void Engine::Retire() {
+  retired_ = true;
+  Cancel();
 }
 
 Status Engine::Explain(Status status, const Attempt& attempt) const {

@@ -73,8 +73,17 @@ class Engine {
   bool ReadsPrevious() const;
   // Cancels the attempt under way, if there is one and it is late. It is to be taken as ever.
   void GiveWay();
-  // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
-  void Interrupt();
+  // Whether GiveWay would, of an attempt that reads the version before the current one.
+  bool MayGiveWay() const;
+  // Whether Check has ranks to answer.
+  bool CheckDue() const { return !in_place() && ranks_changed_ && Idle(); }
+  // Cancels the attempt under way, if there is one: BeginInterrupt, and then EndInterrupt, which waits for its end. It
+  // is to be taken as ever.
+  void BeginInterrupt();
+  void EndInterrupt();
+  // It is given nothing any more. Any thread.
+  void Retire();
+  bool retired() const { return retired_; }
   // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.
   EngineOutcome Take();
   // Compares the memory of its ranks that are attached with the version that it is to serve, as EngineRoute::Verify.
@@ -115,6 +124,8 @@ class Engine {
   Held tried_;                                                   // the version of the last attempt
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> asking_ = false;                             // the thread asks the server
+  std::atomic<bool> retired_ = false;
+  std::atomic<bool> lost_ = false;           // its server did not serve what it was given, at the last Check
   std::atomic<bool> answers_ = false;        // it did when it was asked, late, since the last attempt
   std::atomic<bool> ranks_changed_ = false;  // since the last Check
   mutable std::mutex mutex_;

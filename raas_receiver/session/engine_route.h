@@ -82,8 +82,9 @@ class EngineRoute {
 
   // --- one thread at a time ---
   virtual EngineOutcome Serve(const EngineAttempt& attempt) = 0;
-  // Asks the server whether it still serves what it was given, and answers ranks that came to compare.
-  virtual void Check() = 0;
+  // Answers ranks that came to compare, and asks the server whether it still serves what it was given. False: it does
+  // not.
+  virtual bool Check() = 0;
   // As EngineTargets::Verify, with what the engine is to serve; kState also when nobody knows what that is, or it is
   // not held any more.
   virtual Result<size_t> Verify() = 0;

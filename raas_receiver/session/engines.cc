@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ranges>
 #include <set>
+#include <system_error>
 
 #include "common/base/text.h"
 #include "common/net/host_port.h"
@@ -38,6 +39,7 @@ Engines::All Engines::counted() const {
   All counted;
   for (size_t i = 0; i < engines.size(); ++i) {
     const bool counts = i < in_table_ && !admission_.open && engines[i]->notifies();
+    if (engines[i]->retired()) continue;
     if (counts || !engines[i]->targets().empty()) counted.push_back(engines[i]);
   }
   if (counted.empty()) return {engines.front()};
@@ -48,75 +50,128 @@ bool Engines::Any(bool (Engine::*is)() const) const {
   return std::ranges::any_of(all(), [&](const auto& engine) { return (*engine.*is)(); });
 }
 
-Result<targets::EngineTargets*> Engines::Find(const targets::RankLink& link) {
+namespace {
+
+std::shared_ptr<targets::EngineTargets> TargetsOf(const std::shared_ptr<Engine>& engine) {
+  return {engine, &engine->targets()};  // which it keeps
+}
+
+// Where a server of this host listens; 0: `url` is none.
+uint16_t LoopbackPort(std::string_view url) {
+  constexpr std::string_view kScheme = "http://";
+  if (!url.starts_with(kScheme)) return 0;
+  url.remove_prefix(kScheme.size());
+  if (url.ends_with("/")) url.remove_suffix(1);
+  const auto at = net::ParseHostPort(url);
+  return at.ok() && at->IsLoopback() ? at->port : 0;
+}
+
+// A rank whose server pauses it, and may be one that is not configured.
+bool BringsServer(const targets::RankLink& link) {
+  return !link.server().empty() && !link.gated() && !link.compares();
+}
+
+}  // namespace
+
+// One server has one engine, whatever its ranks call themselves: two would resume it under each other's writes.
+std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
+  const uint16_t port = LoopbackPort(url);
+  for (const auto& engine : engines_) {
+    if (!engine->retired() && port != 0 && LoopbackPort(engine->url()) == port) return engine;
+  }
+  return nullptr;
+}
+
+Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::RankLink& link) {
   std::lock_guard lock(mutex_);
   const std::string& name = link.engine();
-  Engine* nearest = nullptr;
-  std::vector<Engine*> fitting;  // of the table: by how ranks are used there
+  std::shared_ptr<Engine> same, nearest;
+  All fitting;  // of the table: by how ranks are used there
   for (const auto& engine : engines_) {
-    if (engine->name() == name) {
-      const bool moved = !link.server().empty() && engine->url() != link.server();
-      if (!moved || !engine->made()) return &engine->targets();
-      if (!engine->targets().empty()) {
-        return Status(ErrorCode::kState, Cat(link.Label(), ": an engine of that name is at ", engine->url()));
-      }
-      LS_RETURN_IF_ERROR(CheckServer(link));
-      engine->Cancel();
-      retired_.push_back(engine);
-      std::erase(engines_, retired_.back());
-      return Make(link);
-    }
+    if (engine->retired()) continue;
+    if (engine->name() == name) same = engine;
     const bool longer = nearest == nullptr || engine->name().size() > nearest->name().size();
-    if (name.starts_with(Cat(engine->name(), "-")) && longer) nearest = engine.get();
-    if (engine->in_place() != link.compares()) fitting.push_back(engine.get());
+    if (name.starts_with(Cat(engine->name(), "-")) && longer) nearest = engine;
+    if (!engine->made() && engine->in_place() != link.compares()) fitting.push_back(engine);
   }
-  const bool others = !link.server().empty() || admission_.open;  // it may make its own
-  if (nearest != nullptr && !others) return &nearest->targets();
-  if (in_table_ == 1 && !others) return &engines_.front()->targets();
-  if (fitting.size() == 1 && !others) return &fitting.front()->targets();
-  if (others) return Make(link);
+  const bool brings = BringsServer(link);
+  if (same != nullptr && (!brings || !same->made() || LoopbackPort(same->url()) == LoopbackPort(link.server())))
+    return TargetsOf(same);
+  if (brings) {
+    const std::shared_ptr<Engine> there = EngineAt(link.server());
+    if (there != nullptr && name.starts_with(Cat(there->name(), "-"))) return TargetsOf(there);
+    if (there != nullptr) {
+      return Status(ErrorCode::kState, Cat(link.Label(), ": its server is that of engine ", there->name()));
+    }
+    LS_RETURN_IF_ERROR(CheckServer(link));
+    if (same == nullptr) return Make(link);
+    // The server was started again, at another port.
+    if (!same->targets().empty() || same->under_way()) {
+      return Status(ErrorCode::kState, Cat(link.Label(), ": an engine of that name is at ", same->url(), " still"));
+    }
+    same->Retire();
+    return Make(link);
+  }
+  if (admission_.open && link.gated() && !link.compares()) return Make(link);
+  if (nearest != nullptr) return TargetsOf(nearest);
+  if (in_table_ == 1) return TargetsOf(engines_.front());
+  if (fitting.size() == 1) return TargetsOf(fitting.front());
   std::string names;
-  for (const auto& engine : engines_) names += Cat(names.empty() ? "" : ", ", engine->name());
+  for (const auto& engine : engines_) {
+    if (!engine->retired()) names += Cat(names.empty() ? "" : ", ", engine->name());
+  }
   return Status(ErrorCode::kNotFound, Cat(link.Label(), ": this receiver's engines are ", names,
                                           "; set LOCKSTEP_ENGINE_NAME of its server to the one that it is"));
 }
 
 // A server that is not configured may come by itself, from a port that is admitted.
 Status Engines::CheckServer(const targets::RankLink& link) const {
-  const std::string& url = link.server();
-  const std::string_view scheme = "http://";
-  const auto at = net::ParseHostPort(url.starts_with(scheme) ? url.substr(scheme.size()) : url);
-  if (!at.ok() || !url.starts_with(scheme)) {
-    return {ErrorCode::kBadData, Cat(link.Label(), ": its server is ", url, "; it must be http://HOST:PORT")};
-  }
-  const bool admitted = at->IsLoopback() && std::ranges::any_of(admission_.ports, [&](const auto& range) {
-                          return range.first <= at->port && at->port <= range.second;
+  const uint16_t port = LoopbackPort(link.server());
+  const bool admitted = port != 0 && std::ranges::any_of(admission_.ports, [&](const auto& range) {
+                          return range.first <= port && port <= range.second;
                         });
   if (admitted) return OkStatus();
   return {ErrorCode::kPermission,
-          Cat(link.Label(), ": its server ", url, " is none of this receiver's, and not one of ",
-              "those that may come by themselves (--allow-engines)")};
+          Cat(link.Label(), ": its server ", link.server(), " is none of this receiver's, and not ",
+              "one of those that may come by themselves (--allow-engines)")};
 }
 
-Result<targets::EngineTargets*> Engines::Make(const targets::RankLink& link) {
+// Of those that ranks made, the one that has had none for the longest goes.
+bool Engines::MakeRoom() {
+  if (engines_.size() < in_table_ + kMostMade) return true;
+  auto oldest = engines_.end();
+  for (auto at = engines_.begin() + static_cast<ptrdiff_t>(in_table_); at != engines_.end(); ++at) {
+    const bool idle = (*at)->targets().empty() && !(*at)->under_way() && left_.contains(at->get());
+    if (idle && (oldest == engines_.end() || left_[at->get()] < left_[oldest->get()])) oldest = at;
+  }
+  if (oldest == engines_.end()) return false;
+  (*oldest)->Retire();
+  return engines_.size() < in_table_ + 2 * kMostMade;
+}
+
+Result<std::shared_ptr<targets::EngineTargets>> Engines::Make(const targets::RankLink& link) {
+  const auto full = [&](std::string_view why) {
+    return Status(ErrorCode::kResourceExhausted, Cat(link.Label(), ": ", why));
+  };
+  if (!MakeRoom()) return full(Cat("there are ", kMostMade, " engines already"));
   engines::EngineOptions options;
-  if (!link.server().empty()) {
-    LS_RETURN_IF_ERROR(CheckServer(link));
+  if (BringsServer(link)) {
     options = admission_.driver;
     options.url = link.server();
-  }
-  if (engines_.size() + retired_.size() >= in_table_ + kMostMade) {
-    return Status(ErrorCode::kResourceExhausted, Cat(link.Label(), ": there are ", kMostMade, " engines already"));
   }
   LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(std::move(options)));
   EngineConfig config = admission_.config;
   config.name = link.engine();
   config.in_place = true;
   config.made = true;
+  try {
+    engines_.push_back(std::make_shared<Engine>(context_, std::move(config), std::move(driver)));
+  } catch (const std::system_error& error) {
+    return full(Cat("no thread for it: ", error.what()));
+  }
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_joined",
-                 {{"model", context_.model}, {"engine", config.name}, {"server", link.server()}});
-  engines_.push_back(std::make_shared<Engine>(context_, std::move(config), std::move(driver)));
-  return &engines_.back()->targets();
+                 {{"model", context_.model}, {"engine", link.engine()}, {"server", engines_.back()->url()}});
+  return TargetsOf(engines_.back());
 }
 
 bool Engines::Serve() const {
@@ -144,7 +199,9 @@ std::string Engines::Late() const {
 
 void Engines::Describe(v1::ReceiverModel& model) const {
   std::set<std::string> kinds;
-  for (const auto& engine : all()) engine->Describe(model);
+  for (const auto& engine : all()) {
+    if (!engine->retired()) engine->Describe(model);
+  }
   for (const v1::Engine& engine : model.engine_table()) kinds.insert(engine.kind());
   for (const std::string& kind : kinds) model.set_engine(Cat(model.engine(), model.engine().empty() ? "" : ", ", kind));
   const Held served = this->served();
@@ -183,33 +240,29 @@ void Engines::Check() {
   Forget();
 }
 
-// Engines that ranks made, an hour after they went.
+// Engines that ranks made, an hour after they went, and those that are retired.
 void Engines::Forget() {
   const auto now = std::chrono::steady_clock::now();
   All gone;  // they end without the lock
   std::lock_guard lock(mutex_);
-  const auto take = [&](All& from, const auto& over) {
-    std::erase_if(from, [&](const auto& engine) {
-      if (!over(*engine)) return false;
-      gone.push_back(engine);
-      left_.erase(engine.get());
-      return true;
-    });
-  };
-  take(retired_, [](const Engine& engine) { return !engine.under_way() || engine.ended(); });
-  take(engines_, [&](const Engine& engine) {
-    if (!engine.made()) return false;
-    if (!engine.targets().empty()) left_.erase(&engine);
-    if (!engine.targets().empty() || engine.under_way()) return false;
-    return now - left_.try_emplace(&engine, now).first->second > kRemembered;
+  std::erase_if(engines_, [&](const auto& engine) {
+    if (!engine->made()) return false;
+    const bool empty = engine->targets().empty() && !engine->under_way();
+    if (!empty) left_.erase(engine.get());
+    if (engine->under_way() || (!empty && !engine->retired())) return false;
+    if (!engine->retired() && now - left_.try_emplace(engine.get(), now).first->second <= kRemembered) return false;
+    gone.push_back(engine);
+    left_.erase(engine.get());
+    return true;
   });
 }
 
-void Engines::Begin(const std::string& mode, uint64_t transfer, const Begun& which) {
+void Engines::Begin(const std::string& mode, uint64_t transfer, Which which, bool may_return) {
   for (const auto& engine : all()) {
-    if (engine->under_way()) continue;
-    const bool due = engine->Due() || (which.all && engine->notifies() && engine->Behind() && !engine->late());
-    if (due) engine->Begin(mode, transfer, which.may_return);
+    if (engine->under_way() || engine->retired()) continue;
+    const bool behind = which != Which::kDue && engine->notifies() && engine->Behind();
+    const bool due = engine->Due() || (behind && (which == Which::kAll || !engine->late()));
+    if (due) engine->Begin(mode, transfer, may_return);
   }
 }
 
@@ -231,8 +284,17 @@ void Engines::GiveWay() {
   }
 }
 
+bool Engines::MayGiveWay() const {
+  return Any(&Engine::MayGiveWay);
+}
+
+bool Engines::CheckDue() const {
+  return Any(&Engine::CheckDue);
+}
+
 void Engines::Interrupt() {
-  for (const auto& engine : all()) engine->Interrupt();
+  for (const auto& engine : all()) engine->BeginInterrupt();
+  for (const auto& engine : all()) engine->EndInterrupt();
 }
 
 void Engines::Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use) {
@@ -266,7 +328,7 @@ void Engines::Distrust() {
 std::vector<std::shared_ptr<const Engine>> Engines::Waiting() const {
   std::vector<std::shared_ptr<const Engine>> waiting;
   for (const auto& engine : all()) {
-    if (engine->notifies() && engine->Behind() && !engine->late()) waiting.push_back(engine);
+    if (engine->notifies() && engine->Behind() && !engine->late() && !engine->retired()) waiting.push_back(engine);
   }
   return waiting;
 }

@@ -36,7 +36,7 @@ class Engines {
 
   // --- any thread ---
   // Where a rank of that engine attaches. kNotFound names those that there are; kPermission: its server may not come.
-  Result<targets::EngineTargets*> Find(const targets::RankLink& link);
+  Result<std::shared_ptr<targets::EngineTargets>> Find(const targets::RankLink& link);
   // Whether all serve some version, or nobody is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
@@ -55,16 +55,20 @@ class Engines {
   bool Due() const;
   std::chrono::milliseconds UntilDue() const;
   void Check();
-  struct Begun {
-    bool all = false;        // also those that are behind, not late, and not due yet
-    bool may_return = true;  // engines may be made to return to the version before
+  enum class Which {
+    kDue,
+    kBehind,  // also those whose wait is not over, unless they are late
+    kAll,     // late ones, too
   };
-  // Begins an attempt at each engine that is due. Those that have one under way are left alone.
-  void Begin(const std::string& mode, uint64_t transfer, const Begun& which);
+  // Begins attempts. Engines that have one under way are left alone. `may_return`: they may be made to return to the
+  // version before.
+  void Begin(const std::string& mode, uint64_t transfer, Which which, bool may_return);
   bool under_way() const;  // at any
   bool ended() const;      // at any
   bool ReadPrevious() const;
   void GiveWay();
+  bool MayGiveWay() const;
+  bool CheckDue() const;
   void Interrupt();
   // Takes the attempts that have ended.
   void Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use);
@@ -82,7 +86,10 @@ class Engines {
   All counted() const;
   bool Any(bool (Engine::*is)() const) const;
 
-  Result<targets::EngineTargets*> Make(const targets::RankLink& link);  // REQUIRES mutex_
+  // REQUIRE mutex_.
+  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankLink& link);
+  std::shared_ptr<Engine> EngineAt(const std::string& url) const;
+  bool MakeRoom();
   Status CheckServer(const targets::RankLink& link) const;
   void Forget();
 
@@ -90,7 +97,6 @@ class Engines {
   const EngineAdmission admission_;
   mutable std::mutex mutex_;
   All engines_;  // guarded by mutex_; the table's first
-  All retired_;  // whose server came back at another URL, and whose threads may still run; guarded by mutex_
   const size_t in_table_;
   std::map<const Engine*, std::chrono::steady_clock::time_point> left_;  // since when one that ranks made has none
 };

@@ -35,8 +35,8 @@ class InPlaceRoute final : public EngineRoute {
     outcome.status = Prepare(attempt);
     outcome.prepare_us = begun.MicrosSince();
     if (!targets_.prepared()) {
-      if (outcome.status.ok() && Behind(attempt.current.version.held))
-        outcome.status = PausedAndResumed(attempt.current.version);
+      const bool whole = owes_resume_ && targets_.AllAt(attempt.current.version.held);
+      if (outcome.status.ok() && whole) outcome.status = PausedAndResumed(attempt.current.version);
       return outcome;
     }
     const telemetry::Moment pause;
@@ -47,7 +47,7 @@ class InPlaceRoute final : public EngineRoute {
     return outcome;
   }
 
-  void Check() override {}
+  bool Check() override { return true; }
 
   Result<size_t> Verify() override {
     const replica::PublishedVersion current = context_.replicas.current();

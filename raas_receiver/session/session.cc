@@ -32,6 +32,10 @@ void LogSync(const v1::SyncRecord& record, const Held& to, const telemetry::Mome
                   {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
 }
 
+bool IsSettled(const std::shared_ptr<const Engine>& engine) {
+  return engine->late() || (!engine->under_way() && !engine->Behind());
+}
+
 v1::WatchVersionsRequest WatchOf(const SessionOptions& options) {
   v1::WatchVersionsRequest watch;
   watch.set_model(options.model);
@@ -124,7 +128,7 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 
 void Session::Loop() {
   // A receiver killed between commit and engines notifies them when it comes back.
-  if (engines_.OweVersion()) BeginServe(/*all=*/true);
+  if (engines_.OweVersion()) BeginServe(Engines::Which::kBehind);
   v1::SessionState state = Resting();
   while (true) {
     state_ = state;
@@ -181,7 +185,11 @@ v1::SessionState Session::Wait() {
     care_.Scrub();
     milliseconds idle = std::min(engines_.UntilDue(), care_.UntilDue());
     if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
-    if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
+    if (!busy)
+      changed_.WaitFor(idle, [&] {
+        return called() || follower_.Unprepared() || engines_.CheckDue() || Settleable() ||
+               (SyncWanted() && engines_.MayGiveWay());
+      });
   }
   if (requests_.stopping()) return Resting();
   if (requests_.due(Requests::kRollback)) return RollBack();
@@ -226,7 +234,7 @@ v1::SessionState Session::Synchronize() {
   Answer();  // the one before: its version is committed, and some engine has not ended with it yet
   unanswered_ = {pulls, status, sync.record(), replicas_->current().held, engines_.Waiting()};
   if (!status.ok() || unanswered_->waiting.empty()) Answer();
-  if (status.ok()) BeginServe(/*all=*/true);
+  if (status.ok()) BeginServe(Engines::Which::kBehind);
   return Resting();
 }
 
@@ -280,17 +288,16 @@ void Session::FollowLive(const Sync& sync) {
 
 // What EngineDue is for. Attempts that have ended Loop takes.
 void Session::TendEngines() {
-  if (!VerifyDue()) return BeginServe(/*all=*/false);
+  if (!VerifyDue()) return BeginServe(Engines::Which::kDue);
   const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
   const Result<size_t> verified = engines_.Verify();
   engines_verified_ = verified.ok() ? *verified : 0;
   requests_.End(Requests::kVerify, verifies, ToStatus(verified));
 }
 
-// At each engine that is due, or that is behind.
-void Session::BeginServe(bool all) {
-  care_.DropDamaged();
-  engines_.Begin(mode_, transfer_, {.all = all, .may_return = !care_.other_damaged()});
+void Session::BeginServe(Engines::Which which) {
+  if (!engines_.under_way()) care_.DropDamaged();
+  engines_.Begin(mode_, transfer_, which, /*may_return=*/!care_.other_damaged());
   notifying_ = engines_.under_way();
   if (engines_.ended()) (void)FinishServe();
 }
@@ -313,9 +320,12 @@ Status Session::FinishServe() {
 // Answers the last sync once no engine is to be waited for: not one that is late, and not one that went.
 void Session::Settle() {
   if (!unanswered_) return;
-  std::erase_if(unanswered_->waiting,
-                [](const auto& engine) { return engine->late() || (!engine->under_way() && !engine->Behind()); });
+  std::erase_if(unanswered_->waiting, IsSettled);
   if (unanswered_->waiting.empty()) Answer();
+}
+
+bool Session::Settleable() const {
+  return unanswered_ && std::ranges::any_of(unanswered_->waiting, IsSettled);
 }
 
 // Those that wait for the last sync and those that watch.

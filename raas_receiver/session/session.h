@@ -137,9 +137,10 @@ class Session {
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void FollowLive(const Sync& sync);
   void TendEngines();
-  void BeginServe(bool all);
+  void BeginServe(Engines::Which which);
   Status FinishServe();
   void Settle();
+  bool Settleable() const;
   void Answer();
 
   const SessionOptions options_;

@@ -77,10 +77,10 @@ v1::SessionState Session::RollBack() {
     (void)FinishServe();
     mode_ = "rollback";
     transfer_ = 0;
-    BeginServe(/*all=*/true);
+    BeginServe(Engines::Which::kAll);
     while (notifying_) {
       engines_.GiveWay();
-      if (!changed_.WaitFor(engines_.UntilDue(), [this] { return engines_.ended(); })) continue;
+      (void)changed_.WaitFor(engines_.UntilDue(), [this] { return engines_.ended() || engines_.MayGiveWay(); });
       const Status served = FinishServe();
       if (status.ok()) status = served;
     }

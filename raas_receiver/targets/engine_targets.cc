@@ -75,7 +75,7 @@ std::vector<EngineReport> EngineTargets::Describe() const {
 
 bool EngineTargets::empty() const {
   std::lock_guard lock(mutex_);
-  return views_.empty() && waiting_.empty();
+  return views_.empty() && waiting_.empty() && admitting_ == 0;
 }
 
 bool EngineTargets::Behind(const Held& held) const {
@@ -176,6 +176,7 @@ void EngineTargets::EndBusy() {
   {
     std::lock_guard lock(mutex_);
     SettleLosses();
+    admitting_ = 0;
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
     UpdateViews();
   }
@@ -210,6 +211,7 @@ Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
     std::lock_guard lock(mutex_);
     (void)DropGone();
     waiting.swap(waiting_);
+    admitting_ = waiting.size();
   }
   std::optional<Result<std::vector<std::string>>> server;
   for (const auto& link : waiting) {

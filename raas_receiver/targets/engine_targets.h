@@ -103,6 +103,7 @@ class EngineTargets {
   bool stopping_ = false;
   std::function<void()> changed_;
   std::vector<std::shared_ptr<RankLink>> waiting_;
+  size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them
   std::map<Held, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back

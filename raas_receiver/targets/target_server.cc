@@ -21,7 +21,7 @@ Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono:
 Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Models& models) {
   LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
   const auto model = models.find(link->model());
-  Result<EngineTargets*> targets =
+  Result<std::shared_ptr<EngineTargets>> targets =
       Status(ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here"));
   if (model != models.end()) targets = model->second(*link);
   if (targets.ok()) {

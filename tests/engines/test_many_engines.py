@@ -186,7 +186,15 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
                 join(1, "elsewhere", other.number)
                 [reason] = ranks.call(refusal, only=[1])
                 assert "is none of this receiver's, and not one of those that may come by themselves" in reason
-                ranks.call(leave, only=[0])
+                ranks.call(leave, only=[1])
+                join(1, "imposter", first.number)
+                [reason] = ranks.call(refusal, only=[1])
+                assert "its server is that of engine rollout" in reason
+                ranks.call(leave, only=[1])
+                join(1, "rollout-1", first.number)  # a replica of the same server
+                assert ranks.call(differences, 1, checkpoint, only=[1]) == [[]]
+                assert [name for name in table() if name != "default"] == ["rollout"]
+                ranks.call(leave, only=[0, 1])
                 wait_until(lambda: not receiver.model_status()["engines"], "its ranks have gone")
                 assert server.violations == []
             assert "rollout" in table()  # it is remembered
