@@ -31,7 +31,6 @@ class Engine {
 
   // --- any thread ---
   const std::string& name() const { return config_.name; }
-  const EngineConfig& config() const { return config_; }
   bool in_place() const { return config_.in_place; }
   bool made() const { return config_.made; }
   const std::string& url() const { return driver_->where(); }  // of its server; empty: none

@@ -18,6 +18,25 @@ namespace {
 constexpr size_t kMostMade = 64;              // engines that ranks made
 constexpr std::chrono::hours kRemembered{1};  // one of them without ranks
 
+std::shared_ptr<targets::EngineTargets> TargetsOf(const std::shared_ptr<Engine>& engine) {
+  return {engine, &engine->targets()};  // which it keeps
+}
+
+// Where a server of this host listens; 0: `url` is none.
+uint16_t LoopbackPort(std::string_view url) {
+  constexpr std::string_view kScheme = "http://";
+  if (!url.starts_with(kScheme)) return 0;
+  url.remove_prefix(kScheme.size());
+  if (url.ends_with("/")) url.remove_suffix(1);
+  const auto at = net::ParseHostPort(url);
+  return at.ok() && at->IsLoopback() ? at->port : 0;
+}
+
+// A rank whose server pauses it, and may be one that is not configured.
+bool BringsServer(const targets::RankLink& link) {
+  return !link.server().empty() && !link.gated() && !link.compares();
+}
+
 }  // namespace
 
 Engines::Engines(const EngineContext& context, std::vector<EngineEntry> table, EngineAdmission admission)
@@ -49,29 +68,6 @@ Engines::All Engines::counted() const {
 bool Engines::Any(bool (Engine::*is)() const) const {
   return std::ranges::any_of(all(), [&](const auto& engine) { return (*engine.*is)(); });
 }
-
-namespace {
-
-std::shared_ptr<targets::EngineTargets> TargetsOf(const std::shared_ptr<Engine>& engine) {
-  return {engine, &engine->targets()};  // which it keeps
-}
-
-// Where a server of this host listens; 0: `url` is none.
-uint16_t LoopbackPort(std::string_view url) {
-  constexpr std::string_view kScheme = "http://";
-  if (!url.starts_with(kScheme)) return 0;
-  url.remove_prefix(kScheme.size());
-  if (url.ends_with("/")) url.remove_suffix(1);
-  const auto at = net::ParseHostPort(url);
-  return at.ok() && at->IsLoopback() ? at->port : 0;
-}
-
-// A rank whose server pauses it, and may be one that is not configured.
-bool BringsServer(const targets::RankLink& link) {
-  return !link.server().empty() && !link.gated() && !link.compares();
-}
-
-}  // namespace
 
 // One server has one engine, whatever its ranks call themselves: two would resume it under each other's writes.
 std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {

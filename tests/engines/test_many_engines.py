@@ -139,6 +139,10 @@ def test_engines_that_hang_refuse_or_die_hold_up_no_others_and_catch_up_with_the
     assert host.ranks.call(differences, 10, host.checkpoints[10], only=processes) == [[]] * len(processes)
     assert all(all(paused) for paused in host.ranks.call(paused_at_writes, only=processes))
     assert [server.violations for server in host.servers.values()] == [[]] * len(everybody)
+    verified = host.receiver.ctl("verify", "--engines")
+    assert verified.returncode == 0 and "compared, too: 4" in verified.stdout, verified.stdout + verified.stderr
+    copies = {path.stat().st_ino for path in host.receiver.root.rglob("*.safetensors")}
+    assert len(copies) == 2  # of the model, for eight engines
     loads = [path for name in everybody[:4] for path in host.servers[name].paths() if "update_weights" in path]
     assert loads == []
 

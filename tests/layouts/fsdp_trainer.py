@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from trainer import stats_of
 from transformers import AutoModelForCausalLM
 
 import lockstep
@@ -153,7 +155,7 @@ def open_exporter(
     return {"plan": rank.exporter.plan_digest, "tensors": rank.exporter.tensors, "writes": rank.exporter.writes}
 
 
-def publish(rank: Rank, version: int) -> lockstep.PublishStats:
+def publish(rank: Rank, version: int) -> SimpleNamespace:
     """Publishes this rank's share."""
     rank.exporter.publish(version)
-    return rank.exporter.stats
+    return stats_of(rank.exporter)

@@ -1,6 +1,7 @@
 """Which boxes of a DTensor a rank holds: every placement, uneven sizes, replicas, FSDP over TP, views."""
 
 import multiprocessing
+from types import SimpleNamespace
 
 import fsdp_placements as placements
 import pytest
@@ -13,6 +14,7 @@ from topologies import Topology
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from trainer import stats_of
 
 import lockstep
 
@@ -85,14 +87,14 @@ def test_fsdp_over_tensor_parallelism_where_left_to_right_is_wrong():
 # ---- through the exporter --------------------------------------------------------------------------------------------
 
 
-def publish_all(rank: Rank, socket, kind: str, sizes: "tuple[int, int]") -> "tuple[dict, lockstep.PublishStats]":
+def publish_all(rank: Rank, socket, kind: str, sizes: "tuple[int, int]") -> "tuple[dict, SimpleNamespace]":
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("shard", "tensor"))
     pairs = getattr(placements, kind)(mesh)
     pairs["plain"] = (torch.arange(7), torch.arange(7))
     tensors = {name: tensor for name, (tensor, _) in pairs.items()}
     with lockstep.Exporter.from_named_tensors(tensors, socket=socket, model=MODEL) as exporter:
         exporter.publish(1)
-        return {name: whole for name, (_, whole) in pairs.items()}, exporter.stats
+        return {name: whole for name, (_, whole) in pairs.items()}, stats_of(exporter)
 
 
 @pytest.mark.parametrize("kind, sizes", [("every_placement", (2, 2)), ("fsdp_over_tensor_parallel", (3, 2))])

@@ -4,6 +4,7 @@ The Megatron part is no Megatron model: it is cut here, by hand, from the whole 
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from trainer import refusal
+from trainer import refusal, stats_of
 
 import lockstep
 
@@ -165,9 +166,9 @@ def open_exporter(rank: Rank, socket: Path, remote: "tuple[int, ...]" = (), **op
     return [meta.name for meta, _ in rank.exporter.tensors]
 
 
-def publish(rank: Rank, version: int) -> "tuple[Tensors, lockstep.PublishStats]":
+def publish(rank: Rank, version: int) -> "tuple[Tensors, SimpleNamespace]":
     rank.exporter.publish(version)
-    return whole_model(rank), rank.exporter.stats
+    return whole_model(rank), stats_of(rank.exporter)
 
 
 def double(rank: Rank) -> None:

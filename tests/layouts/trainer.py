@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mbridge_loader
@@ -56,10 +57,15 @@ def open_exporter(rank: Rank, socket: Path, model: str, **options: Any) -> "dict
     }
 
 
-def publish(rank: Rank, version: int) -> lockstep.PublishStats:
+def stats_of(exporter: lockstep.Exporter) -> SimpleNamespace:
+    """What its last publish did, by name."""
+    return SimpleNamespace(**{name.removeprefix("lockstep/"): value for name, value in exporter.stats.items()})
+
+
+def publish(rank: Rank, version: int) -> SimpleNamespace:
     """Publishes this rank's share."""
     rank.exporter.publish(version)
-    return rank.exporter.stats
+    return stats_of(rank.exporter)
 
 
 def refusal(rank: Rank, function: Callable[..., Any], *arguments: Any, **options: Any) -> "tuple[str, str]":

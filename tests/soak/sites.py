@@ -68,7 +68,7 @@ class Engine:
     def options(self) -> "dict[str, object]":
         if self.kind == "hook":
             hook = [sys.executable, HERE / "engine.py", "hook", self.given, self.fault_file]
-            return {**WITH_ENGINE, "hook": " ".join(map(str, hook))}
+            return {**WITH_ENGINE, "engine": "hook:" + " ".join(map(str, hook))}
         if self.kind == "in-place":
             return {**WITH_ENGINE, "engine_load": "in-place", "engine_socket": self.socket}
         return {**WITH_ENGINE, "engine": f"{self.kind}:http://{self.port.address}"}

@@ -92,6 +92,7 @@ class Handle:
     def stats(self) -> "dict[str, float]":
         """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as python/README.md
         lists it. Nothing of one that failed or was skipped."""
+        self._open_handle()
         return {**self._published_stats, **self._served_stats}
 
     @property
