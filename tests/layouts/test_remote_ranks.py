@@ -79,7 +79,8 @@ def test_replicas_on_another_host_send_nothing_and_wait_for_nobody(cluster, chec
         opened = ranks.call(open_on_host, agent.socket, (2, 3), True)
         assert [rank["writes"] for rank in opened] == [True, True, False, False]
         stats = ranks.call(trainer.publish, 1, only=[2, 3])
-        assert {tuple(rank)[:-2] for rank in stats} == {(0,) * 7}
+        done = [value for rank in stats for name, value in vars(rank).items() if "bytes" in name or "buckets" in name]
+        assert len(done) == 2 * 7 and not any(done)
         stats = ranks.call(trainer.publish, 1, only=[0, 1])
         receiver.wait_for(tensors)
     assert sum(rank.bytes_copied for rank in stats) == total_bytes(tensors)
