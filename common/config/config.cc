@@ -53,8 +53,6 @@ class ConfigParser::CommandLine {
     if (!many) added->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   }
 
-  static bool TakesMany(Kind kind) { return kind == Kind::kList || kind == Kind::kTables; }
-
   CLI::App app_;
   std::string config_;
   bool print_config_ = false;
@@ -138,7 +136,7 @@ Status ConfigParser::SetFromFile(Option& option, const FileEntry& entry) {
     return OkStatus();
   }
   if (entry.is_table) return {ErrorCode::kBadData, "takes no table"};
-  const bool many = option.kind == Kind::kList || option.kind == Kind::kTables;
+  const bool many = TakesMany(option.kind);
   if (many == entry.is_array) return Set(option, entry.words);
   return {ErrorCode::kBadData, many ? "takes an array of texts" : "takes one value"};
 }
@@ -201,8 +199,7 @@ Status ConfigParser::ApplyEnvironment() {
     const char* text = std::getenv(variable.c_str());
     if (text == nullptr) continue;
     option.written_as = Cat("environment variable ", variable);
-    const bool many = option.kind == Kind::kList || option.kind == Kind::kTables;
-    const Status status = Set(option, many ? SplitCommas(text) : std::vector<std::string>{text});
+    const Status status = Set(option, TakesMany(option.kind) ? SplitCommas(text) : std::vector<std::string>{text});
     if (!status.ok()) return {ErrorCode::kConfig, Cat(option.written_as, ": ", status.message())};
     option.origin = Cat("environment ", variable);
   }

@@ -60,6 +60,7 @@ class ConfigParser {
 
  private:
   enum class Kind { kText, kNumber, kBool, kList, kTables };
+  static bool TakesMany(Kind kind) { return kind == Kind::kList || kind == Kind::kTables; }
   struct Option {
     std::string name;
     std::string help;

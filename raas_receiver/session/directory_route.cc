@@ -42,7 +42,7 @@ class DirectoryRoute final : public EngineRoute {
 
   bool Behind(const Held& current) const override { return driver_.notifies() && served() != current; }
   bool Paused() const override { return false; }
-  bool AttemptReads(const EngineVersions&) const override { return driver_.controls_server(); }
+  bool AttemptReadsBefore() const override { return driver_.controls_server(); }
   bool RanksRead(const Held&) const override { return false; }
 
   EngineOutcome Serve(const EngineAttempt& attempt) override {

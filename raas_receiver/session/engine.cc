@@ -69,7 +69,7 @@ targets::EngineTargetsOptions Engine::TargetsOptions() {
   return options;
 }
 
-std::string Engine::Late() const {
+std::string Engine::LateAttempt() const {
   std::lock_guard lock(mutex_);
   if (!attempt_ || attempt_->outcome || config_.late_after.count() == 0) return {};
   const auto lasts = Clock::now() - attempt_->begun;
@@ -81,7 +81,7 @@ std::string Engine::Late() const {
 
 // REQUIRES mutex_.
 v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups) const {
-  if (attempt_ && !attempt_->outcome && notifies()) {
+  if (attempt_ && !attempt_->outcome) {
     if (!in_place()) return v1::ENGINE_STATE_LOADING;
     return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
   }
@@ -133,7 +133,7 @@ Engine::Clock::time_point Engine::LateAt() const {
 
 bool Engine::Due() const {
   if (under_way()) return ended();
-  if (asking_ || retired_ || !notifies() || !Behind()) return false;
+  if (asking_ || retired_ || !Behind()) return false;
   if (late() && over_http()) return answers_;
   return Clock::now() >= serve_again_ || (!late() && context_.replicas.current().held != tried_);
 }
@@ -153,7 +153,7 @@ milliseconds Engine::UntilDue() const {
 
 // Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too.
 void Engine::Track() {
-  const bool behind = notifies() && (Behind() || RanksReadPrevious());
+  const bool behind = Behind() || RanksReadPrevious();
   const bool was = behind_.load() != Clock::time_point();
   if (behind && !was) behind_ = Clock::now();
   if (!behind && was && !under_way()) behind_ = Clock::time_point();
@@ -200,7 +200,6 @@ void Engine::Begin(const std::string& mode, uint64_t transfer, bool may_return) 
     std::lock_guard lock(mutex_);
     attempt_ = Attempt{.with = with};
   }
-  if (!notifies()) return Run(with);
   thread_.Post([this, with = std::move(with)] { Run(with); });
 }
 
@@ -209,11 +208,11 @@ void Engine::Run(const EngineAttempt& attempt) {
   EngineOutcome outcome;
   const Held& held = attempt.current.version.held;
   {
-    telemetry::SpanScope span(notifies() ? context_.timeline : nullptr, {.name = "engine",
-                                                                         .model = context_.model,
-                                                                         .run = held.run,
-                                                                         .version = held.version,
-                                                                         .transfer = attempt.transfer});
+    telemetry::SpanScope span(context_.timeline, {.name = "engine",
+                                                  .model = context_.model,
+                                                  .run = held.run,
+                                                  .version = held.version,
+                                                  .transfer = attempt.transfer});
     const telemetry::Moment begun;
     outcome = route_->Serve(attempt);
     outcome.version = held;
@@ -248,9 +247,9 @@ bool Engine::ReadsPrevious() const {
   {
     std::lock_guard lock(mutex_);
     if (attempt_) {
-      if (notifies() && attempt_->with.current.version.path == previous.path) return true;
+      if (attempt_->with.current.version.path == previous.path) return true;
       const std::optional<EngineVersions>& before = attempt_->with.before;
-      if (before && before->version.path == previous.path && route_->AttemptReads(*before)) return true;
+      if (before && before->version.path == previous.path && route_->AttemptReadsBefore()) return true;
     }
   }
   return !late() && RanksReadPrevious();
@@ -270,10 +269,14 @@ void Engine::Cancel() {
 }
 
 void Engine::GiveWay() {
-  if (!late()) return;
+  if (late()) CancelAttempt(/*gives_way=*/true);
+}
+
+void Engine::CancelAttempt(bool gives_way) {
   {
     std::lock_guard lock(mutex_);
-    if (!attempt_ || attempt_->outcome || std::exchange(attempt_->gave_way, true)) return;
+    if (!attempt_ || attempt_->outcome || std::exchange(attempt_->cancelled, true)) return;
+    attempt_->gave_way = gives_way;
   }
   driver_->Cancel();
 }
@@ -281,20 +284,9 @@ void Engine::GiveWay() {
 bool Engine::MayGiveWay() const {
   {
     std::lock_guard lock(mutex_);
-    if (!attempt_ || attempt_->outcome || attempt_->gave_way) return false;
+    if (!attempt_ || attempt_->outcome || attempt_->cancelled) return false;
   }
   return late() && ReadsPrevious();
-}
-
-void Engine::BeginInterrupt() {
-  if (under_way()) driver_->Cancel();
-}
-
-void Engine::EndInterrupt() {
-  if (!under_way()) return;
-  AwaitEnd();
-  std::lock_guard lock(mutex_);
-  if (!cancelled_) driver_->Reset();
 }
 
 void Engine::Retire() {
@@ -319,7 +311,7 @@ EngineOutcome Engine::Take() {
     outcome.distrusted = attempt_->distrusted;
     if (outcome.distrusted) outcome.served = {};
     outcome.status = Explain(std::move(outcome.status), *attempt_);
-    if (attempt_->gave_way && !cancelled_) driver_->Reset();
+    if (attempt_->cancelled && !cancelled_) driver_->Reset();
     attempt_.reset();
     last_error_ = outcome.status.ok() ? std::string() : outcome.status.ToString();
     last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();

@@ -43,7 +43,7 @@ class Engine {
   // Whether it has been behind for longer than it may be without giving way.
   bool late() const { return LateAt() <= Clock::now(); }
   // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
-  std::string Late() const;
+  std::string LateAttempt() const;
   // Adds what a status says of it, and of its ranks.
   void Describe(v1::ReceiverModel& model) const;
   // Cancels the driver's call; it takes no other.
@@ -61,7 +61,8 @@ class Engine {
   // that came to compare. One that was restarted serves its own weights: it is behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
-  // current version, and that no attempt is under way. `may_return`: to the other replica's version.
+  // current version, that somebody is notified, and that no attempt is under way. `may_return`: to the other replica's
+  // version.
   void Begin(const std::string& mode, uint64_t transfer = 0, bool may_return = true);
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;
@@ -76,10 +77,8 @@ class Engine {
   bool MayGiveWay() const;
   // Whether Check has ranks to answer.
   bool CheckDue() const { return !in_place() && ranks_changed_ && Idle(); }
-  // Cancels the attempt under way, if there is one: BeginInterrupt, and then EndInterrupt, which waits for its end. It
-  // is to be taken as ever.
-  void BeginInterrupt();
-  void EndInterrupt();
+  // Cancels the attempt under way, if there is one. It is to be taken as ever.
+  void Interrupt() { CancelAttempt(/*gives_way=*/false); }
   // It is given nothing any more. Any thread.
   void Retire();
   bool retired() const { return retired_; }
@@ -95,8 +94,9 @@ class Engine {
   struct Attempt {
     EngineAttempt with;
     Clock::time_point begun = Clock::now();
-    bool distrusted = false;               // as EngineOutcome's
-    bool gave_way = false;                 // it was cancelled for that
+    bool distrusted = false;  // as EngineOutcome's
+    bool cancelled = false;
+    bool gave_way = false;                 // and for that
     std::optional<EngineOutcome> outcome;  // once it has ended
   };
 
@@ -106,6 +106,7 @@ class Engine {
   EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
                             const std::string& mode) const;
   Clock::time_point LateAt() const;
+  void CancelAttempt(bool gives_way);
   void Track();
   bool RanksReadPrevious() const;
   void Run(const EngineAttempt& attempt);

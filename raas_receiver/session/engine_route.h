@@ -71,12 +71,12 @@ class EngineRoute {
   // --- any thread ---
   // Nothing: nothing, or nobody knows.
   virtual Held served() const = 0;
-  // Whether the engine lacks `current`, and can be given it.
+  // Whether the engine lacks `current`, and can be given it. Never where nobody is notified.
   virtual bool Behind(const Held& current) const = 0;
   // Whether the attempt under way has come to the pause, which it never has by the directory.
   virtual bool Paused() const = 0;
-  // Whether the attempt under way reads the data of `before`, or its server may be made to return to it.
-  virtual bool AttemptReads(const EngineVersions& before) const = 0;
+  // Whether the attempt under way reads the data of the version before, or its server may be made to return to it.
+  virtual bool AttemptReadsBefore() const = 0;
   // Whether ranks read `previous`, or may, and others of their engine may have to be brought to it.
   virtual bool RanksRead(const Held& previous) const = 0;
 

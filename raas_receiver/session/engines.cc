@@ -186,9 +186,9 @@ Held Engines::served() const {
   return oldest;
 }
 
-std::string Engines::Late() const {
+std::string Engines::LateAttempt() const {
   for (const auto& engine : all()) {
-    if (std::string late = engine->Late(); !late.empty()) return late;
+    if (std::string late = engine->LateAttempt(); !late.empty()) return late;
   }
   return {};
 }
@@ -215,10 +215,6 @@ bool Engines::HaveRanks() const {
 
 bool Engines::Behind() const {
   return Any(&Engine::Behind);
-}
-
-bool Engines::OweVersion() const {
-  return std::ranges::any_of(all(), [](const auto& engine) { return engine->notifies() && engine->Behind(); });
 }
 
 bool Engines::Due() const {
@@ -256,7 +252,7 @@ void Engines::Forget() {
 void Engines::Begin(const std::string& mode, uint64_t transfer, Which which, bool may_return) {
   for (const auto& engine : all()) {
     if (engine->under_way() || engine->retired()) continue;
-    const bool behind = which != Which::kDue && engine->notifies() && engine->Behind();
+    const bool behind = which != Which::kDue && engine->Behind();
     const bool due = engine->Due() || (behind && (which == Which::kAll || !engine->late()));
     if (due) engine->Begin(mode, transfer, may_return);
   }
@@ -289,8 +285,7 @@ bool Engines::CheckDue() const {
 }
 
 void Engines::Interrupt() {
-  for (const auto& engine : all()) engine->BeginInterrupt();
-  for (const auto& engine : all()) engine->EndInterrupt();
+  for (const auto& engine : all()) engine->Interrupt();
 }
 
 void Engines::Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use) {
@@ -324,7 +319,7 @@ void Engines::Distrust() {
 std::vector<std::shared_ptr<const Engine>> Engines::Waiting() const {
   std::vector<std::shared_ptr<const Engine>> waiting;
   for (const auto& engine : all()) {
-    if (engine->notifies() && engine->Behind() && !engine->late() && !engine->retired()) waiting.push_back(engine);
+    if (engine->Behind() && !engine->late() && !engine->retired()) waiting.push_back(engine);
   }
   return waiting;
 }

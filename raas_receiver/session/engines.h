@@ -42,16 +42,15 @@ class Engines {
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
   Held served() const;
   // What has not taken which version for how long, of an attempt that is late. Empty: none is.
-  std::string Late() const;
+  std::string LateAttempt() const;
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
   void Cancel();
   bool HaveRanks() const;
 
   // --- the session's thread ---
+  // Whether some engine is, as after a receiver that was killed between commit and engine.
   bool Behind() const;
-  // Whether a receiver that was killed between commit and engine left a version to be served.
-  bool OweVersion() const;
   bool Due() const;
   std::chrono::milliseconds UntilDue() const;
   void Check();

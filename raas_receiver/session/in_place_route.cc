@@ -26,7 +26,7 @@ class InPlaceRoute final : public EngineRoute {
     return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
   }
   bool Paused() const override { return prepared_; }
-  bool AttemptReads(const EngineVersions&) const override { return !prepared_; }
+  bool AttemptReadsBefore() const override { return !prepared_; }
   bool RanksRead(const Held& previous) const override { return targets_.Reads(previous); }
 
   EngineOutcome Serve(const EngineAttempt& attempt) override {

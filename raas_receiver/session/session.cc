@@ -128,7 +128,7 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 
 void Session::Loop() {
   // A receiver killed between commit and engines notifies them when it comes back.
-  if (engines_.OweVersion()) BeginServe(Engines::Which::kBehind);
+  if (engines_.Behind()) BeginServe(Engines::Which::kBehind);
   v1::SessionState state = Resting();
   while (true) {
     state_ = state;

@@ -74,7 +74,10 @@ v1::SessionState Session::RollBack() {
   if (replicas_->current().held != before) {
     Answer();              // its version is not the next that engines get
     engines_.Interrupt();  // what they are being told to load is not wanted any more
-    (void)FinishServe();
+    while (notifying_) {
+      engines_.AwaitOne(changed_);
+      (void)FinishServe();
+    }
     mode_ = "rollback";
     transfer_ = 0;
     BeginServe(Engines::Which::kAll);

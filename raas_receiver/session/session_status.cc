@@ -13,7 +13,7 @@ constexpr int kMostReportedEngines = 256;  // that an agent takes
 
 bool Session::Ready() {
   const bool fresh = freshness_.Update(replicas_->current().held, Behind());
-  const std::string late = engines_.Late();
+  const std::string late = engines_.LateAttempt();
   if (std::exchange(late_, !late.empty()) != late_ && late_) {
     telemetry::LogWarn("engine_late", {ErrorCode::kDeadline, late}, {{"model", options_.model}});
   }
@@ -52,7 +52,7 @@ v1::ReceiverModel Session::Describe() const {
     if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
   }
   if (model.last_error().empty()) model.set_last_error(reporter_.error());
-  if (const std::string late = engines_.Late(); !late.empty()) {
+  if (const std::string late = engines_.LateAttempt(); !late.empty()) {
     model.set_last_error(late);
     model.set_last_error_unix_ns(telemetry::UnixNanos());
   }
