@@ -93,6 +93,19 @@ TEST_CASE("ParallelFor runs every item exactly once, from several callers at a t
   for (auto& caller : callers) caller.join();
 }
 
+TEST_CASE("ParallelTry runs every item, and answers the first one's error") {
+  WorkerPool pool(3);
+  std::atomic<int> runs = 0;
+  const auto fail_at = [&](size_t i) {
+    runs++;
+    return i == 7 || i == 30 ? Status(ErrorCode::kBadData, std::to_string(i)) : OkStatus();
+  };
+  CHECK(pool.ParallelTry(7, fail_at).ok());
+  CHECK(runs == 7);
+  CHECK(pool.ParallelTry(100, fail_at).message() == "7");
+  CHECK(runs == 107);
+}
+
 TEST_CASE("In a forked process its parent's pool goes at once, and the parent's works on") {
   auto pool = std::make_unique<WorkerPool>(2);
   const pid_t child = ::fork();

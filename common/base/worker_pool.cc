@@ -79,4 +79,11 @@ void WorkerPool::ParallelFor(size_t count, const std::function<void(size_t)>& bo
   loop->finished.wait(lock, [&] { return loop->done.load() == count; });
 }
 
+Status WorkerPool::ParallelTry(size_t count, const std::function<Status(size_t)>& body) {
+  std::vector<Status> outcomes(count);
+  ParallelFor(count, [&](size_t i) { outcomes[i] = body(i); });
+  for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
+  return OkStatus();
+}
+
 }  // namespace lockstep

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/status.h"
+
 namespace lockstep {
 
 // Thread-safe. Tasks must not throw. The destructor runs what is queued, then joins; in a process that is forked off it
@@ -32,6 +34,8 @@ class WorkerPool {
   // done. Safe to call from several threads at once, the pool's own among them: the caller takes what no other thread
   // has, and waits only for items that are at work.
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
+  // The same; the answer is the error of the first item that has one.
+  Status ParallelTry(size_t count, const std::function<Status(size_t)>& body);
 
  private:
   struct State {

@@ -86,12 +86,10 @@ Result<std::shared_ptr<const Payload>> Remake(const model::ModelLayout& layout, 
                                               const PayloadHeader& last, uint32_t steps_folded, size_t count,
                                               WorkerPool& pool, const Unwanted& unwanted, const Make& make) {
   std::vector<DeltaBlock> blocks(count);
-  std::vector<Status> outcomes(count);
-  pool.ParallelFor(count, [&](size_t i) {
+  LS_RETURN_IF_ERROR(pool.ParallelTry(count, [&](size_t i) {
     const bool stop = unwanted && unwanted();
-    outcomes[i] = stop ? Status(ErrorCode::kCancelled, "nobody waits for this delta any more") : make(i, blocks[i]);
-  });
-  for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
+    return stop ? Status(ErrorCode::kCancelled, "nobody waits for this delta any more") : make(i, blocks[i]);
+  }));
   std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
   return Payload::Assemble(layout,
                            {.run = first.run,

@@ -194,13 +194,11 @@ Result<std::shared_ptr<const payload::Payload>> LocalSource::ReadPayload(const D
 Result<std::shared_ptr<std::byte[]>> LocalSource::ReadFile(const Answer& answer) {
   const uint64_t bytes = answer.head.data_bytes;
   const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);  // not cleared: every byte is read
-  std::vector<Status> read((bytes + kPieceBytes - 1) / kPieceBytes);
-  pool_.ParallelFor(read.size(), [&](size_t i) {
+  LS_RETURN_IF_ERROR(pool_.ParallelTry((bytes + kPieceBytes - 1) / kPieceBytes, [&](size_t i) {
     const uint64_t first = i * kPieceBytes;
-    read[i] = os::ReadAt(answer.file.get(), answer.head.offset + first,
-                         {memory.get() + first, std::min(kPieceBytes, bytes - first)}, options_.path);
-  });
-  for (const Status& status : read) LS_RETURN_IF_ERROR(status);
+    return os::ReadAt(answer.file.get(), answer.head.offset + first,
+                      {memory.get() + first, std::min(kPieceBytes, bytes - first)}, options_.path);
+  }));
   return memory;
 }
 

@@ -49,7 +49,7 @@ void EngineTargets::Wake() const {
 }
 
 void EngineTargets::Attach(std::shared_ptr<RankLink> link) {
-  link->SetStaging(options_.hold_timeout, options_.portion_bytes);
+  link->SetAnswerTimeout(options_.hold_timeout);
   std::function<void()> changed;
   {
     std::lock_guard lock(mutex_);

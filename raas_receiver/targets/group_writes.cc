@@ -12,119 +12,98 @@ Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model:
   std::vector<placement::RankDescription> completed;
   for (const auto& link : ranks) completed.push_back(link->description());
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, placement::CompleteDescriptions(layout, completed));
-  return placement::PlacementPlan::Compile(layout, completed, unused);
+  return placement::CompilePlacement(layout, completed, unused);
 }
 
-Result<GroupWrites> GroupWrites::Stage(std::shared_ptr<const placement::PlacementPlan> plan,
-                                       const TargetVersion& version, const DeltasBetween& deltas,
-                                       const HeldByRank& from, uint64_t stage_bytes, WorkerPool& pool) {
+Result<GroupWrites> GroupWrites::Create(std::shared_ptr<const placement::PlacementPlan> plan,
+                                        const TargetVersion& version, const DeltasBetween& deltas,
+                                        const HeldByRank& from, uint64_t portion_bytes) {
   GroupWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
+  all.data_ = version.data;
   all.version_ = version.held;
-  struct Wanted {
-    std::vector<bool> buffers;
-    std::set<uint32_t> ranks;
-  };
-  const std::vector<placement::TargetBuffer>& buffers = all.plan_->buffers();
-  std::map<Held, Wanted> wanted;
-  for (size_t buffer = 0; buffer < buffers.size(); ++buffer) {
-    const uint32_t rank = buffers[buffer].rank;
-    const std::optional<Held>& held = from[rank];
-    if (!held || *held == version.held) continue;
-    Wanted& taken = wanted[*held];
-    taken.buffers.resize(buffers.size());
-    taken.buffers[buffer] = true;
-    taken.ranks.insert(rank);
+  all.portion_bytes_ = portion_bytes;
+  std::map<Held, std::vector<uint32_t>> holders;
+  for (uint32_t rank = 0; rank < from.size(); ++rank) {
+    if (from[rank] && *from[rank] != version.held) holders[*from[rank]].push_back(rank);
   }
-  for (const auto& [held, taken] : wanted) {
+  for (auto& [held, ranks] : holders) {
+    Part& part = all.parts_.emplace_back(Part{ranks, std::nullopt});
     payload::DeltaChain chain;
     if (!held.nothing()) chain = deltas(held, version.held);
-    if (chain.empty()) {
-      all.parts_.push_back(
-          {taken.ranks, placement::StagedWrites::Whole(*all.plan_, version.data, taken.buffers), /*whole=*/true});
-      continue;
-    }
-    LS_ASSIGN_OR_RETURN(placement::StagedWrites changes,
-                        placement::StagedWrites::FromChain(*all.plan_, *all.layout_, std::move(chain), version.data,
-                                                           taken.buffers, stage_bytes, pool));
-    all.parts_.push_back({taken.ranks, std::move(changes)});
+    if (chain.empty()) continue;
+    LS_ASSIGN_OR_RETURN(part.changes, placement::DeltaWrites::Create(*all.plan_, ranks, *all.layout_, std::move(chain),
+                                                                     version.data, portion_bytes));
   }
   return all;
 }
 
 uint64_t GroupWrites::written_bytes() const {
   uint64_t bytes = 0;
-  for (const Part& part : parts_) bytes += part.writes.stats().written_bytes;
+  for (const Part& part : parts_) {
+    if (part.changes) {
+      bytes += part.changes->written_bytes();
+    } else {
+      for (const uint32_t rank : part.ranks) bytes += (*plan_)[rank].bytes();
+    }
+  }
   return bytes;
 }
 
-// Of all ranks that are written.
-std::vector<OwnWrites*> GroupWrites::WritesOf(EngineRanks ranks) const {
-  std::vector<OwnWrites*> writes;
-  for (const Part& part : parts_) {
-    for (const uint32_t rank : part.ranks) writes.push_back(&ranks[rank]->writes());
-  }
-  return writes;
-}
-
-placement::StagedWrites::Writers GroupWrites::WritersOf(const Part& part, EngineRanks ranks) const {
-  placement::StagedWrites::Writers writers(ranks.size(), nullptr);
-  for (const uint32_t rank : part.ranks) writers[rank] = &ranks[rank]->writes().writer();
-  return writers;
-}
-
 Status GroupWrites::HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool) {
-  for (OwnWrites* writes : WritesOf(ranks)) writes->HandOverOnly();
+  const auto hand_over = [&](uint32_t rank, const os::UniqueFd& portion) { return ranks[rank]->HandOver(portion); };
   for (Part& part : parts_) {
-    if (part.whole) continue;
-    part.handed_over = part.writes.TakeLists(bytes);
-    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, WritersOf(part, ranks), pool));
+    if (part.changes) LS_RETURN_IF_ERROR(part.changes->HandOver(bytes, hand_over, pool));
   }
   return OkStatus();
 }
 
-Status GroupWrites::RunParts(EngineRanks ranks, WorkerPool& pool) const {
-  for (const Part& part : parts_) {
-    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, WritersOf(part, ranks), pool));
-  }
-  return OkStatus();
+// Everything, by all ranks of the part side by side.
+Status GroupWrites::WriteAll(const Part& part, EngineRanks ranks, WorkerPool& pool) const {
+  return pool.ParallelTry(part.ranks.size(), [&](size_t i) -> Status {
+    const uint32_t rank = part.ranks[i];
+    placement::PortionWriter writer(
+        data_, [&](const os::UniqueFd& portion) { return ranks[rank]->Write(portion); }, portion_bytes_);
+    LS_RETURN_IF_ERROR(writer.Fill((*plan_)[rank]));
+    return writer.Flush();
+  });
 }
 
-Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) const {
-  const std::vector<OwnWrites*> written = WritesOf(ranks);
-  for (OwnWrites* writes : written) writes->WriteAtOnce();
-  Status first = RunParts(ranks, pool);
-  if (first.ok()) {
-    for (OwnWrites* writes : written) {
-      const Status asked = writes->WriteLast(version_);
-      if (first.ok()) first = asked;
+Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
+  const auto write = [&](uint32_t rank, const os::UniqueFd& portion) { return ranks[rank]->Write(portion); };
+  Status first;
+  for (Part& part : parts_) {
+    if (!first.ok()) break;
+    first = part.changes ? part.changes->Run(write, pool) : WriteAll(part, ranks, pool);
+  }
+  const auto for_each = [&](const auto& call) {
+    for (const Part& part : parts_) {
+      for (const uint32_t rank : part.ranks) {
+        const Status status = call(*ranks[rank]);
+        if (first.ok()) first = status;
+      }
     }
-  }
+  };
+  if (first.ok()) for_each([&](RankLink& link) { return link.FinishWriting(version_); });
   // After an error too: nobody is to be at it still.
-  for (OwnWrites* writes : written) {
-    const Status done = writes->AwaitWritten();
-    if (first.ok()) first = done;
-  }
+  for_each([](RankLink& link) { return link.AwaitWritten(); });
   return first;
 }
 
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version) {
-  const auto add = [&](placement::PortionWriter& writer, const bool& equal) {
-    for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
-      const placement::TargetBuffer& at = plan.buffers()[buffer];
-      if (at.rank != link.rank()) continue;
-      for (const layout::StridedCopy& copy : plan.copies(buffer)) {
-        if (!equal) return OkStatus();
-        LS_RETURN_IF_ERROR(writer.Copy(at.memory, {&copy, 1}, version.data.data()));
-      }
-      LS_RETURN_IF_ERROR(writer.Zero(at.memory, plan.zeros(buffer)));
-    }
-    return OkStatus();
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
+                          uint64_t portion_bytes) {
+  bool equal = true;
+  const auto compare = [&](const os::UniqueFd& portion) -> Status {
+    LS_ASSIGN_OR_RETURN(equal, link.Compare(portion));
+    return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
   };
-  Result<bool> equal = link.writes().Compare(add);
-  if (!equal.ok()) return equal.status().WithContext(link.Label());
-  return equal;
+  placement::PortionWriter writer(version.data, compare, portion_bytes);
+  Status status = writer.Fill(plan[link.rank()]);
+  if (status.ok()) status = writer.Flush();
+  if (!equal) return false;
+  LS_RETURN_IF_ERROR(status.WithContext(link.Label()));
+  return true;
 }
 
 }  // namespace lockstep::targets

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -12,7 +11,7 @@
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
-#include "raas_receiver/placement/writes/staged_writes.h"
+#include "raas_receiver/placement/writes/delta_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 #include "raas_receiver/targets/target_version.h"
 
@@ -34,37 +33,34 @@ class GroupWrites {
 
   // The writes for the ranks that have an entry in `from` and are not at `version` there. `plan` and the version's data
   // outlive this.
-  static Result<GroupWrites> Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
-                                   const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
-                                   WorkerPool& pool);
+  static Result<GroupWrites> Create(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
+                                    const DeltasBetween& deltas, const HeldByRank& from, uint64_t portion_bytes);
 
-  bool empty() const { return parts_.empty(); }
+  // Of what was written or handed over.
   uint64_t written_bytes() const;
-  // Gives ranks what Run will have them write, as far as it is changes, worked out, and within `bytes` in all. Nothing
-  // is written.
+  // Gives ranks what Run will have them write, as far as it is changes, and about `bytes` in all. Nothing is written.
   Status HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool);
-  // The ranks that Stage was asked for write; waits for them. After an error they hold a mix.
-  Status Run(EngineRanks ranks, WorkerPool& pool) const;
+  // The ranks that this is for write; waits for them. After an error they hold a mix. Once only.
+  Status Run(EngineRanks ranks, WorkerPool& pool);
 
  private:
   struct Part {  // ranks that hold the same
-    std::set<uint32_t> ranks;
-    placement::StagedWrites writes;
-    bool whole = false;
-    size_t handed_over = 0;  // lists that the ranks have already
+    std::vector<uint32_t> ranks;
+    std::optional<placement::DeltaWrites> changes;  // nullopt: everything
   };
 
-  std::vector<OwnWrites*> WritesOf(EngineRanks ranks) const;
-  placement::StagedWrites::Writers WritersOf(const Part& part, EngineRanks ranks) const;
-  Status RunParts(EngineRanks ranks, WorkerPool& pool) const;
+  Status WriteAll(const Part& part, EngineRanks ranks, WorkerPool& pool) const;
 
   std::shared_ptr<const placement::PlacementPlan> plan_;
   std::shared_ptr<const model::ModelLayout> layout_;
+  std::span<const std::byte> data_;
   Held version_;
+  uint64_t portion_bytes_ = 0;
   std::vector<Part> parts_;
 };
 
 // Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version);
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
+                          uint64_t portion_bytes);
 
 }  // namespace lockstep::targets

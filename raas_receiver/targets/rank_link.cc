@@ -146,40 +146,76 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
   return Await(EngineMessageType::kServing, deadline);
 }
 
-void RankLink::SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes) {
-  answer_timeout_ = timeout;
-  writes_.writer().SetPortionBytes(portion_bytes);
+// --- portions ---
+
+Status RankLink::Checked(Status status) {
+  if (status.ok()) return status;
+  HangUp();
+  failed_ = status;
+  return status;
 }
 
-Status RankLink::Stage(int portion) {
+Status RankLink::Ask(EngineMessageType type, const Held& held, std::span<const int> fds) {
+  return Checked(
+      SendEngineMessage(connection_, {.type = type, .held = held}, fds, kSendTimeout).WithContext(RankLabel()));
+}
+
+Status RankLink::AwaitStarted() {
+  if (!failed_.ok()) return failed_;
+  if (!std::exchange(writes_, false)) return OkStatus();
+  LS_RETURN_IF_ERROR(Checked(Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_))));
+  holds_ = writing_;
+  return OkStatus();
+}
+
+Status RankLink::Stage(const os::UniqueFd& portion) {
+  LS_RETURN_IF_ERROR(AwaitStarted());
   staged_ = true;
-  LS_RETURN_IF_ERROR(
-      SendEngineMessage(connection_, {.type = EngineMessageType::kStage}, std::span(&portion, 1), kSendTimeout)
-          .WithContext(RankLabel()));
-  return Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_));
+  const int fd = portion.get();
+  LS_RETURN_IF_ERROR(Ask(EngineMessageType::kStage, {}, std::span(&fd, 1)));
+  return Checked(Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_)));
 }
 
 Status RankLink::StartWrite(const Held& after) {
   staged_ = false;
   writing_ = after;
   holds_ = resumes_ = {};
-  return SendEngineMessage(connection_, {.type = EngineMessageType::kWrite, .held = after}, {}, kSendTimeout)
-      .WithContext(RankLabel());
-}
-
-Status RankLink::AwaitWritten() {
-  LS_RETURN_IF_ERROR(Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_)));
-  holds_ = writing_;
+  LS_RETURN_IF_ERROR(Ask(EngineMessageType::kWrite, after, {}));
+  writes_ = true;
   return OkStatus();
 }
 
-Result<bool> RankLink::Compare() {
+Status RankLink::HandOver(const os::UniqueFd& portion) {
+  std::lock_guard lock(portions_mutex_);
+  return Stage(portion);
+}
+
+Status RankLink::Write(const os::UniqueFd& portion) {
+  std::lock_guard lock(portions_mutex_);
+  LS_RETURN_IF_ERROR(Stage(portion));
+  return StartWrite({});
+}
+
+Status RankLink::FinishWriting(const Held& after) {
+  std::lock_guard lock(portions_mutex_);
+  LS_RETURN_IF_ERROR(AwaitStarted());
+  return StartWrite(after);
+}
+
+Status RankLink::AwaitWritten() {
+  std::lock_guard lock(portions_mutex_);
+  return AwaitStarted();
+}
+
+Result<bool> RankLink::Compare(const os::UniqueFd& portion) {
+  std::lock_guard lock(portions_mutex_);
+  LS_RETURN_IF_ERROR(Stage(portion));
   staged_ = false;
-  LS_RETURN_IF_ERROR(
-      SendEngineMessage(connection_, {.type = EngineMessageType::kCompare}, {}, kSendTimeout).WithContext(RankLabel()));
-  LS_ASSIGN_OR_RETURN(const EngineMessage answer, Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_)));
-  if (answer.body.size() == 1 && answer.body[0] <= std::byte{1}) return answer.body[0] == std::byte{1};
-  return Status(ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer.body.size(), " bytes"));
+  LS_RETURN_IF_ERROR(Ask(EngineMessageType::kCompare, {}, {}));
+  const Result<EngineMessage> answer = Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_));
+  LS_RETURN_IF_ERROR(Checked(answer.status()));
+  if (answer->body.size() == 1 && answer->body[0] <= std::byte{1}) return answer->body[0] == std::byte{1};
+  return Checked({ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer->body.size(), " bytes")});
 }
 
 void RankLink::DropStaged() {

@@ -6,22 +6,23 @@
 // it writes them only while it is held. One that is asleep is only attached, so that it is known to be there. One that
 // compares stages and compares, and gets no other message.
 //
-// Threads: one at a time; gone() may be called from any.
+// Threads: one at a time; gone() may be called from any, and several may hand over or write portions.
 #pragma once
 
 #include <sys/types.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/os/deadline.h"
+#include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/targets/messages.h"
-#include "raas_receiver/targets/own_writes.h"
 
 namespace lockstep::targets {
 
@@ -51,9 +52,8 @@ class RankLink {
   // Others write its memory, which it only compares.
   bool compares() const { return compares_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
-  OwnWrites& writes() { return writes_; }
-  // How long each answer to what is below "portions" may take, and the bytes of a portion.
-  void SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes);
+  // How long each answer to what is below "portions" may take.
+  void SetAnswerTimeout(std::chrono::milliseconds timeout) { answer_timeout_ = timeout; }
 
   // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
   const Held& reads() const { return reads_; }
@@ -84,15 +84,21 @@ class RankLink {
   Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
   Status AwaitServing(const os::Deadline& deadline);
 
-  // Portions. Hands over one, and waits until the rank has checked it.
-  Status Stage(int portion);
-  // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten. From
-  // here on it holds nothing that is known.
-  Status StartWrite(const Held& after);
+  // Portions (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls answer.
+  //
+  //   handed over, checked by the rank --(Write, FinishWriting)--> being written --(AwaitWritten)--> written
+  //
+  Status HandOver(const os::UniqueFd& portion);
+  // Hands it over, and has the rank write all that it was: while the next one is packed. From here on it holds nothing
+  // that is known.
+  Status Write(const os::UniqueFd& portion);
+  // The rank writes what it has at hand, if anything, and from then on holds `after` wholly; then AwaitWritten.
+  Status FinishWriting(const Held& after);
+  // Waits for what the rank was told to write, if anything.
   Status AwaitWritten();
-  // Whether the memory has what was staged.
-  Result<bool> Compare();
-  // What was staged is not written.
+  // Whether the memory has what the portion says.
+  Result<bool> Compare(const os::UniqueFd& portion);
+  // What was handed over is not written.
   void DropStaged();
 
  private:
@@ -100,6 +106,11 @@ class RankLink {
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
   Status ReadState(const std::string& state);
+  Status Stage(const os::UniqueFd& portion);
+  Status StartWrite(const Held& after);
+  Status AwaitStarted();
+  Status Ask(EngineMessageType type, const Held& held, std::span<const int> fds);
+  Status Checked(Status status);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
 
@@ -113,9 +124,11 @@ class RankLink {
   bool asleep_ = false;
   bool compares_ = false;
   placement::RankDescription description_;
-  OwnWrites writes_{*this};
   std::chrono::milliseconds answer_timeout_{30'000};
-  bool staged_ = false;  // the rank has something at hand
+  std::mutex portions_mutex_;  // one portion after the other
+  bool staged_ = false;        // the rank has something at hand
+  bool writes_ = false;        // it was told to write, and has not answered
+  Status failed_;              // of portions
   Held reads_;
   Held resumes_;  // what it read before Hold, until it is written
   Held writing_;  // what the last WRITE makes it

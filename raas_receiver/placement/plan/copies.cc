@@ -10,16 +10,22 @@
 namespace lockstep::placement {
 namespace {
 
-bool TargetLess(const layout::StridedCopy& a, const layout::StridedCopy& b) {
-  return std::tie(a.target_offset, a.source_offset) < std::tie(b.target_offset, b.source_offset);
+using Copies = std::vector<layout::StridedCopy>;
+
+// By rising `first`, then `second`, merged.
+void Order(Copies& copies, uint64_t layout::StridedCopy::*first, uint64_t layout::StridedCopy::*second) {
+  std::sort(copies.begin(), copies.end(), [&](const layout::StridedCopy& a, const layout::StridedCopy& b) {
+    return std::tie(a.*first, a.*second) < std::tie(b.*first, b.*second);
+  });
+  layout::Coalesce(copies, {});
 }
 
-std::vector<std::vector<layout::StridedCopy>> Ordered(std::vector<std::vector<layout::StridedCopy>> lists) {
-  for (std::vector<layout::StridedCopy>& of_buffer : lists) {
-    std::sort(of_buffer.begin(), of_buffer.end(), TargetLess);
-    layout::Coalesce(of_buffer, {});
-  }
-  return lists;
+void OrderBySource(Copies& copies) {
+  Order(copies, &layout::StridedCopy::source_offset, &layout::StridedCopy::target_offset);
+}
+
+void OrderByTarget(Copies& copies) {
+  Order(copies, &layout::StridedCopy::target_offset, &layout::StridedCopy::source_offset);
 }
 
 // The bytes [from, from + bytes) of every element of `view`. REQUIRES `bytes` to divide an element.
@@ -51,7 +57,12 @@ Status CopyBuilder::AppendTo(Lists& lists, const ParameterPart& part, const layo
                                        " copies: let this engine take versions from the directory")};
     }
   }
-  layout::AppendCopies(pieces, source, target, lists[part.buffer]);
+  const uint32_t memory = part.parameter->memory;
+  if (lists.size() <= memory) lists.resize(memory + 1);
+  Copies copies;
+  layout::AppendCopies(pieces, source, target, copies);
+  OrderBySource(copies);  // by themselves: others may read what lies between
+  lists[memory].insert(lists[memory].end(), copies.begin(), copies.end());
   return OkStatus();
 }
 
@@ -73,17 +84,22 @@ Status CopyBuilder::Append(const ParameterPart& part) {
   return AppendTo(zeros_, part, Reached(part.pieces), lower, lower);
 }
 
-std::vector<std::vector<layout::StridedCopy>> CopyBuilder::TakeCopies() {
-  return Ordered(std::move(copies_));
-}
-
-std::vector<std::vector<StridedRange>> CopyBuilder::TakeZeros() {
-  std::vector<std::vector<StridedRange>> ranges(zeros_.size());
-  const Lists lists = Ordered(std::move(zeros_));
-  for (size_t buffer = 0; buffer < lists.size(); ++buffer) {
-    for (const layout::StridedCopy& copy : lists[buffer]) ranges[buffer].push_back(layout::TargetRange(copy));
+Result<RankPlacement> CopyBuilder::Place(std::span<const ParameterPart> parts) {
+  copies_.clear();
+  zeros_.clear();
+  parameter_ = nullptr;
+  for (const ParameterPart& part : parts) LS_RETURN_IF_ERROR(Append(part));
+  std::vector<MemoryCopy> copies;
+  for (uint32_t memory = 0; memory < copies_.size(); ++memory) {
+    OrderBySource(copies_[memory]);
+    for (const layout::StridedCopy& copy : copies_[memory]) copies.push_back({memory, copy});
   }
-  return ranges;
+  std::vector<MemoryZeros> zeros;
+  for (uint32_t memory = 0; memory < zeros_.size(); ++memory) {
+    OrderByTarget(zeros_[memory]);
+    for (const layout::StridedCopy& copy : zeros_[memory]) zeros.push_back({memory, layout::TargetRange(copy)});
+  }
+  return RankPlacement(std::move(copies), std::move(zeros));
 }
 
 }  // namespace lockstep::placement

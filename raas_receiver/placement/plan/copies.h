@@ -1,40 +1,41 @@
-// Internal to the plan: from the parameters' parts to what is written into each target buffer: copies, and
-// zeros where nothing is copied.
+// Internal to the plan: from the parts of a rank's parameters to what is written into its memories: copies, and zeros
+// where nothing is copied.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/layout/strided_copy.h"
 #include "common/model/layout.h"
 #include "raas_receiver/placement/plan/parameter_parts.h"
+#include "raas_receiver/placement/plan/rank_placement.h"
 
 namespace lockstep::placement {
 
+// Of one engine: counts the copies of all its ranks.
 class CopyBuilder {
  public:
   // `layout` outlives it.
-  CopyBuilder(const model::ModelLayout& layout, size_t buffers) : layout_(layout), copies_(buffers), zeros_(buffers) {}
+  explicit CopyBuilder(const model::ModelLayout& layout) : layout_(layout) {}
 
-  // REQUIRES parts of one parameter to follow one another. kBadData names the parameter that takes too many copies.
-  Status Append(const ParameterPart& part);
-
-  // By buffer, by rising target.
-  std::vector<std::vector<layout::StridedCopy>> TakeCopies();
-  std::vector<std::vector<StridedRange>> TakeZeros();
+  // Of one rank. REQUIRES parts of one parameter to follow one another. kBadData names the parameter that takes too
+  // many copies.
+  Result<RankPlacement> Place(std::span<const ParameterPart> parts);
 
  private:
-  using Lists = std::vector<std::vector<layout::StridedCopy>>;  // by buffer
+  using Lists = std::vector<std::vector<layout::StridedCopy>>;  // by memory
 
+  Status Append(const ParameterPart& part);
   Status AppendTo(Lists& lists, const ParameterPart& part, const layout::Pieces& pieces,
                   const layout::TensorView& source, const layout::TensorView& target);
 
   const model::ModelLayout& layout_;
+  uint64_t count_ = 0;
+  // Of the rank.
   Lists copies_;
   Lists zeros_;  // of which only the targets count
-  uint64_t count_ = 0;
   // Of the part before.
   const EngineParameter* parameter_ = nullptr;
   layout::TensorView view_;

@@ -151,8 +151,7 @@ Result<uint32_t> TensorTable::Find(const Slice& slice) const {
   return found->second;
 }
 
-Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint32_t first_buffer,
-                   std::vector<ParameterPart>& parts) {
+Status AppendParts(const TensorTable& tensors, const RankDescription& rank, std::vector<ParameterPart>& parts) {
   ParameterPart form{.rank = &rank};
   for (const EngineParameter& parameter : rank.parameters) {
     form.parameter = &parameter;
@@ -162,7 +161,6 @@ Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint
   for (size_t i = 0; i < rank.parameters.size(); ++i) {
     const EngineParameter& parameter = rank.parameters[i];
     form.parameter = &parameter;
-    form.buffer = first_buffer + parameter.memory;
     Result<Content> content = ReadContent(tensors, parameter);
     if (!content.ok()) return content.status().WithContext(form.Name());
     if (const Status once = CheckContent(parameter, content->pieces); !once.ok()) return once.WithContext(form.Name());

@@ -24,7 +24,6 @@ inline constexpr uint32_t kNoTensor = UINT32_MAX;
 // What one parameter has of one tensor, or of none: its padding.
 struct ParameterPart {
   uint32_t tensor = 0;  // of the layout, or kNoTensor
-  uint32_t buffer = 0;
   const RankDescription* rank = nullptr;
   const EngineParameter* parameter = nullptr;
   // HuggingFace tensor, Promoted() to the parameter's rank -> parameter; of padding parameter -> parameter. In
@@ -53,10 +52,8 @@ class TensorTable {
   std::vector<bool> wanted_;
 };
 
-// Appends the parts of `rank`, whose memories are the buffers from `first_buffer` on, those of a parameter together.
-// Parameters that lie at one place and are made of the same count once. kBadData names the parameter of the first rule
-// broken; see PlacementPlan::Compile. `rank` outlives the parts.
-Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint32_t first_buffer,
-                   std::vector<ParameterPart>& parts);
+// Appends the parts of `rank`, those of a parameter together. Parameters that lie at one place and are made of the same
+// count once. kBadData names the parameter of the first rule broken; see CompilePlacement. `rank` outlives the parts.
+Status AppendParts(const TensorTable& tensors, const RankDescription& rank, std::vector<ParameterPart>& parts);
 
 }  // namespace lockstep::placement

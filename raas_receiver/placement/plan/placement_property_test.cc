@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <map>
 #include <set>
+#include <span>
 
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/placement/plan/random_engine.h"
@@ -15,7 +17,7 @@ constexpr uint64_t kCases = 2000;
 using Memory = std::vector<uint8_t>;
 
 std::shared_ptr<const PlacementPlan> Compile(const TestEngine& engine) {
-  const auto plan = PlacementPlan::Compile(*engine.layout, engine.ranks, engine.unused);
+  const auto plan = CompilePlacement(*engine.layout, engine.ranks, engine.unused);
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   return *plan;
@@ -36,13 +38,16 @@ uint64_t ByteOf(const EngineParameter& parameter, const layout::Extents& at, con
   return byte;
 }
 
-// Calls visit(buffer, target byte, source byte) for every byte that the descriptions give, one element after the other,
-// and zero(buffer, target byte) for those of elements, or of their lower halves, that nothing gives.
+// A memory of a rank.
+using Place = std::pair<uint32_t, uint32_t>;
+
+// Calls visit(place, target byte, source byte) for every byte that the descriptions give, one element after the other,
+// and zero(place, target byte) for those of elements, or of their lower halves, that nothing gives.
 template <typename Visit, typename Zero>
 void ForEachByte(const TestEngine& engine, Visit visit, Zero zero) {
-  uint32_t first_buffer = 0;
   for (const RankDescription& rank : engine.ranks) {
     for (const EngineParameter& parameter : rank.parameters) {
+      const Place place{static_cast<uint32_t>(&rank - engine.ranks.data()), parameter.memory};
       for (const Slice& slice : parameter.slices) {
         const auto& tensors = engine.layout->tensors();
         const auto tensor = std::find_if(tensors.begin(), tensors.end(),
@@ -52,38 +57,21 @@ void ForEachByte(const TestEngine& engine, Visit visit, Zero zero) {
         layout::ForEachIndex(slice.shape, [&](const layout::Extents& index) {
           const uint64_t source = tensor->offset + layout::FlatIndex(tensor->shape, slice.from, index) * bytes;
           const uint64_t target = ByteOf(parameter, slice.at, index);
-          for (uint64_t i = 0; i < lower; ++i) zero(first_buffer + parameter.memory, target + i);
-          for (uint64_t i = 0; i < bytes; ++i) visit(first_buffer + parameter.memory, target + lower + i, source + i);
+          for (uint64_t i = 0; i < lower; ++i) zero(place, target + i);
+          for (uint64_t i = 0; i < bytes; ++i) visit(place, target + lower + i, source + i);
         });
       }
       for (const Padding& padding : parameter.padding) {
         layout::ForEachIndex(padding.shape, [&](const layout::Extents& index) {
           const uint64_t target = ByteOf(parameter, padding.at, index);
-          for (uint64_t i = 0; i < ElementBytes(parameter.dtype); ++i)
-            zero(first_buffer + parameter.memory, target + i);
+          for (uint64_t i = 0; i < ElementBytes(parameter.dtype); ++i) zero(place, target + i);
         });
       }
     }
-    first_buffer += static_cast<uint32_t>(rank.memories.size());
   }
 }
 
-using Targets = std::set<std::pair<uint32_t, uint64_t>>;  // buffer and byte
-
-std::vector<Targets> TargetsByRowRanges(const PlacementPlan& plan, uint64_t data_bytes) {
-  std::vector<Targets> targets(data_bytes);
-  for (uint64_t position = 0; position < data_bytes; ++position) {
-    const auto range = plan.RowRangeAt(position);
-    if (range == plan.row_ranges().end() || position < range->offset) continue;
-    const uint64_t row = (position - range->offset) / range->pitch;
-    const uint64_t column = (position - range->offset) % range->pitch;
-    for (const ColumnCopy& copy : plan.column_copies(*range)) {
-      if (column < copy.column || column >= copy.column + copy.bytes) continue;
-      targets[position].emplace(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
-    }
-  }
-  return targets;
-}
+using Targets = std::set<std::pair<Place, uint64_t>>;  // and byte
 
 TEST_CASE("Random engines: copies and zeros fill every memory as the description says, and write nothing else") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
@@ -93,32 +81,35 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
     const auto plan = Compile(engine);
     Memory data(engine.layout->data_bytes());
     for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.Between(0, 255));
-    std::vector<Memory> expected, filled;
-    for (const TargetBuffer& buffer : plan->buffers()) expected.emplace_back(buffer.bytes, 0xa5);
-    filled = expected;
+    std::map<Place, Memory> expected;
+    for (uint32_t rank = 0; rank < plan->size(); ++rank) {
+      const std::vector<uint64_t>& sizes = engine.ranks[rank].memories;
+      for (uint32_t memory = 0; memory < sizes.size(); ++memory) expected[{rank, memory}].assign(sizes[memory], 0xa5);
+    }
+    std::map<Place, Memory> filled = expected;
+    std::map<Place, std::vector<bool>> written;
+    for (const auto& [place, memory] : filled) written[place].resize(memory.size());
+    const auto write = [&](Place place, uint64_t target, uint8_t value) {
+      REQUIRE_FALSE(written[place].at(target));
+      written[place][target] = true;
+      filled[place][target] = value;
+    };
     ForEachByte(
-        engine,
-        [&](uint32_t buffer, uint64_t target, uint64_t source) { expected[buffer].at(target) = data.at(source); },
-        [&](uint32_t buffer, uint64_t target) { expected[buffer].at(target) = 0; });
-    for (uint32_t buffer = 0; buffer < plan->buffers().size(); ++buffer) {
-      std::vector<bool> written(filled[buffer].size());
-      for (const layout::StridedCopy& copy : plan->copies(buffer)) {
+        engine, [&](Place place, uint64_t target, uint64_t source) { expected[place].at(target) = data.at(source); },
+        [&](Place place, uint64_t target) { expected[place].at(target) = 0; });
+    for (uint32_t rank = 0; rank < plan->size(); ++rank) {
+      for (const auto& [memory, copy] : (*plan)[rank].copies()) {
         for (uint64_t row = 0; row < copy.rows; ++row) {
           for (uint64_t i = 0; i < copy.row_bytes; ++i) {
-            const uint64_t target = copy.target_offset + row * copy.target_pitch + i;
-            REQUIRE_FALSE(written.at(target));
-            written[target] = true;
-            filled[buffer][target] = data.at(copy.source_offset + row * copy.source_pitch + i);
+            write({rank, memory}, copy.target_offset + row * copy.target_pitch + i,
+                  data.at(copy.source_offset + row * copy.source_pitch + i));
           }
         }
       }
-      for (const StridedRange& range : plan->zeros(buffer)) {
+      for (const auto& [memory, range] : (*plan)[rank].zeros()) {
         for (uint64_t row = 0; row < range.rows; ++row) {
           for (uint64_t i = 0; i < range.row_bytes; ++i) {
-            const uint64_t target = range.offset + row * range.pitch + i;
-            REQUIRE_FALSE(written.at(target));
-            written[target] = true;
-            filled[buffer][target] = 0;
+            write({rank, memory}, range.offset + row * range.pitch + i, 0);
           }
         }
       }
@@ -127,44 +118,73 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
   }
 }
 
-TEST_CASE(
-    "Random engines: by row ranges and column copies every byte goes to the very places that the description says") {
+// Rising, within `bytes`.
+std::vector<uint32_t> SomePositions(layout::Random& random, uint64_t bytes) {
+  std::vector<uint32_t> positions;
+  for (uint32_t at = 0; at < bytes; ++at) {
+    if (!random.OneIn(3)) positions.push_back(at);
+  }
+  return positions;
+}
+
+TEST_CASE("Random engines: changed bytes go to the very places that the description says, however they are cut") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
-    std::vector<Targets> expected(engine.layout->data_bytes());
+    const uint64_t data_bytes = engine.layout->data_bytes();
+    std::vector<Targets> described(data_bytes), expected(data_bytes), found(data_bytes);
     ForEachByte(
-        engine, [&](uint32_t buffer, uint64_t target, uint64_t source) { expected[source].emplace(buffer, target); },
-        [](uint32_t, uint64_t) {});
-    REQUIRE(TargetsByRowRanges(*plan, expected.size()) == expected);
+        engine, [&](Place place, uint64_t target, uint64_t source) { described[source].emplace(place, target); },
+        [](Place, uint64_t) {});
+    for (uint64_t offset = 0; offset < data_bytes;) {
+      const uint64_t bytes = std::min(random.Between(1, 200), data_bytes - offset);
+      const std::vector<uint32_t> positions = SomePositions(random, bytes);
+      for (const uint32_t position : positions) expected[offset + position] = described[offset + position];
+      for (uint32_t rank = 0; rank < plan->size(); ++rank) {
+        const auto add = [&](uint32_t memory, uint64_t to, std::span<const uint32_t> run) {
+          REQUIRE_FALSE(run.empty());
+          for (const uint32_t position : run) {
+            REQUIRE(found[offset + position].emplace(Place{rank, memory}, to + position).second);
+          }
+        };
+        (*plan)[rank].ForEachRun({offset, bytes}, positions, add);
+      }
+      offset += bytes;
+    }
+    REQUIRE(found == expected);
   }
 }
 
-TEST_CASE("Random engines: row ranges rise without overlap, and their copies by column, within row and buffer") {
+TEST_CASE("Random engines: ranges of the data section are copied to the very places that the description says") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
-    uint64_t end = 0;
-    for (const RowRange& range : plan->row_ranges()) {
-      REQUIRE(range.offset >= end);
-      end = range.end();
-      REQUIRE(range.copies > 0);
-      uint64_t column = 0;
-      for (const ColumnCopy& copy : plan->column_copies(range)) {
-        REQUIRE(copy.column >= column);
-        column = copy.column;
-        REQUIRE(copy.bytes > 0);
-        REQUIRE(copy.column + copy.bytes <= range.pitch);
-        REQUIRE((range.rows > 1 || copy.target_pitch == 0));
-        REQUIRE(copy.target_offset + (range.rows - 1) * copy.target_pitch + copy.bytes <=
-                plan->buffers()[copy.buffer].bytes);
+    const uint64_t data_bytes = engine.layout->data_bytes();
+    std::vector<Targets> expected(data_bytes), found(data_bytes);
+    ForEachByte(
+        engine, [&](Place place, uint64_t target, uint64_t source) { expected[source].emplace(place, target); },
+        [](Place, uint64_t) {});
+    for (uint64_t offset = 0; offset < data_bytes;) {
+      const uint64_t bytes = std::min(random.Between(1, 200), data_bytes - offset);
+      for (uint32_t rank = 0; rank < plan->size(); ++rank) {
+        (*plan)[rank].ForEachCopy({offset, bytes}, [&](uint32_t memory, const layout::StridedCopy& copy) {
+          for (uint64_t row = 0; row < copy.rows; ++row) {
+            for (uint64_t i = 0; i < copy.row_bytes; ++i) {
+              const uint64_t source = copy.source_offset + row * copy.source_pitch + i;
+              REQUIRE((source >= offset && source < offset + bytes));
+              const uint64_t target = copy.target_offset + row * copy.target_pitch + i;
+              REQUIRE(found[source].emplace(Place{rank, memory}, target).second);
+            }
+          }
+        });
       }
+      offset += bytes;
     }
-    REQUIRE(end <= engine.layout->data_bytes());
+    REQUIRE(found == expected);
   }
 }
 
@@ -202,12 +222,11 @@ TEST_CASE("Random engines: a plan does the same, however the ranks are described
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     const auto other = Compile(Redescribed(random, engine));
-    REQUIRE(other->buffers() == plan->buffers());
-    for (uint32_t buffer = 0; buffer < plan->buffers().size(); ++buffer) {
-      REQUIRE(std::ranges::equal(other->copies(buffer), plan->copies(buffer)));
-      REQUIRE(std::ranges::equal(other->zeros(buffer), plan->zeros(buffer)));
+    REQUIRE(other->size() == plan->size());
+    for (uint32_t rank = 0; rank < plan->size(); ++rank) {
+      REQUIRE(std::ranges::equal((*other)[rank].copies(), (*plan)[rank].copies()));
+      REQUIRE(std::ranges::equal((*other)[rank].zeros(), (*plan)[rank].zeros()));
     }
-    REQUIRE(other->row_ranges().size() == plan->row_ranges().size());
   }
 }
 

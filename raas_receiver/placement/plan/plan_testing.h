@@ -1,8 +1,10 @@
 // For tests of plans: models, ranks and parameters in a few words, and where a plan puts a byte.
 #pragma once
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +13,7 @@
 
 namespace lockstep::placement {
 
-using Places = std::vector<std::pair<uint32_t, uint64_t>>;  // buffer and byte
+using Places = std::vector<std::pair<uint32_t, uint64_t>>;  // rank and byte
 
 inline std::shared_ptr<const model::ModelLayout> Layout(std::vector<model::TensorMeta> tensors) {
   REQUIRE(model::AssignOffsets(tensors).ok());
@@ -52,7 +54,7 @@ inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parame
 inline std::shared_ptr<const PlacementPlan> Compile(const model::ModelLayout& layout,
                                                     const std::vector<RankDescription>& ranks,
                                                     const std::vector<std::string>& unused = {}) {
-  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  const auto plan = CompilePlacement(layout, ranks, unused);
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   return *plan;
@@ -60,32 +62,32 @@ inline std::shared_ptr<const PlacementPlan> Compile(const model::ModelLayout& la
 
 inline std::string Refusal(const model::ModelLayout& layout, const std::vector<RankDescription>& ranks,
                            const std::vector<std::string>& unused = {}) {
-  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  const auto plan = CompilePlacement(layout, ranks, unused);
   REQUIRE(plan.status().code() == ErrorCode::kBadData);
   return plan.status().message();
 }
 
 inline Places WhereTo(const PlacementPlan& plan, uint64_t position) {
   Places where;
-  const auto range = plan.RowRangeAt(position);
-  if (range == plan.row_ranges().end() || position < range->offset) return where;
-  const uint64_t row = (position - range->offset) / range->pitch;
-  const uint64_t column = (position - range->offset) % range->pitch;
-  for (const ColumnCopy& copy : plan.column_copies(*range)) {
-    if (column < copy.column || column >= copy.column + copy.bytes) continue;
-    where.emplace_back(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
+  const uint32_t first = 0;
+  for (uint32_t rank = 0; rank < plan.size(); ++rank) {
+    plan[rank].ForEachRun({position, 1}, std::span(&first, 1),
+                          [&](uint32_t, uint64_t to, std::span<const uint32_t>) { where.emplace_back(rank, to); });
   }
+  std::sort(where.begin(), where.end());
   return where;
 }
 
-inline uint64_t CopiedBytes(const PlacementPlan& plan, uint32_t buffer) {
+inline uint64_t CopiedBytes(const RankPlacement& rank) {
   uint64_t bytes = 0;
-  for (const layout::StridedCopy& copy : plan.copies(buffer)) bytes += copy.bytes();
+  for (const MemoryCopy& one : rank.copies()) bytes += one.copy.bytes();
   return bytes;
 }
 
-inline std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffer) {
-  return {plan.zeros(buffer).begin(), plan.zeros(buffer).end()};
+inline std::vector<StridedRange> Zeros(const RankPlacement& rank) {
+  std::vector<StridedRange> zeros;
+  for (const MemoryZeros& one : rank.zeros()) zeros.push_back(one.range);
+  return zeros;
 }
 
 }  // namespace lockstep::placement

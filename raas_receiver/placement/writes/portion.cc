@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
-#include "common/os/sealed_memfd.h"
 #include "kernels/copy_rows.h"
+#include "kernels/gather.h"
 
 namespace lockstep::placement {
 namespace {
 
-constexpr uint64_t kAlignment = 8;
+// A run's base is a multiple of this, at or below its first target; neighbours in front of it still have offsets.
+constexpr uint64_t kBaseStep = uint64_t{1} << 31;
 
 uint64_t Aligned(uint64_t at) {
-  return (at + kAlignment - 1) / kAlignment * kAlignment;
+  return (at + kPortionAlignment - 1) / kPortionAlignment * kPortionAlignment;
 }
 
 template <typename T>
@@ -22,7 +24,7 @@ void AppendValue(os::SealedMemfd& to, const T& value) {
 }
 
 void Align(os::SealedMemfd& to) {
-  constexpr std::array<std::byte, kAlignment> kZeros{};
+  constexpr std::array<std::byte, kPortionAlignment> kZeros{};
   to.Append(ByteView(kZeros).first(Aligned(to.size()) - to.size()));
 }
 
@@ -37,88 +39,171 @@ void AppendRows(os::SealedMemfd& to, const std::byte* source, uint64_t pitch, ui
   }
 }
 
+PortionRows EntryOf(uint32_t memory, const StridedRange& range) {
+  return {.memory = memory,
+          .offset = range.offset,
+          .rows = range.rows,
+          .row_bytes = range.row_bytes,
+          .pitch = range.rows == 1 ? 0 : range.pitch};
+}
+
 }  // namespace
 
-bool PortionBuilder::Reserve(uint64_t bytes) {
-  if (bytes_ + bytes > max_bytes_) return false;
-  bytes_ += bytes;
-  return true;
+// ---- Taking --------------------------------------------------------------------------------------------------------
+
+template <typename T>
+T* PortionWriter::Storage<T>::Take(size_t count) {
+  if (used + count > values.size()) values.resize(std::max(used + count, 2 * values.size()));
+  used += count;
+  return values.data() + used - count;
 }
 
-void PortionBuilder::Clear() {
-  bytes_ = sizeof(PortionHeader);
+// In this portion or the next one.
+Status PortionWriter::MakeRoom(uint64_t bytes) {
+  if (bytes_ + bytes <= portion_bytes_) return OkStatus();
+  LS_RETURN_IF_ERROR(PassOn());
+  if (bytes_ + bytes <= portion_bytes_) return OkStatus();
+  return {ErrorCode::kInternal, "a piece is larger than a portion"};
+}
+
+void PortionWriter::Take(uint64_t bytes) {
+  bytes_ += bytes;
+  taken_bytes_ += bytes;
+}
+
+// The last run, where units at `first` to `last` may follow in it; else a new one.
+PortionRun& PortionWriter::RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last) {
+  if (!runs_.empty()) {
+    PortionRun& run = runs_.back();
+    if (run.memory == memory && run.unit == unit && first >= run.base && last - run.base <= UINT32_MAX) return run;
+  }
+  Take(sizeof(PortionRun));
+  return runs_.emplace_back(PortionRun{memory, unit, first / kBaseStep * kBaseStep, 0});
+}
+
+Status PortionWriter::Scatter(uint32_t memory, uint32_t unit, uint64_t from, uint64_t to,
+                              std::span<const uint32_t> positions) {
+  while (!positions.empty()) {
+    const uint64_t most = std::max<uint64_t>(1, portion_bytes_ / 4 / (sizeof(uint32_t) + unit));
+    const std::span<const uint32_t> taken = positions.first(std::min<uint64_t>(most, positions.size()));
+    positions = positions.subspan(taken.size());
+    const uint64_t bytes = taken.size() * (sizeof(uint32_t) + unit);
+    LS_RETURN_IF_ERROR(MakeRoom(sizeof(PortionRun) + bytes));
+    Take(bytes);
+    PortionRun& run = RunFor(memory, unit, to + taken.front(), to + taken.back());
+    run.units += taken.size();
+    uint32_t* const offsets = offsets_.Take(taken.size());
+    const auto shift = static_cast<uint32_t>(to - run.base);  // sums are right mod 2^32
+    for (size_t i = 0; i < taken.size(); ++i) offsets[i] = taken[i] + shift;
+    std::byte* const values = values_.Take(taken.size() * unit);
+    kernels::GatherUnits(data_.data() + from, unit, taken.data(), values, taken.size());
+    written_bytes_ += taken.size() * unit;
+  }
+  return OkStatus();
+}
+
+Status PortionWriter::Copy(uint32_t memory, const layout::StridedCopy& copy) {
+  std::vector<layout::StridedCopy> pieces;
+  layout::AppendSplit(copy, portion_bytes_ / 4, layout::ElementBytes{}, pieces);
+  for (const layout::StridedCopy& piece : pieces) {
+    const uint64_t bytes = sizeof(PortionRows) + kPortionAlignment + piece.bytes();
+    LS_RETURN_IF_ERROR(MakeRoom(bytes));
+    Take(bytes);
+    copies_.push_back({memory, piece});
+    written_bytes_ += piece.bytes();
+  }
+  return OkStatus();
+}
+
+Status PortionWriter::Zero(uint32_t memory, const StridedRange& range) {
+  LS_RETURN_IF_ERROR(MakeRoom(sizeof(PortionRows)));
+  Take(sizeof(PortionRows));
+  zeros_.push_back({memory, range});
+  written_bytes_ += range.bytes();
+  return OkStatus();
+}
+
+Status PortionWriter::Fill(const RankPlacement& placement) {
+  for (const MemoryCopy& one : placement.copies()) LS_RETURN_IF_ERROR(Copy(one.memory, one.copy));
+  for (const MemoryZeros& one : placement.zeros()) LS_RETURN_IF_ERROR(Zero(one.memory, one.range));
+  return OkStatus();
+}
+
+// ---- Passing on ----------------------------------------------------------------------------------------------------
+
+Status PortionWriter::Flush() {
+  return bytes_ == kEmptyBytes ? OkStatus() : PassOn();
+}
+
+Status PortionWriter::PassOn() {
+  Coalesce();
+  const Result<os::UniqueFd> portion = Seal();
+  bytes_ = kEmptyBytes;
   runs_.clear();
+  offsets_.used = values_.used = 0;
   copies_.clear();
   zeros_.clear();
+  LS_RETURN_IF_ERROR(portion.status());
+  return pass_(*portion);
 }
 
-bool PortionBuilder::Scatter(uint32_t memory, const ScatterRun& run) {
-  if (!Reserve(sizeof(PortionRun) + 2 * kAlignment + run.offsets.size() * (sizeof(uint32_t) + run.unit))) return false;
-  runs_.push_back({memory, run});
-  return true;
-}
-
-bool PortionBuilder::Copy(uint32_t memory, const layout::StridedCopy& copy, const std::byte* source) {
-  if (!Reserve(sizeof(PortionRows) + kAlignment + copy.bytes())) return false;
-  copies_.push_back({{.memory = memory,
-                      .offset = copy.target_offset,
-                      .rows = copy.rows,
-                      .row_bytes = copy.row_bytes,
-                      .pitch = copy.rows == 1 ? 0 : copy.target_pitch},
-                     source + copy.source_offset,
-                     copy.source_pitch});
-  return true;
-}
-
-bool PortionBuilder::Zero(uint32_t memory, const StridedRange& range) {
-  if (!Reserve(sizeof(PortionRows))) return false;
-  zeros_.push_back({{.memory = memory,
-                     .offset = range.offset,
-                     .rows = range.rows,
-                     .row_bytes = range.row_bytes,
-                     .pitch = range.rows == 1 ? 0 : range.pitch},
-                    nullptr,
-                    0});
-  return true;
-}
-
-Result<os::UniqueFd> PortionBuilder::Seal() {
-  // The widest first, so that all values are aligned.
-  std::stable_sort(runs_.begin(), runs_.end(), [](const Run& a, const Run& b) { return a.run.unit > b.run.unit; });
-  uint64_t units = 0;
-  uint64_t values = 0;
-  for (const Run& run : runs_) {
-    units += run.run.offsets.size();
-    values += run.run.offsets.size() * run.run.unit;
+// Neighbours that continue one another become one: those of blocks that are copied whole.
+void PortionWriter::Coalesce() {
+  std::vector<MemoryCopy> merged;
+  std::vector<layout::StridedCopy> of_memory;
+  for (size_t begin = 0; begin < copies_.size();) {
+    const uint32_t memory = copies_[begin].memory;
+    of_memory.clear();
+    for (; begin < copies_.size() && copies_[begin].memory == memory; ++begin) of_memory.push_back(copies_[begin].copy);
+    layout::Coalesce(of_memory, layout::ElementBytes{});
+    for (const layout::StridedCopy& copy : of_memory) merged.push_back({memory, copy});
   }
+  copies_ = std::move(merged);
+}
+
+// The values of runs in `order`, behind their offsets.
+void PortionWriter::AppendUnits(os::SealedMemfd& to, const std::vector<size_t>& order) const {
+  std::vector<size_t> first_offset, first_value;
+  size_t offset = 0;
+  size_t value = 0;
+  for (const PortionRun& run : runs_) {
+    first_offset.push_back(offset);
+    first_value.push_back(value);
+    offset += run.units;
+    value += run.units * run.unit;
+  }
+  for (const size_t i : order) {
+    to.Append(std::as_bytes(std::span(offsets_.values).subspan(first_offset[i], runs_[i].units)));
+  }
+  Align(to);
+  for (const size_t i : order) {
+    to.Append(std::span(values_.values).subspan(first_value[i], runs_[i].units * runs_[i].unit));
+  }
+}
+
+Result<os::UniqueFd> PortionWriter::Seal() const {
+  // The widest first, so that all values are aligned.
+  std::vector<size_t> order(runs_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return runs_[a].unit > runs_[b].unit; });
   uint64_t bytes = sizeof(PortionHeader) + runs_.size() * sizeof(PortionRun) +
                    (copies_.size() + zeros_.size()) * sizeof(PortionRows);
-  bytes = Aligned(Aligned(bytes + units * sizeof(uint32_t)) + values);
-  for (const Rows& copy : copies_) bytes += Aligned(copy.entry.rows * copy.entry.row_bytes);
-  Result<os::UniqueFd> sealed = Write(bytes);
-  Clear();
-  return sealed;
-}
-
-Result<os::UniqueFd> PortionBuilder::Write(uint64_t bytes) const {
-  os::SealedMemfd to("lockstep-portion");
+  bytes = Aligned(Aligned(bytes + offsets_.used * sizeof(uint32_t)) + values_.used);
+  for (const MemoryCopy& one : copies_) bytes += Aligned(one.copy.bytes());
   PortionHeader header{.bytes = bytes,
                        .runs = static_cast<uint32_t>(runs_.size()),
                        .copies = static_cast<uint32_t>(copies_.size()),
                        .zeros = static_cast<uint32_t>(zeros_.size())};
   std::memcpy(header.magic, kPortionMagic, sizeof header.magic);
+  os::SealedMemfd to("lockstep-portion");
   AppendValue(to, header);
-  for (const Run& run : runs_) {
-    AppendValue(to, PortionRun{run.memory, run.run.unit, run.run.base, run.run.offsets.size()});
-  }
-  for (const Rows& copy : copies_) AppendValue(to, copy.entry);
-  for (const Rows& zero : zeros_) AppendValue(to, zero.entry);
-  for (const Run& run : runs_) to.Append(std::as_bytes(run.run.offsets));
-  Align(to);
-  for (const Run& run : runs_) to.Append({run.run.values, run.run.offsets.size() * run.run.unit});
-  for (const Rows& copy : copies_) {
+  for (const size_t i : order) AppendValue(to, runs_[i]);
+  for (const auto& [memory, copy] : copies_) AppendValue(to, EntryOf(memory, layout::TargetRange(copy)));
+  for (const auto& [memory, range] : zeros_) AppendValue(to, EntryOf(memory, range));
+  AppendUnits(to, order);
+  for (const auto& [memory, copy] : copies_) {
     Align(to);
-    AppendRows(to, copy.source, copy.source_pitch, copy.entry.rows, copy.entry.row_bytes);
+    AppendRows(to, data_.data() + copy.source_offset, copy.source_pitch, copy.rows, copy.row_bytes);
   }
   Align(to);
   return std::move(to).Seal();

@@ -1,22 +1,25 @@
-// A portion: some of what a rank is to write into its own memory, or to compare with it, as it travels to the rank: a
-// memfd that nobody can change any more (FORMAT.md).
+// Portions: what a rank is to write into its own memory, or to compare with it, as it travels to the rank: memfds that
+// nobody can change any more (FORMAT.md).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/layout/strided_copy.h"
+#include "common/os/sealed_memfd.h"
 #include "common/os/unique_fd.h"
+#include "raas_receiver/placement/plan/rank_placement.h"
 
 namespace lockstep::placement {
 
 inline constexpr char kPortionMagic[] = "LSPORTN1";
 inline constexpr uint16_t kPortionFormat = 1;
 inline constexpr uint64_t kMaxPortionBytes = uint64_t{64} << 20;
+inline constexpr uint64_t kPortionAlignment = 8;
 
 struct PortionHeader {  // 64 bytes
   char magic[8] = {};   // kPortionMagic
@@ -51,52 +54,60 @@ struct PortionRows {  // 40 bytes
 };
 static_assert(sizeof(PortionRows) == 40);
 
-// Changed units of one memory. Unit i goes to byte base + offsets[i]; its bytes are values[i * unit, (i + 1) * unit).
-struct ScatterRun {
-  uint64_t base = 0;
-  uint32_t unit = 2;  // bytes: 1, 2, 4 or 8
-  std::span<const uint32_t> offsets;
-  const std::byte* values = nullptr;
-};
-
-// Collects one portion after the other. Threads: one at a time.
-class PortionBuilder {
+// What one rank is to write, taken piece by piece, and passed on in portions. Threads: one at a time.
+class PortionWriter {
  public:
-  explicit PortionBuilder(uint64_t max_bytes = kMaxPortionBytes) : max_bytes_(max_bytes) {}
+  // Takes one portion after the other. What it answers is what the call answers that made the portion.
+  using Pass = std::function<Status(const os::UniqueFd& portion)>;
 
-  bool empty() const { return bytes_ == sizeof(PortionHeader); }
-  // The largest pieces, in bytes of values, that one portion is sure to have room for.
-  uint64_t piece_bytes() const { return max_bytes_ / 4; }
+  // `data`, which stays: where values come from. Portions have at most `portion_bytes`.
+  PortionWriter(std::span<const std::byte> data, Pass pass, uint64_t portion_bytes = kMaxPortionBytes)
+      : data_(data), pass_(std::move(pass)), portion_bytes_(portion_bytes) {}
 
-  // Takes a piece for `memory`; what it points to stays until Seal. False: nothing was taken, the portion is full.
-  // REQUIRES pieces of at most piece_bytes() of values.
-  bool Scatter(uint32_t memory, const ScatterRun& run);
-  bool Copy(uint32_t memory, const layout::StridedCopy& copy, const std::byte* source);
-  bool Zero(uint32_t memory, const StridedRange& range);
+  // The units of `unit` bytes at data[from + positions[i]], positions rising, go to byte `to` + positions[i] (mod 2^64)
+  // of `memory`.
+  Status Scatter(uint32_t memory, uint32_t unit, uint64_t from, uint64_t to, std::span<const uint32_t> positions);
+  Status Copy(uint32_t memory, const layout::StridedCopy& copy);
+  Status Zero(uint32_t memory, const StridedRange& range);
+  // All that `placement` has of the data, and its zeros.
+  Status Fill(const RankPlacement& placement);
+  // Passes on what is left, also after an error.
+  Status Flush();
 
-  // The portion of all that was taken; the builder is empty then, also after an error: kResourceExhausted, kIo.
-  Result<os::UniqueFd> Seal();
+  uint64_t taken_bytes() const { return taken_bytes_; }      // by portions, in all
+  uint64_t written_bytes() const { return written_bytes_; }  // into memories, in all
 
  private:
-  struct Run {
-    uint32_t memory;
-    ScatterRun run;
-  };
-  struct Rows {
-    PortionRows entry;
-    const std::byte* source;  // null: zeros
-    uint64_t source_pitch;
+  // Values that grow and are used again; the first `used` are taken.
+  template <typename T>
+  struct Storage {
+    std::vector<T> values;
+    size_t used = 0;
+
+    T* Take(size_t count);
   };
 
-  bool Reserve(uint64_t bytes);
-  void Clear();
-  Result<os::UniqueFd> Write(uint64_t bytes) const;
+  static constexpr uint64_t kEmptyBytes = sizeof(PortionHeader) + 2 * kPortionAlignment;  // gaps behind offsets, values
 
-  uint64_t max_bytes_;
-  uint64_t bytes_ = sizeof(PortionHeader);  // at most those of the portion
-  std::vector<Run> runs_;
-  std::vector<Rows> copies_;
-  std::vector<Rows> zeros_;
+  Status MakeRoom(uint64_t bytes);
+  void Take(uint64_t bytes);
+  PortionRun& RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last);
+  void Coalesce();
+  Status PassOn();
+  Result<os::UniqueFd> Seal() const;
+  void AppendUnits(os::SealedMemfd& to, const std::vector<size_t>& order) const;
+
+  std::span<const std::byte> data_;
+  const Pass pass_;
+  const uint64_t portion_bytes_;
+  uint64_t bytes_ = kEmptyBytes;  // at most those of the portion
+  std::vector<PortionRun> runs_;
+  Storage<uint32_t> offsets_;  // of all runs, in order
+  Storage<std::byte> values_;  // likewise
+  std::vector<MemoryCopy> copies_;
+  std::vector<MemoryZeros> zeros_;
+  uint64_t taken_bytes_ = 0;
+  uint64_t written_bytes_ = 0;
 };
 
 }  // namespace lockstep::placement

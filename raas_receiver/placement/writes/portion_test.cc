@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <sstream>
 
 #include "common/base/status_testing.h"
@@ -38,33 +39,55 @@ Bytes Example(const std::string& name) {
   return bytes;
 }
 
+// The pieces of FORMAT.md's example, and the data that they are of.
 struct Given {
-  std::vector<uint32_t> narrow_offsets{6, 70};
-  std::vector<uint16_t> narrow{0x1111, 0x2222};
-  std::vector<uint32_t> wide_offsets{8};
-  std::vector<uint32_t> wide{0x33333333};
-  std::array<uint8_t, 7> rows{0xa1, 0xa2, 0xa3, 0xff, 0xb1, 0xb2, 0xb3};
+  Bytes data = Bytes(64);
 
-  bool Fill(PortionBuilder& builder) const {
-    const auto* source = reinterpret_cast<const std::byte*>(rows.data());
-    return builder.Scatter(0, {0, 2, narrow_offsets, reinterpret_cast<const std::byte*>(narrow.data())}) &&
-           builder.Scatter(1, {uint64_t{1} << 31, 4, wide_offsets, reinterpret_cast<const std::byte*>(wide.data())}) &&
-           builder.Copy(0, {.target_offset = 256, .rows = 2, .row_bytes = 3, .source_pitch = 4, .target_pitch = 16},
-                        source) &&
-           builder.Zero(0, {.offset = 512, .row_bytes = 8});
+  Given() {
+    const auto put = [&](size_t at, std::initializer_list<uint8_t> bytes) {
+      for (const uint8_t byte : bytes) data[at++] = std::byte{byte};
+    };
+    put(6, {0x11, 0x11});
+    put(20, {0x22, 0x22});
+    put(36, {0x33, 0x33, 0x33, 0x33});
+    put(40, {0xa1, 0xa2, 0xa3, 0xff, 0xb1, 0xb2, 0xb3});
+  }
+  Status Fill(PortionWriter& writer) const {
+    const std::vector<uint32_t> first{2}, second{16}, wide{0};
+    LS_RETURN_IF_ERROR(writer.Scatter(0, 2, 4, 4, first));
+    LS_RETURN_IF_ERROR(writer.Scatter(0, 2, 4, 54, second));
+    LS_RETURN_IF_ERROR(writer.Scatter(1, 4, 36, (uint64_t{1} << 31) + 8, wide));
+    LS_RETURN_IF_ERROR(writer.Copy(0, {40, 256, 2, 3, 4, 16}));
+    return writer.Zero(0, {.offset = 512, .row_bytes = 8});
+  }
+};
+
+// Keeps what is passed on.
+struct Passed {
+  std::vector<os::UniqueFd> portions;
+
+  PortionWriter::Pass pass() {
+    return [this](const os::UniqueFd& portion) {
+      portions.emplace_back(::dup(portion.get()));
+      return OkStatus();
+    };
   }
 };
 
 TEST_CASE("A portion is FORMAT.md's example, and cannot be changed any more") {
-  PortionBuilder builder;
-  CHECK(builder.empty());
   const Given given;
-  REQUIRE(given.Fill(builder));
-  CHECK_FALSE(builder.empty());
-  const auto sealed = builder.Seal();
-  REQUIRE(sealed.ok());
-  CHECK(builder.empty());
+  Passed passed;
+  PortionWriter writer(given.data, passed.pass());
+  REQUIRE(writer.Flush().ok());
+  CHECK(passed.portions.empty());
+  REQUIRE(given.Fill(writer).ok());
+  CHECK(writer.written_bytes() == 2 * 2 + 4 + 6 + 8);
+  REQUIRE(writer.Flush().ok());
+  REQUIRE(passed.portions.size() == 1);
+  const os::UniqueFd* const sealed = passed.portions.data();
   CHECK(Content(*sealed) == Example("portion"));
+  REQUIRE(writer.Flush().ok());
+  CHECK(passed.portions.size() == 1);
   const int seals = ::fcntl(sealed->get(), F_GET_SEALS);
   CHECK((seals & F_SEAL_WRITE) != 0);
   CHECK((seals & F_SEAL_SHRINK) != 0);
@@ -74,10 +97,11 @@ TEST_CASE("A portion is FORMAT.md's example, and cannot be changed any more") {
 }
 
 TEST_CASE("A portion gives each byte that its pieces give, at its place") {
-  PortionBuilder builder;
   const Given given;
-  REQUIRE(given.Fill(builder));
-  const Bytes portion = Content(*builder.Seal());
+  Passed passed;
+  PortionWriter writer(given.data, passed.pass());
+  REQUIRE((given.Fill(writer).ok() && writer.Flush().ok()));
+  const Bytes portion = Content(passed.portions.at(0));
   std::map<std::pair<uint32_t, uint64_t>, int> got;
   REQUIRE(ReadPortion(portion, [&](uint32_t memory, uint64_t offset, std::byte value) {
     CHECK(got.emplace(std::pair(memory, offset), std::to_integer<int>(value)).second);
@@ -90,38 +114,60 @@ TEST_CASE("A portion gives each byte that its pieces give, at its place") {
   CHECK(got == expected);
 }
 
-TEST_CASE("A portion that is full takes nothing more, and is never larger than it may be") {
+TEST_CASE("A portion that is full is passed on, and none is larger than it may be") {
   constexpr uint64_t kMost = 4096;
-  PortionBuilder builder(kMost);
-  const std::vector<uint32_t> offsets{0, 2, 4};
-  const Bytes values(8, std::byte{7});
-  int runs = 0;
-  int copies = 0;
-  while (builder.Scatter(0, {0, 2, offsets, values.data()})) {
-    ++runs;
-    if (!builder.Copy(0, {.row_bytes = 5}, values.data()) || !builder.Zero(0, {.row_bytes = 1})) break;
-    ++copies;
+  const Bytes data(100'000, std::byte{7});
+  Passed passed;
+  PortionWriter writer(data, passed.pass(), kMost);
+  std::vector<uint32_t> positions(3000);
+  std::iota(positions.begin(), positions.end(), 0u);
+  for (uint32_t& position : positions) position *= 2;
+  REQUIRE(writer.Scatter(0, 2, 0, 0, std::span(positions).first(3)).ok());
+  CHECK(passed.portions.empty());
+  REQUIRE(writer.Scatter(0, 2, 0, 1000, positions).ok());                        // more than one portion has room for
+  REQUIRE(writer.Copy(0, {.target_offset = 10'000, .row_bytes = 20'000}).ok());  // likewise
+  for (uint64_t i = 0; i < 200; ++i) REQUIRE(writer.Zero(0, {.offset = 50'000 + i, .row_bytes = 1}).ok());
+  REQUIRE(writer.Flush().ok());
+  std::map<uint64_t, int> got;
+  uint64_t bytes = 0;
+  for (const os::UniqueFd& fd : passed.portions) {
+    const Bytes portion = Content(fd);
+    CHECK(portion.size() <= kMost);
+    if (&fd != &passed.portions.back()) CHECK(portion.size() > kMost * 2 / 3);
+    REQUIRE(ReadPortion(portion, [&](uint32_t, uint64_t offset, std::byte value) {
+      CHECK(got.emplace(offset, std::to_integer<int>(value)).second);
+    }));
+    bytes += portion.size();
   }
-  CHECK(runs > 10);
-  const auto sealed = builder.Seal();
-  REQUIRE(sealed.ok());
-  const Bytes portion = Content(*sealed);
-  CHECK(portion.size() <= kMost);
-  CHECK(portion.size() > kMost * 3 / 4);
-  PortionHeader header;
-  std::memcpy(&header, portion.data(), sizeof header);
-  CHECK(header.runs == static_cast<uint32_t>(runs));
-  CHECK(header.zeros == static_cast<uint32_t>(copies));
-  CHECK(builder.Scatter(0, {0, 2, offsets, values.data()}));  // it begins anew
+  CHECK(got.size() == writer.written_bytes());
+  CHECK(got.size() == 6 + 6000 + 20'000 + 200);
+  CHECK((bytes <= writer.taken_bytes() + passed.portions.size() * 128 && bytes > writer.taken_bytes() * 4 / 5));
 }
 
-TEST_CASE("A piece of the promised size always fits an empty portion") {
-  PortionBuilder builder(4096);
-  const Bytes source(builder.piece_bytes());
-  CHECK(builder.Copy(0, {.row_bytes = builder.piece_bytes()}, source.data()));
-  const std::vector<uint32_t> offsets(builder.piece_bytes() / 5);
-  PortionBuilder other(4096);
-  CHECK(other.Scatter(0, {0, 1, offsets, source.data()}));
+TEST_CASE("Copies that continue one another travel as one") {
+  const Bytes data(10'000, std::byte{7});
+  Passed passed;
+  PortionWriter writer(data, passed.pass());
+  for (uint64_t block = 0; block < 4; ++block)
+    REQUIRE(writer.Copy(0, {1000 * block, 1000 * block, 1, 1000, 0, 0}).ok());
+  REQUIRE(writer.Copy(1, {4000, 4000, 1, 1000, 0, 0}).ok());
+  REQUIRE(writer.Flush().ok());
+  PortionHeader header;
+  const Bytes portion = Content(passed.portions.at(0));
+  std::memcpy(&header, portion.data(), sizeof header);
+  CHECK(header.copies == 2);
+}
+
+TEST_CASE("What the receiver of a portion answers is the answer of the call, and the next portion begins anew") {
+  const Bytes data(10'000);
+  Status answer(ErrorCode::kIo, "passed on");
+  PortionWriter writer(data, [&](const os::UniqueFd&) { return answer; });
+  REQUIRE(writer.Copy(0, {.row_bytes = 100}).ok());
+  CHECK(writer.Flush().message() == "passed on");
+  CHECK(writer.Flush().ok());  // it is empty
+  answer = OkStatus();
+  REQUIRE(writer.Copy(0, {.row_bytes = 100}).ok());
+  CHECK(writer.Flush().ok());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// How long the first version waits for an engine's plan: from what eight ranks say of themselves to the copies and
-// row ranges of all of them, on one core.
+// How long the first version waits for an engine's plan: from what eight ranks say of themselves to the copies of
+// all of them, on one core.
 //
 //   placement_bench [--quick]
 #include <string>
@@ -41,8 +41,8 @@ void Compile(const model::ModelLayout& layout, const std::vector<std::string>& t
   std::vector<placement::RankDescription> ranks;
   for (const std::string& text : texts) ranks.push_back(OrDie(placement::ParseDescription(text)));
   const std::vector<std::string> unused = OrDie(placement::CompleteDescriptions(layout, ranks));
-  const auto plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));
-  if (plan->buffers().size() != kRanks || plan->row_ranges().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
+  const auto plan = OrDie(placement::CompilePlacement(layout, ranks, unused));
+  if (plan->size() != kRanks || plan->back().copies().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
 }
 
 void Run(bool quick) {

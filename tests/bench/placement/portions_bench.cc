@@ -1,5 +1,5 @@
 // How long a receiver takes to make a delta ready for four tensor-parallel engine ranks (fused QKV, gate and up),
-// against the plain replica: translated and packed into portions, against applied. 3 GB in bfloat16, less where memory
+// against the plain replica: translated into portions, against applied. 3 GB in bfloat16, less where memory
 // is short; 1 % of the elements changed.
 //
 //   portions_bench [--quick]
@@ -12,7 +12,8 @@
 #include "common/os/segment.h"
 #include "kernels/apply.h"
 #include "raas_receiver/placement/rules/rules_testing.h"
-#include "raas_receiver/placement/writes/staged_writes.h"
+#include "raas_receiver/placement/writes/delta_writes.h"
+#include "raas_receiver/replica/apply.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/qwen_layout.h"
@@ -83,7 +84,6 @@ payload::DeltaChain NextDelta(const Replica& replica, Version base, WorkerPool& 
 
 struct Engine {
   std::shared_ptr<const placement::PlacementPlan> plan;
-  std::vector<std::unique_ptr<placement::PortionWriter>> writers;
 
   explicit Engine(const model::ModelLayout& layout) {
     std::vector<placement::RankDescription> ranks(kRanks);
@@ -98,16 +98,9 @@ struct Engine {
       unused = std::move(rules.unused);
       const placement::EngineParameter& last = description.parameters.back();
       description.memories = {last.offset + placement::ExtentBytes(last)};
-      writers.push_back(std::make_unique<placement::PortionWriter>([](const os::UniqueFd&) { return OkStatus(); }));
     }
-    plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));
+    plan = OrDie(placement::CompilePlacement(layout, ranks, unused));
   }
-  placement::StagedWrites::Writers all() const {
-    placement::StagedWrites::Writers pointers;
-    for (const auto& writer : writers) pointers.push_back(writer.get());
-    return pointers;
-  }
-  std::vector<bool> wanted() const { return std::vector<bool>(plan->buffers().size(), true); }
 };
 
 void Run(bool quick) {
@@ -125,9 +118,9 @@ void Run(bool quick) {
       Fail({ErrorCode::kInternal, "a block has not the promised hash"});
     });
     const double pack = TimeOnce([&] {
-      const auto writes = OrDie(placement::StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(),
-                                                                   engine.wanted(), UINT64_MAX, pool));
-      OrDie(writes.Run(engine.all(), pool));
+      auto writes =
+          OrDie(placement::DeltaWrites::Create(*engine.plan, {0, 1, 2, 3}, *replica.layout, chain, replica.data()));
+      OrDie(writes.Run([](uint32_t, const os::UniqueFd&) { return OkStatus(); }, pool));
     });
     if (turn == 0) continue;  // warms memory
     applied.push_back(apply);

@@ -1,7 +1,5 @@
 // Ranks that stage, write or compare late, wrong, twice, or not at all: what is served is
 // always one whole version.
-#include "raas_receiver/targets/own_writes.h"
-
 #include "common/base/status_testing.h"
 #include "raas_receiver/targets/targets_fixture.h"
 

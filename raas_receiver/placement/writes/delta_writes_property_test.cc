@@ -1,5 +1,5 @@
 // Random engines follow random models: after every commit their memory is what the plan's copies make of the version.
-#include "raas_receiver/placement/writes/staged_writes_fixture.h"
+#include "raas_receiver/placement/writes/delta_writes_fixture.h"
 
 namespace lockstep::placement {
 namespace {
@@ -12,6 +12,7 @@ struct Followed {
   replica::TestModel model;
   WorkerPool pool{2};
   uint64_t memory_limit;
+  uint64_t portion_bytes;
 
   explicit Followed(uint64_t seed)
       : random(seed),
@@ -19,8 +20,9 @@ struct Followed {
         layout(*model::ModelLayout::Create(engine.layout->tensors(), model::kMinBlockBytes)),
         plan(CompilePlan(*layout, engine.ranks, engine.unused)),
         model(layout, static_cast<uint32_t>(seed)) {
-    const uint64_t limits[] = {0, 500, UINT64_MAX};
+    const uint64_t limits[] = {0, 1, UINT64_MAX};
     memory_limit = limits[random.Between(0, 2)];
+    portion_bytes = random.OneIn(2) ? 1000 : kMaxPortionBytes;
     model.Advance();
     for (uint64_t i = random.Between(1, 4); i > 0; --i) model.Advance(random.OneIn(3) ? 10 : 200);
   }
@@ -31,21 +33,20 @@ struct Followed {
     return version;
   }
   // From memory that holds `before` to `after` by the deltas between them, whichever is older.
-  void Follow(TestMemory& memory, const std::vector<bool>& wanted, Version before, Version after) {
+  void Follow(TestMemory& memory, const Ranks& ranks, Version before, Version after) {
     const payload::DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
-    auto writes = StagedWrites::FromChain(*plan, *layout, chain, model.data(after), wanted, memory_limit, pool);
-    INFO(writes.status().ToString());
-    REQUIRE(writes.ok());
-    CHECK(writes->stats().staged_bytes <= memory_limit);
-    REQUIRE(writes->Run(memory.writers(), pool).ok());
-    REQUIRE(memory.contents() == memory.Expected(model.data(after), wanted));
-    REQUIRE(writes->Run(memory.writers(), pool).ok());
-    REQUIRE(memory.contents() == memory.Expected(model.data(after), wanted));
+    for (int twice = 0; twice < 2; ++twice) {
+      auto writes = DeltaWrites::Create(*plan, ranks, *layout, chain, model.data(after), portion_bytes);
+      REQUIRE(writes.ok());
+      uint64_t bytes = memory_limit;
+      REQUIRE(writes->HandOver(bytes, memory.pass(), pool).ok());
+      REQUIRE(writes->Run(memory.pass(), pool).ok());
+      REQUIRE(memory.contents() == memory.Expected(model.data(after), ranks));
+    }
   }
-  void WriteWhole(TestMemory& memory, const std::vector<bool>& wanted, Version version) {
-    const StagedWrites writes = StagedWrites::Whole(*plan, model.data(version), wanted);
-    REQUIRE(writes.Run(memory.writers(), pool).ok());
-    REQUIRE(memory.contents() == memory.Expected(model.data(version), wanted));
+  void WriteWhole(TestMemory& memory, const Ranks& ranks, Version version) {
+    memory.WriteWhole(model.data(version), ranks);
+    REQUIRE(memory.contents() == memory.Expected(model.data(version), ranks));
   }
 };
 
@@ -53,7 +54,7 @@ TEST_CASE("Random engines: chains of deltas lead to any version's bytes, and bac
   for (uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Followed followed(seed);
-    TestMemory memory(*followed.plan);
+    TestMemory memory(followed.plan, followed.engine.ranks);
     followed.WriteWhole(memory, memory.all(), 1);
     followed.Follow(memory, memory.all(), 1, followed.last());
     followed.Follow(memory, memory.all(), followed.last(), 1);
@@ -61,13 +62,13 @@ TEST_CASE("Random engines: chains of deltas lead to any version's bytes, and bac
   }
 }
 
-TEST_CASE("Random engines: buffers that nobody wants are left alone") {
+TEST_CASE("Random engines: ranks that are not to be written are left alone") {
   for (uint64_t seed = 1000; seed < 1200; ++seed) {
     CAPTURE(seed);
     Followed followed(seed);
-    TestMemory memory(*followed.plan);
-    std::vector<bool> wanted = memory.all();
-    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = !followed.random.OneIn(2);
+    TestMemory memory(followed.plan, followed.engine.ranks);
+    Ranks wanted = memory.all();
+    std::erase_if(wanted, [&](uint32_t) { return followed.random.OneIn(2); });
     followed.WriteWhole(memory, wanted, 1);
     followed.Follow(memory, wanted, 1, followed.last());
   }

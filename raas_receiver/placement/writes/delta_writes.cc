@@ -1,0 +1,161 @@
+#include "raas_receiver/placement/writes/delta_writes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "raas_receiver/placement/writes/changed_units.h"
+
+namespace lockstep::placement {
+namespace {
+
+// What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes.
+constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
+// What one thread collects for all ranks, as long as portions are no smaller than a million bytes.
+constexpr uint64_t kCollectedBytes = uint64_t{32} << 20;
+constexpr uint64_t kLeastCollectedBytes = uint64_t{1} << 20;  // for one rank
+
+// A unit of a list is an offset and a value. From this part of a block on, the list is not worth it.
+constexpr uint64_t kWholeBlockRatio = 6;
+
+bool ListIsWorthIt(size_t units, uint32_t unit, uint64_t block_bytes) {
+  return units * (sizeof(uint32_t) + unit) * kWholeBlockRatio < block_bytes;
+}
+
+}  // namespace
+
+// One thread's portions, one for each rank.
+class DeltaWrites::Worker {
+ public:
+  Worker(const DeltaWrites& writes, const Pass& pass) : writes_(writes), units_(*writes.layout_, writes.chain_) {
+    const uint64_t each = std::max(kLeastCollectedBytes, kCollectedBytes / std::max<size_t>(1, writes.ranks_.size()));
+    for (const uint32_t rank : writes.ranks_) {
+      writers_.emplace_back(
+          writes.data_, [rank, &pass](const os::UniqueFd& portion) { return pass(rank, portion); },
+          std::min(writes.portion_bytes_, each));
+    }
+  }
+
+  Status Add(std::span<const BlockIndex> blocks) {
+    for (const BlockIndex block : blocks) LS_RETURN_IF_ERROR(AddBlock(block));
+    return OkStatus();
+  }
+  Status Flush() {
+    for (PortionWriter& writer : writers_) LS_RETURN_IF_ERROR(writer.Flush());
+    return OkStatus();
+  }
+  uint64_t taken_bytes() const { return Sum(&PortionWriter::taken_bytes); }
+  uint64_t written_bytes() const { return Sum(&PortionWriter::written_bytes); }
+
+ private:
+  Status AddBlock(BlockIndex block);
+  uint64_t Sum(uint64_t (PortionWriter::*of)() const) const {
+    uint64_t sum = 0;
+    for (const PortionWriter& writer : writers_) sum += (writer.*of)();
+    return sum;
+  }
+
+  const DeltaWrites& writes_;
+  ChangedUnits units_;
+  std::vector<PortionWriter> writers_;
+};
+
+Status DeltaWrites::Worker::AddBlock(BlockIndex block) {
+  const ByteRange range = writes_.layout_->block_range(block);
+  const uint32_t unit = writes_.layout_->block_unit(block);
+  LS_RETURN_IF_ERROR(units_.Read(block));
+  const bool listed = !units_.whole() && ListIsWorthIt(units_.positions().size(), unit, range.bytes);
+  Status status;
+  for (size_t i = 0; i < writers_.size(); ++i) {
+    const RankPlacement& placement = (*writes_.plan_)[writes_.ranks_[i]];
+    PortionWriter& writer = writers_[i];
+    if (listed) {
+      placement.ForEachRun(range, units_.positions(),
+                           [&](uint32_t memory, uint64_t to, std::span<const uint32_t> positions) {
+                             if (status.ok()) status = writer.Scatter(memory, unit, range.offset, to, positions);
+                           });
+    } else {
+      placement.ForEachCopy(range, [&](uint32_t memory, const layout::StridedCopy& copy) {
+        if (status.ok()) status = writer.Copy(memory, copy);
+      });
+    }
+  }
+  return status;
+}
+
+DeltaWrites::DeltaWrites(const PlacementPlan& plan, std::vector<uint32_t> ranks, const model::ModelLayout& layout,
+                         payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes)
+    : plan_(&plan),
+      ranks_(std::move(ranks)),
+      layout_(&layout),
+      chain_(std::move(chain)),
+      data_(data),
+      portion_bytes_(portion_bytes) {}
+
+Result<DeltaWrites> DeltaWrites::Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
+                                        const model::ModelLayout& layout, payload::DeltaChain chain,
+                                        std::span<const std::byte> data, uint64_t portion_bytes) {
+  DeltaWrites writes(plan, std::move(ranks), layout, std::move(chain), data, portion_bytes);
+  LS_ASSIGN_OR_RETURN(writes.blocks_, ChangedBlocks(layout, writes.chain_));
+  return writes;
+}
+
+size_t DeltaWrites::chunks() const {
+  const size_t at_once = std::max<size_t>(1, kChunkBytes / layout_->block_bytes());
+  return (blocks_.size() + at_once - 1) / at_once;
+}
+
+std::span<const BlockIndex> DeltaWrites::chunk(size_t index) const {
+  const size_t at_once = std::max<size_t>(1, kChunkBytes / layout_->block_bytes());
+  return std::span(blocks_).subspan(index * at_once, std::min(at_once, blocks_.size() - index * at_once));
+}
+
+// Each thread takes the next chunk, until all are taken or `bytes` are: what was taken comes before what was not.
+Status DeltaWrites::RunUntil(uint64_t& bytes, const Pass& pass, WorkerPool& pool) {
+  std::atomic<size_t> next{next_};
+  std::atomic<uint64_t> taken{0};
+  std::atomic<uint64_t> written{0};
+  std::atomic<bool> failed{false};
+  const auto work = [&](Worker& worker) -> Status {
+    uint64_t before = 0;
+    while (taken < bytes && !failed) {
+      const size_t index = next++;
+      if (index >= chunks()) break;
+      LS_RETURN_IF_ERROR(worker.Add(chunk(index)));
+      taken += worker.taken_bytes() - before;
+      before = worker.taken_bytes();
+    }
+    return worker.Flush();
+  };
+  const size_t threads = std::min(pool.size() + 1, chunks() - next_);
+  const Status status = pool.ParallelTry(threads, [&](size_t) {
+    Worker worker(*this, pass);
+    Status worked = work(worker);
+    if (!worked.ok()) failed = true;
+    written += worker.written_bytes();
+    return worked;
+  });
+  next_ = std::min(next.load(), chunks());
+  bytes -= std::min(bytes, taken.load());
+  written_bytes_ += written;
+  return status;
+}
+
+Status DeltaWrites::CheckRest(WorkerPool& pool) const {
+  return pool.ParallelTry(chunks() - next_, [&](size_t i) {
+    ChangedUnits units(*layout_, chain_);
+    for (const BlockIndex block : chunk(next_ + i)) LS_RETURN_IF_ERROR(units.Read(block));
+    return OkStatus();
+  });
+}
+
+Status DeltaWrites::HandOver(uint64_t& bytes, const Pass& pass, WorkerPool& pool) {
+  LS_RETURN_IF_ERROR(RunUntil(bytes, pass, pool));
+  return CheckRest(pool);
+}
+
+Status DeltaWrites::Run(const Pass& pass, WorkerPool& pool) {
+  uint64_t no_limit = UINT64_MAX;
+  return RunUntil(no_limit, pass, pool);
+}
+
+}  // namespace lockstep::placement
