@@ -97,7 +97,7 @@ def test_a_reader_that_stays_keeps_nobody_out_once_the_receiver_waits_no_longer(
 
 
 def test_a_rank_that_waits_for_long_says_so(receiver, follow, monkeypatch):
-    monkeypatch.setattr("lockstep.engine._follower._LONG_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("lockstep.engine._rank._LONG_WAIT_SECONDS", 0.05)
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()
@@ -167,10 +167,10 @@ def test_an_order_that_came_before_a_sleep_is_not_taken_after_it(receiver, follo
     rank.hold(1)
     written: "list[Writer]" = []
     monkeypatch.setattr(Writer, "write", written.append)
-    with follower._memory_lock:
+    with follower._rank.lock:
         rank.send_write(0)
         time.sleep(0.05)  # it is received, and waits for the lock
-        follower._asleep = True
+        follower._rank.asleep = True
         follower._soon.set()
     assert rank.is_closed()
     asleep = receiver.accept()  # kept: its end would be an error

@@ -1,36 +1,31 @@
 """Follower: keeps a live module's parameters in step with a receiver, in place."""
 
-import collections
 import contextlib
 import json
 import os
 import re
 import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Union
 
-from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
 from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate, Reading
-from lockstep.engine._memory import Memory, on_device, synchronize
+from lockstep.engine._memory import Memory
 from lockstep.engine._options import DescribeOptions
-from lockstep.engine._own_writes import ORDERS, OwnWrites
 from lockstep.engine._parameters import parameters_of
+from lockstep.engine._rank import ORDERS, Rank
 from lockstep.engine._served import Served
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
-_KEPT_PAUSES = 1024
 # A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
 _FINAL_REFUSALS = 2
 _REASON_BYTES = 4096
-_LONG_WAIT_SECONDS = 30.0  # a rank that waits longer says so
 
 
 class Follower:
@@ -94,44 +89,34 @@ class Follower:
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self.incarnation = incarnation
         self._socket = os.fspath(socket)
-        self._compares = compare_only
         self._gated = gate and not compare_only
-        self._after_write = after_write
-        description = self._describe(module, DescribeOptions(**options))
+        described = DescribeOptions(**options)
+        engine, parameters = parameters_of(module, described)
+        self._memory = Memory(parameters)
+        sizes = [place.size for place in self._memory.places]
         self._attach = {
             "peer": LINE,
             "model": model,
             "engine": engine_name,
             "incarnation": incarnation,
             "gated": self._gated,
-            "description": description,
+            "description": description_of(engine, described, parameters, self._memory.locations, sizes),
             **({"server": server} if server else {}),
         }
 
         self._gate = Gate(readers=self._gated)
+        self._rank = Rank(
+            self._memory, self._gate, receiver=self._socket, compares=compare_only, after_write=after_write
+        )
         self._error: "str | None" = None  # of the connection
-        self._broken: "str | None" = None  # of after_write
-        self._late: "str | None" = None  # of readers that did not leave
-        self._pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
-        # The memory's: whoever has the lock may change what the module is, or whether it is there.
-        self._memory_lock = threading.Lock()
-        self._asleep = False
-        self._at_sleep: "Served | None" = None  # what it held when it fell asleep
-        self._reads: "Served | None" = None  # what may be read; None: the rank waits
-        self._resumes: "Served | None" = None  # what was read before HOLD, while nothing was written since
-        self._waits_since = time.monotonic()
-        self._held_since: "float | None" = None  # its readers gone
-        self._derived: "Served | None" = None  # what after_write was last done for
         # The follower thread's.
-        self._known: "list[Served]" = []  # announced by the last HOLD, and read last: with their labels
         self._attached = False
         self._had_serve = False
         self._refusals = 0  # in a row, without a version between
 
         self._stopping = threading.Event()
-        self._soon = (
-            threading.Event()
-        )  # this connection is to end, and the follower's thread to attach again, or to end
+        # This connection is to end, and the follower's thread to attach again, or to end.
+        self._soon = threading.Event()
         self._connection_lock = threading.Lock()
         self._connection: "Connection | None" = None
         close_after_fork(self)
@@ -147,12 +132,12 @@ class Follower:
     def error(self) -> "str | None":
         """Why versions do not come: no receiver, refused, ``after_write`` failed, readers that did not leave, or a rank
         that has waited for long. None when all is well."""
-        return self._broken or self._late or self._error or self._long_wait()
+        return self._rank.error() or self._error or self._rank.long_wait()
 
     @property
     def pauses(self) -> "list[float]":
         """Seconds from each HOLD, readers gone, to the version being served again; the last 1024."""
-        return list(self._pauses)
+        return list(self._rank.pauses)
 
     def serving(self, timeout: "float | None" = None) -> Reading:
         """For ``with`` and ``async with``. While inside, weights stay those of the version it gives. Entering waits while
@@ -188,23 +173,16 @@ class Follower:
             kept: every byte will be there again at ``wake``, which the receiver compares. Otherwise, or after another call
                 without, a whole version is written then.
         """
-        with self._memory_lock:
-            if not self._asleep and not self._stopping.is_set():
-                self._gate.shut(given_up=self._stopping.is_set)
-                self._asleep = True
-                self._at_sleep, self._own.holds = self._own.holds, None
-                self._reads = self._resumes = self._derived = self._late = None
+        with self._rank.lock:
+            if self._stopping.is_set():
+                return
+            if self._rank.sleep(kept, given_up=self._stopping.is_set):
                 self._reconnect()
-            if not kept:
-                self._at_sleep = None
 
     def wake(self) -> None:
         """The memory is there again, at the same addresses, and nobody else writes it. Not asleep: nothing."""
-        with self._memory_lock:
-            if self._asleep:
-                self._asleep = False
-                self._own.holds = self._at_sleep
-                self._waits_since = time.monotonic()
+        with self._rank.lock:
+            if self._rank.wake():
                 self._reconnect()
 
     def close(self) -> None:
@@ -230,7 +208,7 @@ class Follower:
         self._stopping = threading.Event()
         self._stopping.set()
         self._connection_lock = threading.Lock()
-        self._memory_lock = threading.Lock()
+        self._rank.lock = threading.Lock()
         self._soon = threading.Event()
         if self._connection is not None:
             self._connection.close()
@@ -242,34 +220,19 @@ class Follower:
                 self._connection.shutdown()
 
     def _reconnect(self) -> None:
-        """Under the memory's lock: the follower's thread attaches again, with what this rank is now."""
+        """Under the rank's lock: the follower's thread attaches again, with what this rank is now."""
         self._soon.set()
         self._disconnect()
 
     def _check_serves(self) -> None:
-        if self._compares:
+        if self._rank.compares:
             raise StateError("this follower compares only: another writes the parameters and knows what they are")
-
-    def _long_wait(self) -> "str | None":
-        seconds = time.monotonic() - self._waits_since
-        if self._compares or self._reads is not None or self._asleep or seconds < _LONG_WAIT_SECONDS:
-            return None
-        holds = "no whole version" if self._own.holds is None else f"version {self._own.holds.version}"
-        return f"this rank has waited for {seconds:.0f} s to be told by {self._socket} what to serve; it holds {holds}"
-
-    def _describe(self, module: Any, options: DescribeOptions) -> "dict[str, Any]":
-        """The description of the module's parameters."""
-        engine, self._parameters = parameters_of(module, options)
-        self._memory = Memory(self._parameters)
-        self._own = OwnWrites(self._memory.places)
-        sizes = [place.size for place in self._memory.places]
-        return description_of(engine, options, self._parameters, self._memory.locations, sizes)
 
     # --- the follower's thread ---
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
-        with on_device(self._parameters):
+        with self._memory.on_device():
             while not self._stopping.is_set():
                 self._attached = self._had_serve = refused = False
                 self._soon.clear()
@@ -279,10 +242,10 @@ class Follower:
                     if not self._soon.is_set():
                         self._error = str(error) or repr(error)
                     refused = isinstance(error, _Refused)
-                with self._memory_lock:
-                    self._own.drop()
+                with self._rank.lock:
+                    self._rank.drop()
                     if not self._stopping.is_set():
-                        self._resume()
+                        self._rank.resume()
                 self._count_refusals(refused)
                 if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                     pause = _FIRST_PAUSE_SECONDS
@@ -302,7 +265,7 @@ class Follower:
             connection.send(self._introduction())
             while True:
                 message = connection.receive()
-                with self._memory_lock:
+                with self._rank.lock:
                     if self._soon.is_set():  # it was sent to what this rank is no more
                         for fd in message.fds:
                             os.close(fd)
@@ -310,16 +273,9 @@ class Follower:
                     self._answer(connection, message)
 
     def _introduction(self) -> Message:
-        with self._memory_lock:
-            body = json.dumps({**self._attach, "state": self._state()}).encode()
-            return Message(MessageType.ATTACH, self._own.holds, body)
-
-    def _state(self) -> str:
-        if self._asleep:
-            return "asleep"
-        if self._compares:
-            return "comparing"
-        return "waiting" if self._reads is None else "reading"
+        with self._rank.lock:
+            body = json.dumps({**self._attach, "state": self._rank.state()}).encode()
+            return Message(MessageType.ATTACH, self._rank.holds, body)
 
     @contextlib.contextmanager
     def _connected(self) -> "Iterator[Connection]":
@@ -338,88 +294,28 @@ class Follower:
     def _answer(self, connection: Connection, message: Message) -> None:
         if self._attached and message.type in ORDERS:
             self._obey(connection, message)
-        elif message.fds:
-            for fd in message.fds:
-                os.close(fd)
-            raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors, or before its time")
-        elif message.type == MessageType.REFUSED:
+            return
+        for fd in message.fds:
+            os.close(fd)
+        if message.type == MessageType.REFUSED:
             raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
-        elif message.type == MessageType.ATTACHED and not self._asleep:
-            self._attached = True
-            self._error = None
-        elif not self._attached or message.version is None:
-            raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
-        elif message.type == MessageType.HOLD and not self._compares:
-            self._hold(connection, replace(message.version, label=message.body.decode(errors="replace")))
-            connection.send(Message(MessageType.HELD))
-        elif message.type == MessageType.SERVE:
-            self._serve(message.version)
-            self._had_serve = True
-            connection.send(Message(MessageType.SERVING))
-            self._own.tidy()
-        else:
-            raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
+        if message.type != MessageType.ATTACHED or message.fds or self._rank.asleep:
+            raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or with descriptors")
+        self._attached = True
+        self._error = None
 
     def _obey(self, connection: Connection, order: Message) -> None:
-        if order.type == MessageType.WRITE:
-            self._resumes = None
         try:
-            answer = self._own.obey(order, self._compares or self._reads is not None)
+            answer = self._rank.obey(order, given_up=connection.has_more)
         except Exception as error:
-            connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
+            if order.type not in (MessageType.HOLD, MessageType.SERVE):
+                connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
+        self._had_serve = self._had_serve or order.type == MessageType.SERVE
         if answer is not None:
             connection.send(answer)
-
-    def _hold(self, connection: Connection, announced: Served) -> None:
-        """Nothing reads the parameters from here on. UnavailableError: the receiver waits no longer for readers."""
-        self._known = [announced, *self._known[-1:]]
-        if self._reads is not None:
-            self._resumes, self._reads = self._reads, None
-            self._waits_since = time.monotonic()
-            try:
-                self._gate.shut(given_up=connection.has_more)
-            except StateError as error:
-                seconds = time.monotonic() - self._waits_since
-                self._late = f"{self._socket} held this rank for {seconds:.1f} s, and {error}"
-                raise UnavailableError(self._late) from error
-            self._late = None
-            synchronize(self._parameters)
-        self._held_since = time.monotonic()
-
-    def _serve(self, served: Served) -> None:
-        if self._own.holds != served:
-            raise ProtocolError(f"{self._socket}: {served} cannot be served: {self._own.holds} is in memory")
-        if self._reads is None:
-            self._read(served)
-
-    def _resume(self) -> None:
-        """The connection has ended. What was not written since HOLD may be read again (FORMAT.md, "A commit")."""
-        if self._resumes is not None:
-            self._read(self._resumes)
-
-    def _read(self, served: Served) -> None:
-        """The module reads ``served`` from here on. After an exception the rank waits."""
-        served = next((known for known in self._known if known == served), served)
-        if served != self._derived:
-            self._derive(served)
-        self._known = [served]
-        if self._held_since is not None:
-            self._pauses.append(time.monotonic() - self._held_since)
-        self._reads, self._resumes, self._held_since = served, None, None
-        self._gate.open(served)
-
-    def _derive(self, served: Served) -> None:
-        self._derived = None
-        if self._after_write is not None:
-            try:
-                self._after_write(served)
-                synchronize(self._parameters)
-            except Exception as error:
-                self._broken = f"after_write failed for version {served.version}: {error!r}"
-                raise InternalError(self._broken) from error
-        self._broken = None
-        self._derived = served
+        if order.type == MessageType.SERVE:
+            self._rank.tidy()
 
 
 def _starter() -> str:

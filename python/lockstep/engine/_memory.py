@@ -63,21 +63,19 @@ class Memory:
             self.locations[index] = Location(len(places) - 1, own.address - places[-1].address)
         self.places = places or [Place(torch.device("cpu"), 0, 1)]
 
+    def synchronize(self) -> None:
+        """Waits until the parameters' GPUs have done all that was given to them."""
+        for device in {tensor.device for tensor in self._kept}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+    @contextlib.contextmanager
+    def on_device(self) -> "Iterator[None]":
+        """Runs the body with the first parameter's GPU as the thread's current one."""
+        device = self._kept[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
+
 
 def _where(own: Parameter) -> "tuple[str, int, int]":
     return str(own.tensor.device), own.address, -own.span_bytes
-
-
-def synchronize(parameters: "Sequence[Parameter]") -> None:
-    """Waits until the parameters' GPUs have done all that was given to them."""
-    for device in {parameter.tensor.device for parameter in parameters}:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-
-@contextlib.contextmanager
-def on_device(parameters: "Sequence[Parameter]") -> "Iterator[None]":
-    """Runs the body with the parameters' first GPU as the thread's current one."""
-    device = parameters[0].tensor.device
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        yield

@@ -1,0 +1,233 @@
+"""Rank: what one rank of an engine holds, and what reads it. Used by Follower, whose connection brings the messages."""
+
+import collections
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Callable
+
+import torch
+
+from lockstep.core.errors import InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.engine._connection import Message, MessageType
+from lockstep.engine._gate import Gate
+from lockstep.engine._memory import Memory
+from lockstep.engine._served import Served
+from lockstep.engine._writer import Writer
+
+_LONG_WAIT_SECONDS = 30.0  # a rank that waits longer says so
+_KEPT_PAUSES = 1024
+
+# What it obeys once it is attached.
+ORDERS = frozenset(MessageType[name] for name in ("HOLD", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP"))
+
+
+class Rank:
+    """The states of raas_receiver/targets/FORMAT.md, "A commit", and what messages do to them:
+
+        reading --HOLD--> held --WRITE--> written, a mix or a version --SERVE--> reading
+
+    Threads: any, one at a time: a caller of what is below "under the lock" has ``lock``, from before it looks whether to
+    call until it is done.
+
+    Args:
+        gate: shut while the memory is not to be read.
+        receiver: what errors call the one that it obeys.
+        compares: another writes the memory, and it is only compared.
+        after_write: as Follower's.
+
+    Attributes:
+        holds: the version that the memory is known to be, wholly; None: none, or a mix. Whatever a receiver says, no
+            other is served. It is forgotten before the first byte is written, and set by the last WRITE.
+        reads: what may be read; None: the rank waits.
+        asleep: the memory is not there, or is somebody else's.
+        pauses: seconds from each HOLD, readers gone, to the version being read; the last 1024.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        gate: Gate,
+        *,
+        receiver: str,
+        compares: bool,
+        after_write: "Callable[[Served], Any] | None",
+    ) -> None:
+        self.lock = threading.Lock()
+        self.compares = compares
+        self.holds: "Served | None" = None
+        self.reads: "Served | None" = None
+        self.asleep = False
+        self.pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
+        self._memory = memory
+        self._writer = Writer(memory.places)
+        self._gate = gate
+        self._receiver = receiver
+        self._after_write = after_write
+        self._at_sleep: "Served | None" = None  # what it held when it fell asleep
+        self._resumes: "Served | None" = None  # what was read before HOLD, while nothing was written since
+        self._known: "list[Served]" = []  # announced by the last HOLD, and read last: with their labels
+        self._derived: "Served | None" = None  # what after_write was last done for
+        self._waits_since = time.monotonic()
+        self._held_since: "float | None" = None  # its readers gone
+        self._broken: "str | None" = None  # of after_write
+        self._late: "str | None" = None  # of readers that did not leave
+
+    def error(self) -> "str | None":
+        """What this rank itself is the reason of: ``after_write`` failed, or readers did not leave."""
+        return self._broken or self._late
+
+    def long_wait(self) -> "str | None":
+        """That it has waited for long to be told what to serve."""
+        seconds = time.monotonic() - self._waits_since
+        if self.compares or self.reads is not None or self.asleep or seconds < _LONG_WAIT_SECONDS:
+            return None
+        holds = "no whole version" if self.holds is None else f"version {self.holds.version}"
+        return (
+            f"this rank has waited for {seconds:.0f} s to be told by {self._receiver} what to serve; it holds {holds}"
+        )
+
+    # --- under the lock ---
+
+    def state(self) -> str:
+        """As ATTACH says it."""
+        if self.asleep:
+            return "asleep"
+        if self.compares:
+            return "comparing"
+        return "waiting" if self.reads is None else "reading"
+
+    def sleep(self, kept: bool, given_up: "Callable[[], bool]") -> bool:
+        """The memory goes, once readers have left; ``kept``: to come back as it is. False: it was asleep already. StateError:
+        the gate was closed, or the caller has ``given_up``."""
+        begins = not self.asleep
+        if begins:
+            self._gate.shut(given_up)
+            self.asleep = True
+            self._at_sleep, self.holds = self.holds, None
+            self.reads = self._resumes = self._derived = self._late = None
+        if not kept:
+            self._at_sleep = None
+        return begins
+
+    def wake(self) -> bool:
+        """The memory is back. False: it was never away."""
+        if not self.asleep:
+            return False
+        self.asleep = False
+        self.holds = self._at_sleep
+        self._waits_since = time.monotonic()
+        return True
+
+    def obey(self, order: Message, given_up: "Callable[[], bool]") -> "Message | None":
+        """Does what the receiver says, once this rank is attached, and gives the answer, if it has one. ``given_up``: whether
+        the receiver still waits for readers to leave. After an exception the memory may be a mix, which ``holds`` says.
+
+        Raises:
+            ProtocolError: it cannot be done; the text says what is wrong and where.
+            UnavailableError: the receiver waits no longer for readers.
+            InternalError: ``after_write`` failed.
+        """
+        if len(order.fds) != (order.type == MessageType.STAGE):
+            for fd in order.fds:
+                os.close(fd)
+            raise ProtocolError(f"{order.type.name} came with {len(order.fds)} descriptors")
+        if order.type == MessageType.STAGE:
+            self._stage(order.fds[0])
+            return Message(MessageType.STAGED)
+        if order.type == MessageType.COMPARE:
+            return Message(MessageType.COMPARED, body=bytes([self._writer.compare()]))
+        if order.type == MessageType.DROP:
+            self._writer.drop()
+            return None
+        if order.type == MessageType.WRITE:
+            self._write(order.version)
+            return Message(MessageType.WRITTEN)
+        if order.version is None or self.compares or order.type not in ORDERS:
+            raise ProtocolError(
+                f"{self._receiver}: {order.type.name} came without a version, or to a rank that compares"
+            )
+        if order.type == MessageType.HOLD:
+            self._hold(replace(order.version, label=order.body.decode(errors="replace")), given_up)
+            return Message(MessageType.HELD)
+        self._serve(order.version)
+        return Message(MessageType.SERVING)
+
+    def tidy(self) -> None:
+        """Gives back the memory of lists that were written: for when the engine goes on."""
+        self._writer.tidy()
+
+    def drop(self) -> None:
+        """The connection has ended, and what it staged with it."""
+        self._writer.drop()
+
+    def resume(self) -> None:
+        """What was not written since HOLD may be read again."""
+        if self._resumes is not None:
+            self._read(self._resumes)
+
+    # --- what messages do ---
+
+    def _stage(self, fd: int) -> None:
+        try:
+            self._writer.stage(fd)
+        except torch.cuda.OutOfMemoryError as error:
+            self._writer.drop()
+            torch.cuda.empty_cache()  # the engine's own allocations may want it
+            raise ProtocolError(
+                f"no memory for what is to be written; leave more free, or lower --engine-stage-bytes: {error}"
+            ) from error
+
+    def _write(self, after: "Served | None") -> None:
+        self._resumes = None
+        if self.compares or self.reads is not None:
+            raise ProtocolError("WRITE of memory that is being read")
+        self.holds = None
+        self._writer.write()
+        self.holds = after
+
+    def _hold(self, announced: Served, given_up: "Callable[[], bool]") -> None:
+        """Nothing reads the memory from here on."""
+        self._known = [announced, *self._known[-1:]]
+        if self.reads is not None:
+            self._resumes, self.reads = self.reads, None
+            self._waits_since = time.monotonic()
+            try:
+                self._gate.shut(given_up)
+            except StateError as error:
+                seconds = time.monotonic() - self._waits_since
+                self._late = f"{self._receiver} held this rank for {seconds:.1f} s, and {error}"
+                raise UnavailableError(self._late) from error
+            self._late = None
+            self._memory.synchronize()
+        self._held_since = time.monotonic()
+
+    def _serve(self, served: Served) -> None:
+        if self.holds != served:
+            raise ProtocolError(f"{self._receiver}: {served} cannot be served: {self.holds} is in memory")
+        if self.reads is None:
+            self._read(served)
+
+    def _read(self, served: Served) -> None:
+        """The module reads ``served`` from here on. After an exception the rank waits."""
+        served = next((known for known in self._known if known == served), served)
+        if served != self._derived:
+            self._derive(served)
+        self._known = [served]
+        if self._held_since is not None:
+            self.pauses.append(time.monotonic() - self._held_since)
+        self.reads, self._resumes, self._held_since = served, None, None
+        self._gate.open(served)
+
+    def _derive(self, served: Served) -> None:
+        self._derived = None
+        if self._after_write is not None:
+            try:
+                self._after_write(served)
+                self._memory.synchronize()
+            except Exception as error:
+                self._broken = f"after_write failed for version {served.version}: {error!r}"
+                raise InternalError(self._broken) from error
+        self._broken = None
+        self._derived = served
