@@ -1,4 +1,7 @@
+#include <grp.h>
 #include <pthread.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +13,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "common/os/descriptor_limit.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_server.h"
@@ -124,6 +128,51 @@ TEST_CASE("Only a socket of our own user or root's is one to connect to, and no 
   if (::geteuid() == 0) {  // who else could make another user's
     REQUIRE(::lchown(path.c_str(), 12'345, 12'345) == 0);
     CHECK_THAT(CheckSocketOwner(path), FailsWith(ErrorCode::kPermission, "is of uid 12345"));
+  }
+}
+
+TEST_CASE("A peer of another user is let in by its group, the first or another one, and by no other") {
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can become another user");
+    return;
+  }
+  static constexpr gid_t kGroup = 54'321;
+  const TempDir dir;
+  REQUIRE(::chmod(dir.path().c_str(), 0755) == 0);
+  const std::string path = dir.File("x.sock");
+  const auto admit = [](UnixServer& server, UnixConnection& connection) {
+    if (CheckPeerUser(connection, "answer", kGroup).ok()) Echo(server, connection);
+  };
+  const auto server = *UnixServer::Start({.path = path, .group = kGroup}, admit, [](const Status&) {});
+  const auto is_let_in = [&](gid_t first, std::vector<gid_t> others) {
+    const pid_t peer = ::fork();
+    if (peer == 0) {
+      ::alarm(60);
+      const bool became =
+          ::setgroups(others.size(), others.data()) == 0 && ::setgid(first) == 0 && ::setuid(65'534) == 0;
+      auto connection = UnixConnect(path, kSoon);
+      ::_exit(became && connection.ok() && Ask(*connection, std::byte{1}).ok() ? 0 : 1);
+    }
+    int failed = 1;
+    REQUIRE(::waitpid(peer, &failed, 0) == peer);
+    return failed == 0;
+  };
+  std::vector<gid_t> many(100);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = 60'000 + static_cast<gid_t>(i);
+  CHECK(is_let_in(kGroup, {}));
+  CHECK(is_let_in(65'534, {kGroup}));
+  CHECK_FALSE(is_let_in(65'534, many));
+  REQUIRE(::chmod(path.c_str(), 0666) == 0);
+  CHECK_FALSE(is_let_in(65'534, many));
+  many.push_back(kGroup);
+  CHECK(is_let_in(65'534, many));
+}
+
+TEST_CASE("A group is found by its name and by its number") {
+  CHECK(*FindGroup("root") == 0);
+  CHECK(*FindGroup("54321") == 54'321);
+  for (const char* none : {"no-such-group", "", "-1", "12x", "4294967296"}) {
+    CHECK_THAT(FindGroup(none), FailsWith(ErrorCode::kConfig, Cat("there is no group ", none)));
   }
 }
 

@@ -331,7 +331,7 @@ TEST_CASE("A forked process guards its own connections, also once its parent's a
   CHECK(answer == 'y');
 }
 
-TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are its own is not, by root") {
+TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are its own is not, by any user") {
   if (::geteuid() != 0) {
     WARN("skipped: only root can become another user");
     return;
@@ -359,6 +359,15 @@ TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are
                  FailsWith(ErrorCode::kPermission, "of uid 65534 listens at " + path));
     } else {
       CHECK(CheckListener(*connection, path).ok());
+      REQUIRE(::chmod(dir->path().c_str(), 0751) == 0);
+      const pid_t third = ::fork();
+      if (third == 0) {
+        const bool became = ::setgid(kOther - 1) == 0 && ::setuid(kOther - 1) == 0;
+        ::_exit(became && CheckListener(*connection, path).ok() ? 0 : 1);
+      }
+      int trusts = 1;
+      REQUIRE(::waitpid(third, &trusts, 0) == third);
+      CHECK(trusts == 0);
       const std::string link = links.File("link");
       REQUIRE(::symlink(dir->path().c_str(), link.c_str()) == 0);
       CHECK(CheckListener(*connection, link + "/x.sock").ok());

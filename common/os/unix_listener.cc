@@ -38,10 +38,10 @@ Status RemoveStale(const std::string& path) {
 
 }  // namespace
 
-Result<UnixListener> UnixListener::Create(const std::string& path) {
+Result<UnixListener> UnixListener::Create(const std::string& path, std::optional<gid_t> group) {
   LS_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
   const std::string directory = std::filesystem::path(path).parent_path().string();
-  if (!directory.empty()) LS_RETURN_IF_ERROR(MakeDirs(directory, 0750));
+  if (!directory.empty()) LS_RETURN_IF_ERROR(MakeDirs(directory, group ? 0751 : 0750));
   LS_RETURN_IF_ERROR(RemoveStale(path));
 
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -53,6 +53,9 @@ Result<UnixListener> UnixListener::Create(const std::string& path) {
   }
   UnixListener listener(path, std::move(socket), std::move(wake));
   // Nobody can connect before listen(), so the mode is right from the first connection on.
+  if (group && ::chown(path.c_str(), static_cast<uid_t>(-1), *group) != 0) {
+    return ErrnoStatus(errno, Cat("give socket ", path, " to group ", *group, ", which this user must be in"));
+  }
   if (::chmod(path.c_str(), 0660) != 0) return ErrnoStatus(errno, Cat("chmod socket ", path));
   if (::listen(listener.socket_.get(), kBacklog) != 0) return ErrnoStatus(errno, Cat("listen at ", path));
   return listener;

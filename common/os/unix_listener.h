@@ -1,7 +1,10 @@
 // The accepting side of unix-socket connections, at a path that it owns.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "common/base/status.h"
@@ -14,8 +17,10 @@ namespace lockstep::os {
 class UnixListener {
  public:
   // Makes the directory (0750) where it is missing, binds (0660) and listens. A socket file that nobody answers is
-  // replaced. kUnavailable when somebody does; kBadData when `path` is something else than a socket.
-  static Result<UnixListener> Create(const std::string& path);
+  // replaced. The file is of `group`, which must be ours, where one is given; a directory that is made can then be
+  // passed by others (0751). kUnavailable when somebody listens there; kBadData when `path` is something else than a
+  // socket.
+  static Result<UnixListener> Create(const std::string& path, std::optional<gid_t> group = std::nullopt);
 
   UnixListener(UnixListener&&) noexcept = default;
   UnixListener& operator=(UnixListener&&) = delete;

@@ -1,11 +1,14 @@
 #include "common/os/unix_server.h"
 
+#include <grp.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <system_error>
+#include <vector>
 
 #include "common/base/text.h"
 
@@ -16,11 +19,13 @@ constexpr std::chrono::milliseconds kReapInterval{1000};
 constexpr std::chrono::milliseconds kPauseAfterFailure{100};
 constexpr std::chrono::minutes kReportInterval{1};  // who may connect may have that fail as often as he likes
 
+constexpr size_t kMostGroupBytes = size_t{16} << 20;  // of one group's entry, with its members
+
 }  // namespace
 
 Result<std::unique_ptr<UnixServer>> UnixServer::Start(const Options& options, Handler handler,
                                                       AcceptFailed accept_failed) {
-  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(options.path));
+  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(options.path, options.group));
   return std::unique_ptr<UnixServer>(
       new UnixServer(std::move(listener), options.max_connections, std::move(handler), std::move(accept_failed)));
 }
@@ -115,11 +120,33 @@ Status CheckSocketOwner(const std::string& path) {
           Cat(path, " is of uid ", info.st_uid, ", and neither root's nor of uid ", ::geteuid())};
 }
 
-Status CheckPeerUser(const UnixConnection& connection, std::string_view what) {
+Status CheckPeerUser(const UnixConnection& connection, std::string_view what, std::optional<gid_t> group) {
   LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
   if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
-  return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " may not ", what, " of uid ",
-                                      ::geteuid(), "; run both as one user")};
+  if (group) {
+    LS_ASSIGN_OR_RETURN(const bool member, connection.PeerIsIn(*group));
+    if (member) return OkStatus();
+  }
+  return {ErrorCode::kPermission,
+          Cat("process ", peer.pid, " of uid ", peer.uid, " may not ", what, " of uid ", ::geteuid(),
+              "; run both as one user", group ? Cat(", or it in group ", *group) : std::string())};
+}
+
+Result<gid_t> FindGroup(const std::string& name) {
+  std::vector<char> storage(1 << 16);
+  struct group entry {};
+  struct group* found = nullptr;
+  int error = 0;
+  while ((error = ::getgrnam_r(name.c_str(), &entry, storage.data(), storage.size(), &found)) == ERANGE &&
+         storage.size() < kMostGroupBytes) {
+    storage.resize(2 * storage.size());
+  }
+  if (found != nullptr) return entry.gr_gid;
+  gid_t number = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) return number;
+  if (error != 0) return ErrnoStatus(error, Cat("look up group ", name));
+  return Status(ErrorCode::kConfig, Cat("there is no group ", name, " on this host; make it, or give its number"));
 }
 
 }  // namespace lockstep::os

@@ -1,10 +1,13 @@
 // Connections to a socket path, each answered on a thread of its own.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -18,6 +21,7 @@ class UnixServer {
   struct Options {
     std::string path;
     size_t max_connections = 256;  // more are closed at once
+    std::optional<gid_t> group;    // of the socket, where it is not the process's own
   };
   // Has the connection as long as it runs; what it blocks in ends with kUnavailable when the server goes.
   using Handler = std::function<void(UnixServer& server, UnixConnection& connection)>;
@@ -57,8 +61,12 @@ class UnixServer {
 // path that somebody else has named. kPermission otherwise; kUnavailable when there is nothing.
 Status CheckSocketOwner(const std::string& path);
 
-// OK when the peer runs as our own user or as root. kPermission names it otherwise, and says what it may not do, as in
-// "export to an agent".
-Status CheckPeerUser(const UnixConnection& connection, std::string_view what);
+// OK when the peer runs as our own user or as root, or is in `group`, where one is given. kPermission names it
+// otherwise, and says what it may not do, as in "export to an agent".
+Status CheckPeerUser(const UnixConnection& connection, std::string_view what,
+                     std::optional<gid_t> group = std::nullopt);
+
+// The group of this name or number. kConfig: there is none.
+Result<gid_t> FindGroup(const std::string& name);
 
 }  // namespace lockstep::os

@@ -189,6 +189,19 @@ Result<PeerCredentials> UnixConnection::Peer() const {
   return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
 }
 
+Result<bool> UnixConnection::PeerIsIn(gid_t group) const {
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, Peer());
+  if (peer.gid == group) return true;
+  std::vector<gid_t> groups(32);
+  socklen_t bytes = groups.size() * sizeof(gid_t);
+  while (::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes) != 0) {
+    if (errno != ERANGE) return ErrnoStatus(errno, "read the peer's groups");
+    groups.resize(bytes / sizeof(gid_t));  // what it takes
+  }
+  groups.resize(bytes / sizeof(gid_t));
+  return std::find(groups.begin(), groups.end(), group) != groups.end();
+}
+
 void UnixConnection::Shutdown() {
   ::shutdown(fd_.get(), SHUT_RDWR);
 }
@@ -217,11 +230,10 @@ Status CheckListener(const UnixConnection& connection, const std::string& path) 
   LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
   if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
   const std::string directory = std::filesystem::path(path).parent_path();
-  if (::geteuid() == 0 && CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
-  return {ErrorCode::kPermission,
-          Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
-              ", and may be an impostor: nothing is handed to it; run the daemon as uid ", ::geteuid(),
-              " or, for a process of root's, put its socket where nobody but the daemon's user may write")};
+  if (CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
+  return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
+                                      ", and may be an impostor: nothing is handed to it; run the daemon as uid ",
+                                      ::geteuid(), " or put its socket where nobody but the daemon's user may write")};
 }
 
 }  // namespace lockstep::os

@@ -80,6 +80,8 @@ class UnixConnection {
 
   // Who was on the other side when it connected, as the kernel says.
   Result<PeerCredentials> Peer() const;
+  // Whether `group` was among that process's groups then, first or other ones.
+  Result<bool> PeerIsIn(gid_t group) const;
 
   // From now on the connection also ends with the process that made it: then Send and Receive return kUnavailable, once
   // what it had sent is received, although a child of it may still hold its end. Has no effect where that process
@@ -111,8 +113,8 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
                                    Interrupted interrupted = {});
 
 // OK when whoever listens at `path`, as the kernel tells `connection` to it, may be trusted with what this process has:
-// our own user or root, or, when we are root, a user whose directories `path` leads through, where nobody but he and
-// root may write. kPermission names any other: he may have been there before the daemon.
+// our own user or root, or a user whose directories `path` leads through, where nobody but he and root may write.
+// kPermission names any other: he may have been there before the daemon.
 Status CheckListener(const UnixConnection& connection, const std::string& path);
 
 }  // namespace lockstep::os

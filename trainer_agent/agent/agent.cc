@@ -136,7 +136,8 @@ Status Agent::Listen() {
   const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
     return serve::AwaitServed(catalog_, pulls_.reports(), question, gone);
   };
-  LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get(), await_served));
+  LS_ASSIGN_OR_RETURN(ranks_,
+                      publish::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));
   if (options_.metrics_address) {
     LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(options_.metrics_address),
                                                                     [this] { return MetricsPage(); }));

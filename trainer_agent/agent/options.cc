@@ -5,6 +5,7 @@
 #include "common/base/text.h"
 #include "common/base/version.h"
 #include "common/model/layout.h"
+#include "common/os/unix_server.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
@@ -42,6 +43,11 @@ Status CheckSocket(const ConfigParser& parser, const char* name, const char* usu
 Status Check(const ConfigParser& parser, AgentOptions& options) {
   LS_RETURN_IF_ERROR(CheckSocket(parser, "local-socket", "pull.sock", options, options.local_socket));
   LS_RETURN_IF_ERROR(CheckSocket(parser, "control-socket", "control.sock", options, options.control_socket));
+  if (!options.trainer_group.empty()) {
+    const Result<gid_t> group = os::FindGroup(options.trainer_group);
+    if (!group.ok()) return group.status().WithContext(parser.WrittenAs("trainer-group"));
+    options.trainer_gid = *group;
+  }
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, options.tls));
   const bool anywhere = options.tls.files.configured() || !options.tls.plain.empty();
   if (!options.listen.empty()) {
@@ -90,6 +96,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
        .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
                       " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat, " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
+  parser.Add("trainer-group", &options->trainer_group,
+             "group, by name or number, whose members' trainers may export; empty: those of this user and root alone");
   parser.Add("local-socket", &options->local_socket,
              "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");
   parser.Add("control-socket", &options->control_socket,

@@ -1,6 +1,8 @@
 // How a trainer_agent is configured.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,6 +16,7 @@ namespace lockstep::agent {
 
 struct AgentOptions {
   std::string socket = "/run/trainer-agent/export.sock";
+  std::string trainer_group;
   std::string local_socket = "auto";
   std::string control_socket = "auto";
   std::string listen;
@@ -41,6 +44,7 @@ struct AgentOptions {
   uint64_t drain_timeout_ms = 10'000;
 
   // Filled by ParseAgentOptions().
+  std::optional<gid_t> trainer_gid;             // nothing: ranks of our user and root's alone
   std::optional<net::HostPort> listen_address;  // nothing: no TCP
   std::optional<net::HostPort> health_address;  // nothing: none
   std::optional<net::HostPort> metrics_address;

@@ -61,8 +61,10 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
     const bool again = nobody_there && !client->segments_[0].valid() && Clock::now() + kRetryPause <= deadline;
     if (again) status = client->Pause();
     if (again && status.ok()) continue;
-    return status.WithContext(
-        Cat("model ", client->options_.model, ": cannot open it at the agent's socket ", client->options_.socket_path));
+    const char* const hint =
+        status.code() == ErrorCode::kPermission ? " (the agent's --trainer-group says who may)" : "";
+    return status.WithContext(Cat("model ", client->options_.model, ": cannot open it at the agent's socket ",
+                                  client->options_.socket_path, hint));
   }
 }
 

@@ -58,7 +58,7 @@ class Host {
         home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
         DiffThreads{.pool = pool_.get()}, catalog_.get());
     REQUIRE(registry_->Recover().ok());
-    auto server = StartRankServer(socket(), registry_.get(), nullptr);
+    auto server = StartRankServer(socket(), std::nullopt, registry_.get(), nullptr);
     REQUIRE(server.ok());
     server_ = *std::move(server);
   }

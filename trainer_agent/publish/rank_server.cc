@@ -123,8 +123,9 @@ Status AnswerAwait(os::UnixConnection& connection, const First& first, const Awa
                              kMessageTimeout);
 }
 
-Status ServeConnection(os::UnixConnection& connection, ModelRegistry& registry, const AwaitServed& await_served) {
-  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
+Status ServeConnection(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,
+                       const AwaitServed& await_served) {
+  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent", group));
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
   LS_ASSIGN_OR_RETURN(First first, ReceiveFirst(connection));
   if (first.message.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
@@ -146,9 +147,9 @@ Status ServeConnection(os::UnixConnection& connection, ModelRegistry& registry, 
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
 }
 
-void Serve(os::UnixConnection& connection, ModelRegistry& registry, const AwaitServed& await_served,
-           telemetry::PeerLog& log) {
-  const Status status = ServeConnection(connection, registry, await_served);
+void Serve(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,
+           const AwaitServed& await_served, telemetry::PeerLog& log) {
+  const Status status = ServeConnection(connection, group, registry, await_served);
   if (status.ok() || status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
   log.Failed(connection, status);
   (void)SendError(connection, status);
@@ -156,13 +157,13 @@ void Serve(os::UnixConnection& connection, ModelRegistry& registry, const AwaitS
 
 }  // namespace
 
-Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry,
-                                                        AwaitServed await_served) {
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, std::optional<gid_t> group,
+                                                        ModelRegistry* registry, AwaitServed await_served) {
   const auto log = std::make_shared<telemetry::PeerLog>("rank_connection_failed", socket_path);
   return os::UnixServer::Start(
-      {.path = socket_path, .max_connections = kMaxSessions},
-      [registry, log, await_served = std::move(await_served)](os::UnixServer&, os::UnixConnection& connection) {
-        Serve(connection, *registry, await_served, *log);
+      {.path = socket_path, .max_connections = kMaxSessions, .group = group},
+      [registry, group, log, await_served = std::move(await_served)](os::UnixServer&, os::UnixConnection& connection) {
+        Serve(connection, group, *registry, await_served, *log);
       },
       [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/os/unix_server.h"
@@ -16,8 +17,8 @@ using AwaitServed = std::function<Result<buffer::ServedBody>(const buffer::Serve
                                                              const std::function<bool()>& gone)>;
 
 // Listens at once and lets ranks in; its end ends every connection. A peer whose uid is neither ours nor root's is
-// refused. REQUIRES the registry to outlive the server.
-Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry,
-                                                        AwaitServed await_served);
+// refused, unless it is in `group`, where one is given. REQUIRES the registry to outlive the server.
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, std::optional<gid_t> group,
+                                                        ModelRegistry* registry, AwaitServed await_served);
 
 }  // namespace lockstep::publish
