@@ -135,6 +135,18 @@ def refusal(rank: Rank, timeout_s: float = 30) -> str:
     return rank.follower.error
 
 
+def fall_asleep(rank: Rank) -> None:
+    """The parameters' memory is not to be written from here on, and what is in it is lost."""
+    rank.follower.sleep()
+    for parameter in rank.module.parameters():
+        parameter.zero_()
+
+
+def wake(rank: Rank) -> None:
+    """It is there again."""
+    rank.follower.wake()
+
+
 def leave(rank: Rank) -> None:
     """Follows no more."""
     rank.follower.close()

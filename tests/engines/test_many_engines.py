@@ -5,7 +5,7 @@ import time
 
 import pytest
 from conformance_server import ConformanceServer
-from engine_ranks import Job, attach, build, differences, leave, paused_at_writes, refusal
+from engine_ranks import Job, attach, build, differences, fall_asleep, leave, paused_at_writes, refusal, wake
 from harness import MODEL, wait_until
 from ports import ReservedPort
 from ranks import Ranks
@@ -87,17 +87,16 @@ def host(cluster):
         host.close()
 
 
-def test_engines_that_hang_refuse_or_die_hold_up_no_others_and_catch_up_with_the_newest_version(host):
+def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_with_the_newest_version(host):
     everybody = list(host.servers)
     host.await_served(everybody, 1)
     host.publish(2)
     usual = host.await_served(everybody, 2)
 
-    pause = {"sglang": "/pause_generation", "vllm": "/pause"}
-    host.servers["load-a"].fault(pause["sglang"], "hang", times=1000)  # and hangs
-    host.servers["place-b"].fault(pause["vllm"], "hang", times=1000)
-    host.servers["place-a"].fault(pause["sglang"], "status", times=1000)  # and refuses
-    host.servers["load-b"].close()  # is dead
+    host.servers["load-a"].fault("/pause_generation", "hang", times=1000)
+    host.servers["place-a"].fault("/pause_generation", "status", times=1000)  # it refuses
+    host.ranks.call(fall_asleep, only=[1])  # of place-b
+    host.servers["load-b"].close()  # it is dead
     well = ["load-c", "load-d", "place-c", "place-d"]
     took = []
     for version in range(3, 11):
@@ -117,7 +116,8 @@ def test_engines_that_hang_refuse_or_die_hold_up_no_others_and_catch_up_with_the
             assert engine["state"] == "serving" and int(engine["served"]["version"]) == 10, engine
             assert not engine["late"] and not engine["last_error"] and int(engine["last_pause_us"]) > 0
         else:
-            assert engine["late"] and int(engine["served"]["version"]) < 10, engine
+            assert engine["late"] == (name != "place-b") and int(engine["served"]["version"]) < 10, engine
+    assert table["place-b"]["state"] == "asleep"
     assert "failing" in {table[name]["state"] for name in table if name not in well}
     shown = host.receiver.ctl("status").stdout
     assert "place-a" in shown and "late" in shown
@@ -130,8 +130,9 @@ def test_engines_that_hang_refuse_or_die_hold_up_no_others_and_catch_up_with_the
     with pytest.raises(lockstep.DeadlineError, match='its engine "load-b" serves '):
         publisher.wait_served(version=10, engines=5, timeout=0.1)
 
-    for name in ("load-a", "place-a", "place-b"):
+    for name in ("load-a", "place-a"):
         host.servers[name].faults.clear()
+    host.ranks.call(wake, only=[1])
     host.start("load-b")
     host.await_served(everybody, 10)
     wait_until(lambda: int(host.receiver.model_status()["served_version"]) == 10, "the status has it")
