@@ -124,7 +124,6 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
       record->set_payload_bytes(3072);
       record->set_model_bytes(3 << 20);
       record->set_live_bytes(2048);
-      record->set_level(v1::CODEC_LEVEL_COMPACT);
       record->set_link_bytes_per_s(5 << 20);
     }
     return grpc::Status::OK;
@@ -339,10 +338,9 @@ TEST_CASE("A sync's line says how its bytes came") {
   Fleet fleet;
   const std::string line = fleet.Receiver({"pull"}).text;
   INFO(line);
-  CHECK(Has(line, "3.0 KiB of 3.0 MiB compact, 2.0 KiB live, at 5.0 MiB/s, publish to commit"));
+  CHECK(Has(line, "3.0 KiB of 3.0 MiB, 2.0 KiB live, at 5.0 MiB/s, publish to commit"));
   CHECK(Has(fleet.Receiver({"pull", "--full"}).text, "0 B of 0 B, publish to commit"));
   const Json json = Json::parse(fleet.Receiver({"pull", "--json"}).text);
-  CHECK(json["level"] == "compact");
   CHECK(json["live_bytes"] == 2048);
 }
 

@@ -1,5 +1,4 @@
-// Bringing a block forward: decodes the entries of a chain and adds their steps. Receivers, folds and tests all use
-// this one.
+// Bringing a block forward: decodes the entries of a chain and adds their steps. Receivers and tests use this one.
 #pragma once
 
 #include <cstdint>

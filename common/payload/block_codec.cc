@@ -245,14 +245,6 @@ void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, By
   AppendEscapes(streams, streams.codes, count, 4, preamble.step_bits, out);
 }
 
-Status RecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, CodecLevel level, Bytes& out) {
-  Streams& streams = ThreadStreams();
-  LS_ASSIGN_OR_RETURN(OpenedBlock block, OpenBlock(coded, unit, block_bytes, streams));
-  AppendHeads(block.preamble, {block.heads, block.preamble.count}, level, streams, out);
-  AppendBytes(out, block.reader.rest());
-  return OkStatus();
-}
-
 Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::vector<uint32_t>& positions) {
   Streams& streams = ThreadStreams();
   LS_ASSIGN_OR_RETURN(OpenedBlock block, OpenBlock(coded, unit, block_bytes, streams));
@@ -265,40 +257,6 @@ Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& 
   LS_RETURN_IF_ERROR(TakePositions(block, block_bytes / unit, streams, changes.positions));
   LS_RETURN_IF_ERROR(TakeSteps(block, unit, streams, changes.steps));
   return block.reader.empty() ? OkStatus() : Corrupt("bytes after the last escape");
-}
-
-// Which of two deltas has the next change is as good as random: so nothing here branches on it.
-void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded) {
-  const uint64_t mask = ~uint64_t{0} >> (64 - 8 * unit);
-  folded.positions.resize(first.size() + second.size());
-  folded.steps.resize(first.size() + second.size());
-  size_t i = 0;
-  size_t j = 0;
-  size_t count = 0;
-  while (i < first.size() && j < second.size()) {
-    const uint32_t a = first.positions[i];
-    const uint32_t b = second.positions[j];
-    const bool take_first = a <= b;
-    const bool take_second = b <= a;
-    const uint64_t step =
-        (first.steps[i] & (0 - uint64_t{take_first})) + (second.steps[j] & (0 - uint64_t{take_second}));
-    folded.positions[count] = std::min(a, b);
-    folded.steps[count] = step & mask;
-    count += (step & mask) != 0;
-    i += take_first;
-    j += take_second;
-  }
-  const auto take_rest = [&](const Changes& changes, size_t from) {
-    std::copy(changes.positions.begin() + static_cast<ptrdiff_t>(from), changes.positions.end(),
-              folded.positions.begin() + static_cast<ptrdiff_t>(count));
-    std::copy(changes.steps.begin() + static_cast<ptrdiff_t>(from), changes.steps.end(),
-              folded.steps.begin() + static_cast<ptrdiff_t>(count));
-    count += changes.size() - from;
-  };
-  take_rest(first, i);
-  take_rest(second, j);
-  folded.positions.resize(count);
-  folded.steps.resize(count);
 }
 
 }  // namespace lockstep::payload

@@ -1,7 +1,7 @@
 // How the changes of one block are coded (FORMAT.md, "Blocks").
 //
 // A change is an element's position in its block and its step: new − old of the raw bits, mod 2^(8·unit). Steps make a
-// delta exact for every bit pattern, small for real training, its own inverse, and foldable by addition.
+// delta exact for every bit pattern, small for real training, and its own inverse.
 #pragma once
 
 #include <cstdint>
@@ -48,10 +48,6 @@ struct ChangeView {
 // {1,2,4,8}.
 void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, Bytes& out);
 
-// Appends to `out` what EncodeSparse would have written for the changes of `coded` at `level`, without decoding them:
-// only the heads are coded again. kCorrupt when the streams of `coded` cannot be told apart.
-Status RecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, CodecLevel level, Bytes& out);
-
 // Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that is no coding of changes of a
 // block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.
 // Allocates no more than a block's worth whatever the input says.
@@ -60,8 +56,5 @@ Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& 
 // The first half of it, for those who take the values from elsewhere: which elements change. The steps are not read, so
 // what is wrong with them is not found.
 Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::vector<uint32_t>& positions);
-
-// `second` after `first`: merged positions, added steps; elements that return to their old value are dropped.
-void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded);
 
 }  // namespace lockstep::payload

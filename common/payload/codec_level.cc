@@ -1,21 +1,15 @@
 #include "common/payload/codec_level.h"
 
-#include <algorithm>
-
 #include "common/payload/heads_coder.h"
 
 namespace lockstep::payload {
 namespace {
 
-// Measured on the Adam model of tests/bench/delta, two cores. Of `bytes` only the difference counts: an entropy
-// stage saves 0.3 to 0.4 bytes of a change whatever the density. Its time falls from 18 to 1.5 ns a change as blocks
-// have more changes to share a table. So it pays below 26 MB/s at 0.26 % changed, 53 at 0.53, 116 at 1.16, and below
-// 220 MB/s however much changed.
-constexpr CodecLevel::Row kFastRow = {.number = 1, .name = "fast", .compress_heads = nullptr, .cost = {.bytes = 1.625}};
-constexpr CodecLevel::Row kCompactRow = {.number = 2,
-                                         .name = "compact",
-                                         .compress_heads = &CompressHeads,
-                                         .cost = {.bytes = 1.25, .shared_ns = 0.0375, .least_ns = 0.375 / 0.22}};
+// Measured on the Adam model of tests/bench/delta, two cores: an entropy stage saves 0.3 to 0.4 bytes of a change
+// whatever the density. Its time falls from 18 to 1.5 ns a change as blocks have more changes to share a table. So it
+// pays below 26 MB/s at 0.26 % changed, 53 at 0.53, 116 at 1.16, and below 220 MB/s however much changed.
+constexpr CodecLevel::Row kFastRow = {.name = "fast", .compress_heads = nullptr};
+constexpr CodecLevel::Row kCompactRow = {.name = "compact", .compress_heads = &CompressHeads};
 
 }  // namespace
 
@@ -25,10 +19,6 @@ constinit const CodecLevel CodecLevel::kCompact(kCompactRow);
 std::span<const CodecLevel> CodecLevel::All() {
   static constexpr CodecLevel kLevels[] = {CodecLevel(kFastRow), CodecLevel(kCompactRow)};
   return kLevels;
-}
-
-double LevelCost::Nanoseconds(double density) const {
-  return std::max(least_ns, shared_ns / density);
 }
 
 }  // namespace lockstep::payload

@@ -29,7 +29,7 @@ PayloadHeader MakeHeader(const model::ModelLayout& layout, const PayloadIdentity
   header.target_digest = identity.target_digest;
   header.block_bytes = layout.block_bytes();
   header.block_count = layout.block_count();
-  header.steps_folded = identity.steps_folded;
+  header.versions = 1;
   header.committed_unix_ns = identity.committed_unix_ns;
   return header;
 }
@@ -68,7 +68,7 @@ Status CheckHeader(const PayloadHeader& header, const model::ModelLayout& layout
   }
   if (HeaderHash(header) != header.header_hash) return {ErrorCode::kCorrupt, "payload: its header fails its hash"};
   if (header.magic[7] != kMagic[7] || header.header_bytes != sizeof(PayloadHeader) ||
-      header.entry_bytes != sizeof(PayloadEntry) || header.reserved != 0) {
+      header.entry_bytes != sizeof(PayloadEntry) || header.reserved != 0 || header.versions != 1) {
     return {ErrorCode::kProtocol, Cat("payload: its header is none of format ", kPayloadFormat)};
   }
   if (header.layout != layout.digest() || header.block_count != layout.block_count() ||

@@ -14,7 +14,6 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
-#include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "common/payload/block_codec.h"
 
@@ -37,7 +36,7 @@ struct PayloadHeader {    // 152 bytes, FORMAT.md "Header"
   uint32_t block_bytes;
   uint32_t block_count;  // of the layout
   uint32_t entries;
-  uint32_t steps_folded;  // consecutive deltas this one was made of; 1 for a published one
+  uint32_t versions;  // 1
   uint64_t data_bytes;
   uint64_t changed_elements;
   int64_t committed_unix_ns;  // of the target
@@ -52,7 +51,7 @@ struct PayloadEntry {  // 40 bytes, in rising block order
   uint8_t unit;          // the layout's unit for this block
   uint16_t reserved;     // 0
   uint32_t bytes;        // of coded data
-  uint32_t changes;      // changed elements; 0 for kRaw from a fold that did not count
+  uint32_t changes;      // changed elements
   uint64_t offset;       // into the data, entries back to back
   uint64_t target_hash;  // xxh3-64 of the block's new bytes
   uint64_t data_hash;    // xxh3-64 of the coded data
@@ -70,7 +69,6 @@ struct PayloadIdentity {
   Version target = 0;
   ManifestDigest base_digest;
   ManifestDigest target_digest;
-  uint32_t steps_folded = 1;
   int64_t committed_unix_ns = 0;
 };
 
@@ -129,18 +127,5 @@ class Payload {
 // Consecutive steps of one run and layout, oldest first.
 using DeltaChain = std::vector<std::shared_ptr<const Payload>>;
 using ChainView = std::span<const std::shared_ptr<const Payload>>;
-
-// Whether nobody wants any more what is being made. Asked before every block, on any thread of the pool; null: never.
-using Unwanted = std::function<bool()>;
-
-// One delta that does the work of `chain`, coded at `level`. kState: folding does not pay, serve the chain. kBadData:
-// not consecutive. kCancelled: unwanted. Spread over `pool`.
-Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
-                                                    WorkerPool& pool, const Unwanted& unwanted = {});
-
-// The same delta with its blocks coded at `level`, block by block and without decoding them. kCorrupt as RecodeSparse;
-// kCancelled: unwanted. Spread over `pool`.
-Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
-                                                     CodecLevel level, WorkerPool& pool, const Unwanted& unwanted = {});
 
 }  // namespace lockstep::payload

@@ -1,6 +1,5 @@
 #include "common/payload/payload.h"
 
-#include <atomic>
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -101,8 +100,6 @@ Bytes Applied(const model::ModelLayout& layout, Bytes bytes, const Payload& payl
   return bytes;
 }
 
-WorkerPool pool(2);
-
 TEST_CASE("A payload brings its base to its target, and survives being stored") {
   History history;
   history.Step();
@@ -147,59 +144,6 @@ TEST_CASE("An entry that is damaged or of another size is refused, naming its bl
   }
 }
 
-TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any order") {
-  for (unsigned pattern = 0; pattern < 8; ++pattern) {
-    History history;
-    for (unsigned i = 0; i < 3; ++i) history.Step((pattern >> i & 1) != 0);
-    const auto folded = FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool);
-    REQUIRE(folded.ok());
-    CHECK((*folded)->header().base == 1);
-    CHECK((*folded)->header().target == 4);
-    CHECK((*folded)->header().steps_folded == 3);
-    CHECK(Applied(*history.layout, history.versions[0], **folded) == history.versions[3]);
-  }
-}
-
-TEST_CASE("A recoded payload does the same, and each of its blocks is what its level writes") {
-  for (const bool raw : {false, true}) {
-    History history;
-    history.Step(raw);
-    const Payload& payload = *history.deltas[0];
-    const auto recoded = RecodePayload(*history.layout, payload, CodecLevel::kCompact, pool);
-    REQUIRE(recoded.ok());
-    REQUIRE(Payload::Open(*history.layout, {(*recoded)->bytes(), nullptr}).ok());
-    CHECK((*recoded)->header().base == payload.header().base);
-    CHECK((*recoded)->header().target_digest == payload.header().target_digest);
-    CHECK((*recoded)->header().changed_elements == payload.header().changed_elements);
-    CHECK(Applied(*history.layout, history.versions[0], **recoded) == history.versions[1]);
-    for (const PayloadEntry& entry : (*recoded)->entries()) {
-      Bytes expected;
-      const ByteView fast = payload.data(*payload.Find(entry.block));
-      if (raw) {
-        expected.assign(fast.begin(), fast.end());
-      } else {
-        Changes changes;
-        const size_t bytes = history.layout->block_range(entry.block).bytes;
-        REQUIRE(DecodeSparse(fast, entry.unit, bytes, changes).ok());
-        EncodeSparse(changes, entry.unit, CodecLevel::kCompact, expected);
-      }
-      const ByteView got = (*recoded)->data(entry);
-      CHECK(Bytes(got.begin(), got.end()) == expected);
-    }
-  }
-}
-
-TEST_CASE("A payload with a block that is no coded block is not recoded") {
-  History history;
-  history.Step();
-  const Payload& payload = *history.deltas[0];
-  DeltaBlock block{.block = 1, .codec = Codec::kSparse, .changes = 4, .data = Bytes(3)};
-  const auto broken = Payload::Assemble(*history.layout, {.base = 1, .target = 2}, std::span(&block, 1));
-  CHECK_THAT(RecodePayload(*history.layout, **broken, CodecLevel::kCompact, pool),
-             FailsWith(ErrorCode::kCorrupt, "block 1: coded block: "));
-  CHECK(RecodePayload(*history.layout, payload, CodecLevel::kCompact, pool).ok());
-}
-
 TEST_CASE("A payload of format 1 is refused by name, and noise as noise") {
   History history;
   history.Step();
@@ -211,38 +155,6 @@ TEST_CASE("A payload of format 1 is refused by name, and noise as noise") {
   CHECK_THAT(old, FailsWith(ErrorCode::kProtocol, "format 1 is not known here (known: 2)"));
   bad[0] = std::byte{'X'};
   CHECK_THAT(Payload::Open(*history.layout, {bad, nullptr}), FailsWith(ErrorCode::kProtocol, "magic"));
-}
-
-TEST_CASE("Going back to the old bytes folds to nothing") {
-  History history;
-  history.Step();
-  history.Publish(history.versions[0], false);
-  const auto folded = FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool);
-  REQUIRE(folded.ok());
-  CHECK((*folded)->entries().empty());
-}
-
-TEST_CASE("What nobody wants any more is not folded or recoded to the end") {
-  History history;
-  history.Step();
-  history.Step();
-  std::atomic<int> asked{0};
-  const Unwanted after_one = [&] { return ++asked > 1; };
-  CHECK_THAT(FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool, after_one),
-             FailsWith(ErrorCode::kCancelled, "nobody waits"));
-  asked = 0;
-  CHECK_THAT(RecodePayload(*history.layout, *history.deltas[0], CodecLevel::kCompact, pool, after_one),
-             FailsWith(ErrorCode::kCancelled, "nobody waits"));
-}
-
-TEST_CASE("Payloads that do not follow each other are not folded") {
-  History history;
-  for (int i = 0; i < 3; ++i) history.Step();
-  const std::shared_ptr<const Payload> gap[] = {history.deltas[0], history.deltas[2]};
-  CHECK_THAT(FoldPayloads(*history.layout, gap, CodecLevel::kCompact, pool),
-             FailsWith(ErrorCode::kBadData, "version 3 does not follow version 2"));
-  CHECK_THAT(FoldPayloads(*history.layout, {}, CodecLevel::kCompact, pool),
-             FailsWith(ErrorCode::kBadData, "the chain is empty"));
 }
 
 TEST_CASE("Every flipped byte and every truncation of a stored payload is refused") {

@@ -1,12 +1,9 @@
-// What the two ends of lanes can do, as features of the peers that they are (common/peer/peer.h): "codec-NAME" for each
-// level that a peer decodes, and "lane-tls".
+// What the two ends of lanes can do, as features of the peers that they are (common/peer/peer.h).
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "common/base/status.h"
-#include "common/payload/codec_level.h"
 #include "common/peer/peer.h"
 
 namespace lockstep::wire {
@@ -19,8 +16,5 @@ peer::Peer Self(std::string_view program);
 
 // The peer that `line` names, when `self` has a protocol in common with it. Errors as ParsePeer's and CheckPeer's.
 Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line);
-
-// Those that `peer` can decode, rising. The first level of all is always among them: protocol 1 has it.
-std::vector<payload::CodecLevel> LevelsOf(const peer::Peer& peer);
 
 }  // namespace lockstep::wire

@@ -7,22 +7,12 @@
 namespace lockstep::wire {
 namespace {
 
-using payload::CodecLevel;
-
-TEST_CASE("this release decodes every level, and says so") {
+TEST_CASE("this release can encrypt lanes, and says so") {
   const peer::Peer self = Self("raas_receiver");
-  CHECK(LevelsOf(self).size() == CodecLevel::All().size());
-  CHECK(self.Can("codec-fast"));
   CHECK(self.Can(kLaneTls));
   const auto met = MeetPeer(Self("trainer_agent"), peer::ToLine(self));
   REQUIRE(met.ok());
   CHECK(met->features == self.features);
-}
-
-TEST_CASE("a peer gets no level that it does not name, and the first one always") {
-  const auto without = MeetPeer(Self("trainer_agent"), "raas_receiver/0.3.0 protocol=1-1 codec-zip");
-  REQUIRE(without.ok());
-  CHECK(LevelsOf(*without) == std::vector{CodecLevel::kFast});
 }
 
 TEST_CASE("a peer that does not say what it is is refused") {

@@ -39,12 +39,9 @@ std::string ValueText(const google::protobuf::EnumDescriptor& kind, int value, c
   return known == nullptr ? Cat(what, " ", value) : EnumText(*known);
 }
 
-// How the bytes of a sync came, as far as that says something: by what level, how many live, at what rate.
+// How the bytes of a sync came, as far as that says something: how many live, at what rate.
 std::string WayOf(const v1::SyncRecord& record) {
   std::string way;
-  if (record.level() != v1::CODEC_LEVEL_UNSPECIFIED) {
-    way += Cat(" ", ValueText(*v1::CodecLevel_descriptor(), record.level(), "level"));
-  }
   if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
   if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
   if (record.plain_bytes() > 0) way += Cat(", ", HumanBytes(record.plain_bytes()), " in plaintext");
@@ -190,8 +187,8 @@ std::string VersionsText(const v1::AgentStatus& status) {
     table.AddRow({model.name(), VersionOrDash(model.newest_version()), "-", "full", HumanBytes(model.model_bytes()),
                   "-", "-", ShortHex(model.newest_digest())});
     for (const v1::RetainedDelta& delta : model.deltas()) {
-      table.AddRow({model.name(), Cat(delta.target()), Cat(delta.base()), delta.folded() ? "folded" : "delta",
-                    HumanBytes(delta.payload_bytes()), Cat(delta.changed_elements()), Cat(delta.changed_blocks()),
+      table.AddRow({model.name(), Cat(delta.target()), Cat(delta.base()), "delta", HumanBytes(delta.payload_bytes()),
+                    Cat(delta.changed_elements()), Cat(delta.changed_blocks()),
                     delta.target() == model.newest_version() ? ShortHex(model.newest_digest()) : "-"});
     }
   }

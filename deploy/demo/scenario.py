@@ -4,7 +4,7 @@
     its way, and comes back several versions later. With --kill-agent the agent is SIGKILLed while the trainer writes.
 
 The demo lets the trainer step when the live receivers have committed the version before, so that the table has a row
-for each; now and then it lets a step run free, and receivers skip or fold what they have missed. That pace is the
+for each; now and then it lets a step run free, and receivers take what they have missed at once. That pace is the
 demo's alone: in Lockstep a trainer never waits for receivers.
 """
 

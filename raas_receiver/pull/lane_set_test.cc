@@ -98,8 +98,7 @@ struct Fixture {
                     4);
   }
   void CheckDelta(const std::vector<payload::DeltaBlock>& blocks) {
-    const payload::PayloadIdentity identity{model.run(), 1, 2, model.manifest(1).digest, model.manifest(2).digest,
-                                            1,           0};
+    const payload::PayloadIdentity identity{model.run(), 1, 2, model.manifest(1).digest, model.manifest(2).digest, 0};
     const auto payload = payload::Payload::Assemble(*model.layout(), identity, blocks);
     REQUIRE(payload.ok());
     const auto expected = model.Delta(1, 2);

@@ -36,7 +36,7 @@ struct Fixture {
     CHECK(delta->base == base);
     CHECK(delta->target == base + 1);
     const payload::PayloadIdentity identity{
-        model.run(), base, base + 1, model.manifest(base).digest, model.manifest(base + 1).digest, 1, 0};
+        model.run(), base, base + 1, model.manifest(base).digest, model.manifest(base + 1).digest, 0};
     const auto payload = payload::Payload::Assemble(*model.layout(), identity, delta->blocks);
     REQUIRE(payload.ok());
     const ByteView got = (*payload)->bytes();

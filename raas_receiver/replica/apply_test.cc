@@ -76,7 +76,7 @@ TEST_CASE("A delta whose coded bytes are damaged names its block, and what is af
   for (size_t at = 0; at < good.size(); ++at) {
     std::vector<payload::DeltaBlock> blocks = good;
     blocks[at].data.resize(blocks[at].data.size() / 2);
-    const payload::PayloadIdentity identity{fixture.model.run(), 1, 2, {}, {}, 1, 0};
+    const payload::PayloadIdentity identity{fixture.model.run(), 1, 2, {}, {}, 0};
     const payload::DeltaChain chain{*payload::Payload::Assemble(*fixture.model.layout(), identity, blocks),
                                     fixture.model.Delta(2, 3)};
     Bytes data = fixture.model.data(1);

@@ -13,13 +13,12 @@ constexpr std::chrono::seconds kOpenAgain{10};
 
 }  // namespace
 
-Status LiveLink::Open(const Layout& layout, uint64_t link_bytes_per_s) {
+Status LiveLink::Open(const Layout& layout) {
   v1::OpenLiveRequest request;
   request.set_model(options_.model);
   request.set_receiver(options_.receiver);
   request.set_layout_digest(ToBytes(layout->digest()));
   request.set_lanes_wanted(static_cast<uint32_t>(options_.lanes));
-  request.set_link_bytes_per_s(link_bytes_per_s);
   LS_ASSIGN_OR_RETURN(const v1::LivePlan answer, agent_.OpenLive(request));
   LS_ASSIGN_OR_RETURN(pull::LanePeer peer, ReadLivePlan(answer, layout, agent_.control()));
   pull_id_ = peer.pull_id;
@@ -32,17 +31,17 @@ Status LiveLink::Open(const Layout& layout, uint64_t link_bytes_per_s) {
   return OkStatus();
 }
 
-void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const Layout& layout, uint64_t link_bytes_per_s) {
+void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const Layout& layout) {
   // Before something was pulled it is not known by which way, and nobody is to send anything early.
   if (record.payload_bytes() > 0) by_memory_ = record.local_bytes() > 0;
   if (by_memory_.value_or(true)) {
     Close();
   } else {
-    Ask(held, layout, link_bytes_per_s);
+    Ask(held, layout);
   }
 }
 
-void LiveLink::Ask(const Held& held, const Layout& layout, uint64_t link_bytes_per_s) {
+void LiveLink::Ask(const Held& held, const Layout& layout) {
   if (!options_.enabled || held == asked_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
   const bool usable =
@@ -50,7 +49,7 @@ void LiveLink::Ask(const Held& held, const Layout& layout, uint64_t link_bytes_p
   if (!usable) {
     Close();
     if (std::chrono::steady_clock::now() < open_again_) return;
-    if (const Status opened = Open(layout, link_bytes_per_s); !opened.ok()) {
+    if (const Status opened = Open(layout); !opened.ok()) {
       open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
       telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribe_failed",
                      {{"model", options_.model}, {"message", opened.ToString()}});
@@ -75,12 +74,10 @@ Result<std::vector<payload::DeltaBlock>> LiveLink::Take(const RunId& run, const 
     if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
     return delta.status();
   }
-  const bool same = delta->target == step.target && delta->blocks.size() == step.entries;
-  if (same && delta->bytes == step.data_bytes) {
+  if (delta->target == step.target && delta->blocks.size() == step.entries && delta->bytes == step.data_bytes) {
     AddSpanOf(*delta, run);
     return std::move(delta->blocks);
   }
-  if (same) Close();  // coded at another level than this link is worth by now: the next subscription says so
   return Status(ErrorCode::kState,
                 Cat("the live delta leads to version ", delta->target, " with ", delta->blocks.size(), " blocks and ",
                     delta->bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));

@@ -36,8 +36,8 @@ class LiveLink {
 
   // After a sync that left `record`, with `held` current: asks for the delta from there on, over lanes that are opened
   // when there are none; or ends the subscription where deltas come out of the agent's memory, so that there is nothing
-  // to gain. `link_bytes_per_s` as in OpenPullRequest. Waits for no more than a call to the agent.
-  void Follow(const v1::SyncRecord& record, const Held& held, const Layout& layout, uint64_t link_bytes_per_s);
+  // to gain.  Waits for no more than a call to the agent.
+  void Follow(const v1::SyncRecord& record, const Held& held, const Layout& layout);
   // Whether a delta was asked for, and not yet taken.
   bool following() const { return lanes_ != nullptr && !asked_.nothing(); }
   // The entries of `step`, of versions of `run`, when that is the delta asked for and all of it came live: waits for
@@ -52,8 +52,8 @@ class LiveLink {
   void Cancel();
 
  private:
-  void Ask(const Held& held, const Layout& layout, uint64_t link_bytes_per_s);
-  Status Open(const Layout& layout, uint64_t link_bytes_per_s);
+  void Ask(const Held& held, const Layout& layout);
+  Status Open(const Layout& layout);
   void AddSpanOf(const pull::LiveCollector::Delta& delta, const RunId& run) const;
 
   const LiveLinkOptions options_;

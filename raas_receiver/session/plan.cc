@@ -60,7 +60,6 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   plan.mode = proto.mode();
   plan.committed_unix_ns = proto.committed_unix_ns();
   plan.changed_elements = proto.changed_elements();
-  plan.level = proto.level();
   LS_ASSIGN_OR_RETURN(plan.base, FromProto(proto.base()));
   LS_ASSIGN_OR_RETURN(plan.target, FromProto(proto.target()));
   LS_ASSIGN_OR_RETURN(plan.target_digest, ReadId<ManifestDigest>(proto.target_digest()));
@@ -113,8 +112,6 @@ std::string_view ModeName(v1::PullMode mode) {
       return "delta";
     case v1::PULL_MODE_CHAIN:
       return "chain";
-    case v1::PULL_MODE_FOLDED:
-      return "folded";
     default:
       return "unknown";
   }
@@ -132,7 +129,6 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Hel
       break;
     case v1::PULL_MODE_DELTA:
     case v1::PULL_MODE_CHAIN:
-    case v1::PULL_MODE_FOLDED:
       if (held.nothing() || plan.base != held || plan.target.run != held.run) {
         return Broken(proto, Cat("starts from version ", plan.base.version, ", which this receiver does not hold"));
       }

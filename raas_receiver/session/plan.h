@@ -27,15 +27,14 @@ struct Plan {
   ManifestDigest target_digest;
   std::vector<pull::DeltaStep> steps;
   pull::LanePeer lanes;
-  v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
-  std::string local_socket;                            // of the agent, on its host; empty: it has none
+  std::string local_socket;  // of the agent, on its host; empty: it has none
   Ticket local_ticket;
   int64_t committed_unix_ns = 0;
   std::string label;  // of the target
   uint64_t changed_elements = 0;
 };
 
-// "full", "delta", "chain", "folded", "up_to_date".
+// "full", "delta", "chain", "up_to_date".
 std::string_view ModeName(v1::PullMode mode);
 
 // The plan that came over `control` for a receiver that reported that it holds `held`. kProtocol names the rule that it

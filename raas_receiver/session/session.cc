@@ -282,8 +282,7 @@ Status Session::RunSync(Sync& sync) {
 // What comes next is asked for at once: an engine may take its time with what came now.
 void Session::FollowLive(const Sync& sync) {
   const v1::SyncRecord& record = sync.record();
-  if (record.link_bytes_per_s() > 0) context_.link_bytes_per_s = record.link_bytes_per_s();
-  live_.Follow(record, replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
+  live_.Follow(record, replicas_->current().held, sync.layout());
 }
 
 // What EngineDue is for. Attempts that have ended Loop takes.

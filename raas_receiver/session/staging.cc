@@ -91,7 +91,6 @@ Result<payload::DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_di
                                               .target = step.plan.target,
                                               .base_digest = digest,
                                               .target_digest = step.plan.target_digest,
-                                              .steps_folded = 1,
                                               .committed_unix_ns = committed_unix_ns};
       LS_ASSIGN_OR_RETURN(step.whole, payload::Payload::Assemble(layout_, identity, step.entries));
       step.entries = {};

@@ -140,7 +140,6 @@ Status Sync::OpenPull() {
   if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
   request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
   request.set_force_full(request_.force_full || request_.mend);
-  request.set_link_bytes_per_s(context_.link_bytes_per_s);
   const Result<v1::PullPlan> answer = agent_.OpenPull(request);
   // The trainer may have come back with another layout: ask for it again next time.
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
@@ -205,7 +204,6 @@ void Sync::RecordTarget() {
   record_.set_manifest_digest(ToHex(plan_.target_digest));
   if (plan_.mode == v1::PULL_MODE_FULL) return;
   record_.set_changed_elements(plan_.changed_elements);
-  record_.set_level(plan_.level);
 }
 
 // Before: Negotiate. After: Verify.

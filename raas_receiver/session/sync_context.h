@@ -20,7 +20,6 @@ struct SyncContext {
   replica::ReplicaPair& replicas;
   net::IoThreads& io;
   LiveLink& live;
-  uint64_t link_bytes_per_s = 0;  // what lanes last carried together; 0: not known
   telemetry::Timeline* timeline = nullptr;
 };
 

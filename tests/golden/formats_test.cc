@@ -97,7 +97,7 @@ TEST_CASE("Every codec level has its row in the table of levels") {
   std::ifstream document(kPayload);
   const std::string text(std::istreambuf_iterator<char>(document), {});
   for (const payload::CodecLevel level : payload::CodecLevel::All()) {
-    CHECK_THAT(text, Catch::Contains(Cat("\n| ", int{level->number}, " | ", level->name, " |")));
+    CHECK_THAT(text, Catch::Contains(Cat("\n| ", level->name, " |")));
   }
 }
 

@@ -42,7 +42,7 @@ def test_an_agent_killed_between_versions_goes_on_and_no_receiver_needs_a_full_p
             assert publisher.run == run
     for syncs in (first, second):
         assert modes(syncs)[0] == "full"
-        assert set(modes(syncs)[1:]) <= {"delta", "chain", "folded", "up_to_date"}, modes(syncs)
+        assert set(modes(syncs)[1:]) <= {"delta", "chain", "up_to_date"}, modes(syncs)
     assert receivers[0].model_status()["held"] == {"run": run, "version": 6}
 
 

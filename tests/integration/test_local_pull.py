@@ -35,7 +35,7 @@ def test_full_pulls_and_deltas_come_from_memory_on_the_agents_host(cluster):
     assert receiver.ctl("verify").returncode == 0
 
 
-def test_a_fold_has_no_file_and_comes_on_lanes(cluster):
+def test_a_chain_comes_from_memory_too(cluster):
     model = ToyModel(blocks=40)
     agent = cluster.agent(local_socket="auto")
     receiver = cluster.receiver(agent, follow=False)
@@ -47,8 +47,8 @@ def test_a_fold_has_no_file_and_comes_on_lanes(cluster):
             publisher.publish(version, model.step())
         agent.wait_for(4)
         record = receiver.ask("pull")
-    assert record["mode"] == "folded"
-    assert record["local_bytes"] == 0 < record["payload_bytes"]
+    assert record["mode"] == "chain"
+    assert record["local_bytes"] == record["payload_bytes"] > 0
     assert differing_tensor(receiver.file(), model.tensors) is None
 
 

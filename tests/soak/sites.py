@@ -28,7 +28,7 @@ KEPT_BYTES = 4 << 20
 LOGS = {"log_level": "debug", "log_format": "json"}
 RECEIVER = {"threads": 1, "lanes": 2, "keep_delta_bytes": KEPT_BYTES, "drain_timeout_ms": 5000, **LOGS}
 WITH_ENGINE = {"engine_timeout_ms": 2000, "engine_load_timeout_ms": 3000, "engine_attempts": 2}
-AGENT = {"retain_bytes": 2 * KEPT_BYTES, "derived_bytes": KEPT_BYTES, **LOGS}
+AGENT = {"retain_bytes": 2 * KEPT_BYTES, **LOGS}
 
 
 def spawned(log: Path, *command: object) -> subprocess.Popen:

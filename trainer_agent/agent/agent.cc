@@ -82,11 +82,9 @@ Agent::Agent(const AgentOptions& options)
     : options_(options),
       timeline_([this](const telemetry::Span& span) { metrics_.Observe(span); }),
       pool_(Threads(options)),
-      fold_pool_(Threads(options)),
       scrubber_(&catalog_, std::chrono::milliseconds(options.scrub_round_ms)),
       pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {
   GiveWay(pool_);
-  GiveWay(fold_pool_);
 }
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
@@ -97,11 +95,10 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
   const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                                   .retain_bytes = options.retain_bytes,
-                                                  .derived_bytes = options.derived_bytes,
-                                                  .fold_pool = &agent->fold_pool_,
                                                   .timeline = &agent->timeline_};
-  const publish::DiffThreads diff{.pool = &agent->pool_,
-                                  .while_written = agent->pool_.size() * options.overlap_percent / 100};
+  const publish::DiffOptions diff{.pool = &agent->pool_,
+                                  .while_written = agent->pool_.size() * options.overlap_percent / 100,
+                                  .codec = options.codec_level};
   agent->registry_ =
       std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   LS_RETURN_IF_ERROR(agent->registry_->Recover());

@@ -45,8 +45,7 @@ class Agent {
   std::unique_ptr<access::AccessControl> access_;
   std::unique_ptr<publish::SegmentHome> home_;
   store::VersionCatalog catalog_;
-  WorkerPool pool_;       // diffs: a trainer may wait for these
-  WorkerPool fold_pool_;  // folds: only receivers wait for these
+  WorkerPool pool_;  // diffs: a trainer may wait for these
   std::unique_ptr<publish::ModelRegistry> registry_;
   store::Scrubber scrubber_;
   serve::PullTable pulls_;

@@ -55,7 +55,7 @@ void CountReceivers(const AgentFacts& facts, Samples& samples) {
 // The delta that led to the newest version; null where none is kept.
 const v1::RetainedDelta* NewestDelta(const v1::AgentModel& model) {
   for (const v1::RetainedDelta& delta : model.deltas()) {
-    if (delta.target() == model.newest_version() && !delta.folded()) return &delta;
+    if (delta.target() == model.newest_version()) return &delta;
   }
   return nullptr;
 }

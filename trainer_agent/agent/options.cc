@@ -40,6 +40,18 @@ Status CheckSocket(const ConfigParser& parser, const char* name, const char* usu
   return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", path, "; give an absolute path, auto or none")};
 }
 
+Status CheckCodec(const ConfigParser& parser, AgentOptions& options) {
+  std::string names;
+  for (const payload::CodecLevel level : payload::CodecLevel::All()) {
+    if (level->name == options.codec) {
+      options.codec_level = level;
+      return OkStatus();
+    }
+    names += Cat(names.empty() ? "" : " or ", level->name);
+  }
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs("codec"), " is ", options.codec, "; give ", names)};
+}
+
 Status Check(const ConfigParser& parser, AgentOptions& options) {
   LS_RETURN_IF_ERROR(CheckSocket(parser, "local-socket", "pull.sock", options, options.local_socket));
   LS_RETURN_IF_ERROR(CheckSocket(parser, "control-socket", "control.sock", options, options.control_socket));
@@ -73,6 +85,7 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
   if (options.segments != "tmpfs" && options.segments != "memfd") {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("segments"), " is ", options.segments, "; give tmpfs or memfd")};
   }
+  LS_RETURN_IF_ERROR(CheckCodec(parser, options));
   const uint64_t block = options.block_bytes;
   if (block < model::kMinBlockBytes || block > model::kMaxBlockBytes || (block & (block - 1)) != 0) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("block-bytes"), " is ", block, "; give a power of two from ",
@@ -121,8 +134,7 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add(
       "scrub-round-ms", &options->scrub_round_ms,
       "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged");
-  parser.Add("derived-bytes", &options->derived_bytes,
-             "memory for deltas folded or coded again for receivers, per model");
+  parser.Add("codec", &options->codec, "how hard deltas are compressed: fast, or compact for links below 100 MB/s");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("overlap-percent", &options->overlap_percent,
              "of the worker threads, those that may compare a version while the trainer still writes it");

@@ -10,6 +10,7 @@
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "common/net/host_port.h"
+#include "common/payload/codec_level.h"
 #include "common/rpc/tls_config.h"
 
 namespace lockstep::agent {
@@ -31,7 +32,7 @@ struct AgentOptions {
   uint64_t block_bytes = 256 * 1024;
   uint64_t retain_bytes = 2ull << 30;
   uint64_t scrub_round_ms = 3'600'000;
-  uint64_t derived_bytes = 512ull << 20;
+  std::string codec = "fast";
   uint64_t threads = 0;
   uint64_t overlap_percent = 100;
   uint64_t max_pulls = 256;
@@ -49,6 +50,7 @@ struct AgentOptions {
   std::optional<net::HostPort> health_address;  // nothing: none
   std::optional<net::HostPort> metrics_address;
   net::HostPort lane_address;
+  payload::CodecLevel codec_level = payload::CodecLevel::kFast;
 };
 
 // kUsage, kConfig: what is wrong with the command line, the environment or the file.

@@ -10,7 +10,7 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   store::LiveFeed& feed = host.run().live();
-  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kCompact);
+  const store::LiveFeed::Follower follower(&feed);
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -23,8 +23,7 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   CHECK(delta->Since(0).sealed);
   CHECK(delta->Since(0).blocks.size() == 30);
   CHECK(*feed.Find(2) == nullptr);
-  CHECK(host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000, payload::CodecLevel::kFast).level ==
-        payload::CodecLevel::kCompact);
+  CHECK(host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000).size() == 1);
 }
 
 TEST_CASE("Followers are notified of a version that is aborted, for whatever reason, and find the next one") {
@@ -32,7 +31,7 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   store::LiveFeed& feed = host.run().live();
-  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kFast);
+  const store::LiveFeed::Follower follower(&feed);
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -52,7 +51,7 @@ TEST_CASE("Nothing is kept for followers when there are none, and nothing after 
   REQUIRE(rank->Begin(2).ok());
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Abort("on purpose").ok());
-  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kFast);
+  const store::LiveFeed::Follower follower(&feed);
   REQUIRE(rank->Begin(3).ok());
   const std::weak_ptr<store::LiveDelta> delta = *feed.Find(1);
   CHECK_FALSE(delta.expired());

@@ -23,7 +23,7 @@ uint64_t BytesRead(const model::ModelLayout& layout, const delta::DeltaOutput& o
 }  // namespace
 
 ModelPublisher::ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store,
-                               DiffThreads diff, store::VersionCatalog* catalog, telemetry::Timeline* timeline)
+                               DiffOptions diff, store::VersionCatalog* catalog, telemetry::Timeline* timeline)
     : run_(std::move(buffer), std::move(store), diff, catalog), timeline_(timeline) {}
 
 ModelPublisher::~ModelPublisher() {
@@ -125,7 +125,6 @@ void ModelPublisher::StartDraft(Version version) {
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), Held{buffer().run(), version});
   delta::DeltaInput input = run_.InputOf(half, base);
   if (base != nullptr) {
-    draft_->level = input.level = run_.served()->live().level();
     input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
     if (run_.served()->live().followed()) BeginLive(input);
   }
@@ -247,7 +246,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   run_.buffer().RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
     const telemetry::Moment storing;
-    run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
+    run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
   const Status served = run_.Serve({manifest, draft.committed_unix_ns, draft.label}, draft.base.get());

@@ -41,7 +41,7 @@ struct PublisherStatus {
 class ModelPublisher {
  public:
   // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.
-  ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+  ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffOptions diff,
                  store::VersionCatalog* catalog, telemetry::Timeline* timeline = nullptr);
   // Aborts a draft, and waits for a finishing version.
   ~ModelPublisher();
@@ -86,7 +86,6 @@ class ModelPublisher {
     uint32_t labelled_by = 0;  // the first rank that gave it
     buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
-    payload::CodecLevel level = payload::CodecLevel::kFast;
     std::shared_ptr<store::LiveDelta> live;  // null: nobody follows, or there is no base
     std::unique_ptr<delta::DeltaJob> job;
     std::set<uint32_t> joined;

@@ -18,17 +18,15 @@ bool SameTrainer(const buffer::DoubleBuffer& buffer, const OpenRequest& request)
 
 }  // namespace
 
-ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff,
+ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffOptions diff,
                              store::VersionCatalog* catalog)
     : home_(home), options_(options), diff_(diff), catalog_(catalog) {}
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored, bool joinable) {
-  auto publisher = std::make_shared<ModelPublisher>(std::move(stored.buffer),
-                                                    store::StoreOptions{.directory = stored.directory,
-                                                                        .retain_bytes = options_.retain_bytes,
-                                                                        .derived_bytes = options_.derived_bytes,
-                                                                        .fold_pool = options_.fold_pool},
-                                                    diff_, catalog_, options_.timeline);
+  auto publisher = std::make_shared<ModelPublisher>(
+      std::move(stored.buffer),
+      store::StoreOptions{.directory = stored.directory, .retain_bytes = options_.retain_bytes}, diff_, catalog_,
+      options_.timeline);
   publisher->Open();
   std::lock_guard lock(mutex_);
   entries_[publisher->buffer().model()] = Entry{.publisher = publisher, .joinable = joinable};

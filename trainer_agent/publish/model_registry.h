@@ -21,8 +21,6 @@ namespace lockstep::publish {
 struct RegistryOptions {
   uint32_t block_bytes = model::kDefaultBlockBytes;
   uint64_t retain_bytes = 2ull << 30;
-  uint64_t derived_bytes = 512ull << 20;
-  WorkerPool* fold_pool = nullptr;          // see StoreOptions
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null
 };
 
@@ -44,7 +42,7 @@ struct ModelSnapshot {
 // Thread-safe.
 class ModelRegistry {
  public:
-  ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff, store::VersionCatalog* catalog);
+  ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffOptions diff, store::VersionCatalog* catalog);
 
   // Opens what an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
   Status Recover();
@@ -79,7 +77,7 @@ class ModelRegistry {
 
   const SegmentHome* const home_;
   const RegistryOptions options_;
-  const DiffThreads diff_;
+  const DiffOptions diff_;
   store::VersionCatalog* const catalog_;
 
   std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_

@@ -49,14 +49,13 @@ class Host {
 
   void Start() {
     pool_ = std::make_unique<WorkerPool>(2);
-    fold_pool_ = std::make_unique<WorkerPool>(1);
     catalog_ = std::make_unique<store::VersionCatalog>();
     auto home = SegmentHome::Create(directory_ + "/segments", memfd_);
     REQUIRE(home.ok());
     home_ = *std::move(home);
-    registry_ = std::make_unique<ModelRegistry>(
-        home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
-        DiffThreads{.pool = pool_.get()}, catalog_.get());
+    registry_ =
+        std::make_unique<ModelRegistry>(home_.get(), RegistryOptions{.block_bytes = 4096, .timeline = &timeline_},
+                                        DiffOptions{.pool = pool_.get()}, catalog_.get());
     REQUIRE(registry_->Recover().ok());
     auto server = StartRankServer(socket(), std::nullopt, registry_.get(), nullptr);
     REQUIRE(server.ok());
@@ -69,7 +68,6 @@ class Host {
     catalog_.reset();
     home_.reset();
     pool_.reset();
-    fold_pool_.reset();
   }
 
   void Restart() {
@@ -139,7 +137,6 @@ class Host {
   }();
   telemetry::Timeline timeline_;
   std::unique_ptr<WorkerPool> pool_;
-  std::unique_ptr<WorkerPool> fold_pool_;
   std::unique_ptr<store::VersionCatalog> catalog_;
   std::unique_ptr<SegmentHome> home_;
   std::unique_ptr<ModelRegistry> registry_;

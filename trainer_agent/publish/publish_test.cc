@@ -16,11 +16,10 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   const store::ServedVersion served = host.Await(5);
   CHECK(FirstByte(host.run(), 5) == std::byte{2});
   CHECK(served.manifest->block_hashes.size() == 30);
-  const store::DeltaRoute route =
-      host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000, payload::CodecLevel::kFast);
-  REQUIRE(route.steps.size() == 1);
-  CHECK(route.steps[0]->header().target_digest == served.manifest->digest);
-  CHECK(route.changed_elements() == 60000);
+  const payload::DeltaChain steps = host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000);
+  REQUIRE(steps.size() == 1);
+  CHECK(steps[0]->header().target_digest == served.manifest->digest);
+  CHECK(steps[0]->header().changed_elements == 60000);
 }
 
 TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was aborted none") {
@@ -136,10 +135,7 @@ TEST_CASE("Ranks that write columns of the same tensors report them as rows, and
     }
     CHECK(HasBytes(host.Await(version), expected));
   }
-  CHECK(host.run()
-            .deltas()
-            .RouteFrom(2, store::DeltaStore::kNewest, 120000, payload::CodecLevel::kFast)
-            .changed_elements() == 30000);
+  CHECK(host.run().deltas().RouteFrom(2, store::DeltaStore::kNewest, 120000).at(0)->header().changed_elements == 30000);
 }
 
 TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
@@ -161,11 +157,10 @@ TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
   expected[100] = std::byte{1};
   CHECK(HasBytes(second, expected));
   CHECK(second.manifest->block_hashes[0] == first.manifest->block_hashes[0]);
-  const store::DeltaRoute route =
-      host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000, payload::CodecLevel::kFast);
-  REQUIRE(route.steps.size() == 1);
-  REQUIRE(route.steps[0]->entries().size() == 18);
-  CHECK(route.steps[0]->entries()[0].block == 12);
+  const payload::DeltaChain steps = host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000);
+  REQUIRE(steps.size() == 1);
+  REQUIRE(steps[0]->entries().size() == 18);
+  CHECK(steps[0]->entries()[0].block == 12);
 }
 
 TEST_CASE("The first version has nothing to be unchanged from: the hint is ignored") {

@@ -22,7 +22,7 @@ class BufferReader : public store::BlockReader {
 
 }  // namespace
 
-PublishedRun::PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+PublishedRun::PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffOptions diff,
                            store::VersionCatalog* catalog)
     : buffer_(std::move(buffer)),
       served_(std::make_shared<store::ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
@@ -36,6 +36,7 @@ delta::DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const
           .base = base == nullptr ? nullptr : buffer_->data(1 - half),
           .base_manifest = base,
           .max_coded_bytes = served_->deltas().MaxDeltaBytes(),
+          .level = diff_.codec,
           .early_tasks = diff_.while_written};
 }
 
@@ -49,7 +50,7 @@ std::shared_ptr<const model::Manifest> PublishedRun::MakeManifest(Version versio
 }
 
 void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
-                               payload::CodecLevel level, const delta::DeltaOutput& output) {
+                               const delta::DeltaOutput& output) {
   Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
   if (!output.too_dense) {
     std::vector<const payload::DeltaBlock*> blocks;
@@ -61,7 +62,7 @@ void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifes
                       .base_digest = base.digest,
                       .target_digest = target.digest,
                       .committed_unix_ns = committed_unix_ns},
-                     level, blocks)
+                     blocks)
                 .status();
   }
   if (added.ok()) return;

@@ -14,17 +14,18 @@
 
 namespace lockstep::publish {
 
-// The threads that diff. They compete with the ranks' own copies for cores and memory bandwidth.
-struct DiffThreads {
+// How versions are compared. The threads compete with the ranks' own copies for cores and memory bandwidth.
+struct DiffOptions {
   WorkerPool* pool = nullptr;
-  size_t while_written = ~size_t{0};  // of them, those that may work on a version that ranks still write
+  size_t while_written = ~size_t{0};  // of its threads, those that may work on a version that ranks still write
+  payload::CodecLevel codec = payload::CodecLevel::kFast;  // of all deltas
 };
 
 // Thread-safe.
 class PublishedRun {
  public:
   // REQUIRES the pool and catalog to outlive this.
-  PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+  PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffOptions diff,
                store::VersionCatalog* catalog);
 
   buffer::DoubleBuffer& buffer() const { return *buffer_; }
@@ -39,7 +40,7 @@ class PublishedRun {
   std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
   // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
   void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
-                   payload::CodecLevel level, const delta::DeltaOutput& output);
+                   const delta::DeltaOutput& output);
   // kAborted: `base`, which it was compared with (null: with none), was withdrawn meanwhile; nothing is served then,
   // nor is any delta.
   Status Serve(store::ServedVersion version, const model::Manifest* base);
@@ -47,7 +48,7 @@ class PublishedRun {
  private:
   const std::shared_ptr<buffer::DoubleBuffer> buffer_;
   const std::shared_ptr<store::ServedRun> served_;
-  const DiffThreads diff_;
+  const DiffOptions diff_;
   store::VersionCatalog* const catalog_;
 };
 

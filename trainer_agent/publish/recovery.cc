@@ -48,7 +48,7 @@ Version RecoverRun(PublishedRun& run) {
     run.served()->deltas().Load(*newest);
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
-  if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, payload::CodecLevel::kFast, output);
+  if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, output);
   (void)run.Serve({newest, committed_unix_ns, buffer.label(*newest_half)}, nullptr);  // nobody scrubs yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});

@@ -18,27 +18,24 @@ Result<Id> IdOf(const std::string& bytes) {
   return Id{*raw};
 }
 
-// What the receiver that calls itself `line` decodes.
-Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line, const LaneOffer& lanes) {
+// Whether the receiver that calls itself `line` can be served.
+Status CheckReceiver(const std::string& line, const LaneOffer& lanes) {
   const peer::Peer self = wire::Self("trainer_agent");
   LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(self, line));
   if (lanes.encrypted && !receiver.Can(wire::kLaneTls)) {
-    return Status(ErrorCode::kProtocol, Cat(receiver.name(), " cannot encrypt lanes, and ", self.name(),
-                                            " serves no others; upgrade the raas_receiver"));
+    return {ErrorCode::kProtocol, Cat(receiver.name(), " cannot encrypt lanes, and ", self.name(),
+                                      " serves no others; upgrade the raas_receiver")};
   }
-  return wire::LevelsOf(receiver);
+  return OkStatus();
 }
 
 // What requests of both kinds have.
 template <typename Proto>
 Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes, const std::string& owner) {
-  PullRequest wanted{.model = request.model(),
-                     .receiver = request.receiver(),
-                     .owner = owner,
-                     .lanes = request.lanes_wanted(),
-                     .link_bytes_per_s = request.link_bytes_per_s()};
+  PullRequest wanted{
+      .model = request.model(), .receiver = request.receiver(), .owner = owner, .lanes = request.lanes_wanted()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
-  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer(), lanes));
+  LS_RETURN_IF_ERROR(CheckReceiver(request.peer(), lanes));
   return wanted;
 }
 
@@ -82,7 +79,6 @@ void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out) {
   out->set_payload_bytes(plan.payload_bytes);
   out->set_lane_address(lanes.address);
   out->set_lanes_encrypted(lanes.encrypted);
-  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level->number));
   for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
   uint64_t changed_elements = 0;
   for (const PlannedStep& planned : plan.steps) {
@@ -107,7 +103,6 @@ void ToProto(const payload::Payload& payload, v1::RetainedDelta* out) {
   out->set_payload_bytes(header.data_bytes);
   out->set_changed_elements(header.changed_elements);
   out->set_changed_blocks(header.entries);
-  out->set_folded(header.steps_folded > 1);
 }
 
 void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {

@@ -18,7 +18,7 @@ access::Quota::Limits StreamLimits(const PullLimits& pulls) {
 constexpr int kMaxNamedModels = 32;
 
 std::string_view NameOf(v1::PullMode mode) {
-  constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain", "folded"};
+  constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain"};
   return kNames[mode];
 }
 
@@ -147,7 +147,6 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller.name));
-  wanted.gone = [context] { return context->IsCancelled(); };
   wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);

@@ -10,7 +10,6 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "proto/lockstep/v1/agent.pb.h"
-#include "trainer_agent/store/derived_deltas.h"
 
 namespace lockstep::serve {
 
@@ -24,10 +23,6 @@ struct PullRequest {
   LayoutDigest layout;
   uint32_t lanes = 1;
   bool force_full = false;
-  uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
-  std::vector<payload::CodecLevel> levels = {
-      payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
-  store::Gone gone;                      // whether the receiver still waits for its plan
   std::function<Status()> allowed = {};  // why its owner may not have the model, asked now and then; null: it may
 };
 
@@ -53,8 +48,7 @@ struct PullPlan {
   std::vector<PlannedStep> steps;
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;
-  Ticket local_ticket;                                     // for a connection on this host (local_server.h)
-  payload::CodecLevel level = payload::CodecLevel::kFast;  // of the steps
+  Ticket local_ticket;  // for a connection on this host (local_server.h)
 };
 
 struct LivePlan {

@@ -6,7 +6,6 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "trainer_agent/store/level_choice.h"
 
 namespace lockstep::serve {
 namespace {
@@ -23,15 +22,12 @@ uint64_t RandomPullId() {
 
 // From what the receiver holds to `newest`. The delta of a version is there shortly before the version is, if it ever
 // is: it is not promised.
-store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
+payload::DeltaChain RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
-  const payload::CodecLevel level = store::ChooseLevel(
-      request.link_bytes_per_s, run.deltas().StepTo(store::DeltaStore::kNewest).density, request.levels);
-  store::DeltaRoute route =
-      run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes(), level, request.gone);
+  payload::DeltaChain steps = run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes());
   // A receiver whose bytes are not what that version was must not get steps made for it.
-  if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
-  return route;
+  if (!steps.empty() && steps.front()->header().base_digest != request.held_digest) return {};
+  return steps;
 }
 
 Status NotOpen(uint64_t pull_id) {
@@ -152,34 +148,28 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
                 .label = newest.label};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
-  const store::DeltaRoute route = RouteFor(request, *run, plan.target.version);
-  if (request.gone && request.gone()) {
-    return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
-  }
+  const payload::DeltaChain steps = RouteFor(request, *run, plan.target.version);
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version,
                                            nullptr, request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
   plan.local_ticket = IssueTickets(*pull, 1)[0];
-  if (route.steps.empty()) {
+  if (steps.empty()) {
     plan.mode = v1::PULL_MODE_FULL;
     plan.base = {};
     plan.payload_bytes = run->layout().data_bytes();
     pull->HoldDeltas();
     return plan;
   }
-  plan.mode = route.folded ? v1::PULL_MODE_FOLDED : route.steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
-  plan.level = route.level;
-  AddSteps(*pull, route.steps, plan);
+  plan.mode = steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
+  AddSteps(*pull, steps, plan);
   return plan;
 }
 
 Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
-  auto follower = std::make_unique<store::LiveFeed::Follower>(
-      &run->live(), store::ChooseLevel(request.link_bytes_per_s,
-                                       run->deltas().StepTo(store::DeltaStore::kNewest).density, request.levels));
+  auto follower = std::make_unique<store::LiveFeed::Follower>(&run->live());
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
                                            request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));

@@ -1,12 +1,9 @@
 // Pulls: what is planned, who is let in, and what expires.
-#include <algorithm>
 #include <catch2/catch.hpp>
-#include <cctype>
 #include <utility>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
-#include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
@@ -19,9 +16,10 @@ TEST_CASE("What a receiver holds decides what it gets") {
   served.Publish(2);
   CHECK((*served.pulls.Open(served.Request(1))).mode == v1::PULL_MODE_DELTA);
   served.Publish(3);
-  const auto folded = served.pulls.Open(served.Request(1));
-  CHECK(folded->mode == v1::PULL_MODE_FOLDED);
-  CHECK(folded->target.version == 3);
+  const auto chain = served.pulls.Open(served.Request(1));
+  CHECK(chain->mode == v1::PULL_MODE_CHAIN);
+  CHECK(chain->steps.size() == 2);
+  CHECK(chain->target.version == 3);
   const auto full = served.pulls.Open(served.Request());
   CHECK(full->mode == v1::PULL_MODE_FULL);
   CHECK(full->payload_bytes == kBlocks * kBlock);
@@ -44,16 +42,6 @@ TEST_CASE("A plan says what its target is called, whatever way leads there") {
   CHECK(served.pulls.CatchUp(full->pull_id, 3, "")->label == "c");
 }
 
-TEST_CASE("Nothing is opened for a receiver that has gone before its plan was made") {
-  Served served;
-  served.Publish(2);
-  served.Publish(3);
-  PullRequest request = served.Request(1);
-  request.gone = [] { return true; };
-  CHECK_THAT(served.pulls.Open(request), FailsWith(ErrorCode::kCancelled, "no longer waits for its plan"));
-  CHECK(served.pulls.open_pulls("actor") == 0);
-}
-
 TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
   Served served;
   served.Publish(2);
@@ -68,22 +56,12 @@ TEST_CASE("Another run, other bytes under the same number, or a request for full
   CHECK((*served.pulls.Open(forced)).mode == v1::PULL_MODE_FULL);
 }
 
-TEST_CASE("A receiver on a slow link gets no codec level that it cannot decode") {
-  Served served;
-  served.Publish(2);
-  PullRequest request = served.Request(1);
-  request.link_bytes_per_s = 1'000'000;
-  CHECK(served.pulls.Open(request)->level > payload::CodecLevel::kFast);
-  request.levels = {payload::CodecLevel::kFast};
-  CHECK(served.pulls.Open(request)->level == payload::CodecLevel::kFast);
-}
-
-TEST_CASE("Requests to pull say what their receiver decodes; one without a common protocol is refused by name") {
+TEST_CASE("Requests to pull say who their receiver is; one without a common protocol is refused by name") {
   const LaneOffer plain;
   v1::OpenPullRequest request;
   CHECK_THAT(FromProto(request, plain), FailsWith(ErrorCode::kProtocol, "a peer says of itself \"\""));
-  request.set_peer("raas_receiver/0.3.0 protocol=1-1 codec-fast");
-  CHECK(FromProto(request, plain)->levels == std::vector{payload::CodecLevel::kFast});
+  request.set_peer("raas_receiver/0.3.0 protocol=1-1");
+  CHECK(FromProto(request, plain).ok());
   request.set_peer("raas_receiver/9.0.0 protocol=7-8");
   CHECK_THAT(FromProto(request, plain), FailsWith(ErrorCode::kProtocol, "upgrade the trainer_agent"));
 }
@@ -92,8 +70,7 @@ TEST_CASE("An agent whose lanes are encrypted refuses a receiver that cannot, by
   const LaneOffer encrypted{.encrypted = true};
   v1::OpenPullRequest pull;
   v1::OpenLiveRequest live;
-  for (const char* able :
-       {"raas_receiver/0.3.0 protocol=1-1 codec-fast lane-tls", "raas_receiver/0.3.0 protocol=1-1"}) {
+  for (const char* able : {"raas_receiver/0.3.0 protocol=1-1 lane-tls", "raas_receiver/0.3.0 protocol=1-1"}) {
     pull.set_peer(able);
     live.set_peer(able);
     if (std::string_view(able).ends_with("lane-tls")) {
@@ -257,18 +234,6 @@ TEST_CASE(
   pulls.Expire(Pull::Clock::now() + store::PinnedDeltas::kMaxAge);
   CHECK(pinned.bytes() == 0);
   CHECK_THAT(HasPayload(pulls, plans.back()), FailsWith(ErrorCode::kState, "was taken back"));
-}
-
-TEST_CASE("The control plane has every codec level, by number and name, and no others") {
-  const auto* levels = v1::CodecLevel_descriptor();
-  for (const payload::CodecLevel level : payload::CodecLevel::All()) {
-    const auto* value = levels->FindValueByNumber(level->number);
-    REQUIRE(value != nullptr);
-    std::string name = "CODEC_LEVEL_" + std::string(level->name);
-    std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::toupper(letter); });
-    CHECK(value->name() == name);
-  }
-  CHECK(static_cast<size_t>(levels->value_count()) == payload::CodecLevel::All().size() + 1);  // and unspecified
 }
 
 }  // namespace

@@ -79,9 +79,9 @@ struct Served {
   WorkerPool pool{2};
   std::shared_ptr<const model::ModelLayout> layout = Layout();
   std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
-  std::shared_ptr<store::ServedRun> run = std::make_shared<store::ServedRun>(
-      "actor", RandomId<RunId>(), layout, blocks,
-      store::StoreOptions{.directory = deltas.path(), .retain_bytes = retain_bytes, .fold_pool = &pool});
+  std::shared_ptr<store::ServedRun> run =
+      std::make_shared<store::ServedRun>("actor", RandomId<RunId>(), layout, blocks,
+                                         store::StoreOptions{.directory = deltas.path(), .retain_bytes = retain_bytes});
   store::VersionCatalog catalog;
   PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
 
@@ -103,7 +103,7 @@ struct Served {
   void Retain(Version version) {
     std::vector<payload::DeltaBlock> delta;
     for (BlockIndex block = 0; block < kBlocks; block += 2) {
-      delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}}, payload::CodecLevel::kFast,
+      delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}},
                                          model::BlockHash(BlockOf(version, block))));
     }
     std::vector<const payload::DeltaBlock*> pointers;
@@ -114,7 +114,7 @@ struct Served {
                       .target = version,
                       .base_digest = Digest(version - 1),
                       .target_digest = Digest(version)},
-                     payload::CodecLevel::kFast, pointers)
+                     pointers)
                 .ok());
   }
   void Publish(Version version, const std::string& label = {}) {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "common/base/text.h"
@@ -18,34 +17,11 @@ namespace {
 constexpr char kSuffix[] = ".delta";
 // Each delta is a mapping, and a kernel allows a process some 65,000 of them.
 constexpr size_t kMaxChain = 1024;
-// To look at more changes than these takes seconds, in which the receiver could have pulled the chain.
-constexpr uint64_t kMaxDerivedElements = 128 << 20;
-constexpr uint64_t kMaxFoldWork = 512 << 20;
-// What takes longer although it should not: a receiver waits 30 s for its plan.
-constexpr std::chrono::seconds kPatience{10};
 constexpr uint64_t kPageBytes = 4096;
 
 // Of the tmpfs.
 uint64_t StoredBytes(const payload::Payload& payload) {
   return (payload.total_bytes() + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
-
-template <typename Steps>
-payload::DeltaChain PayloadsOf(const Steps& steps) {
-  payload::DeltaChain payloads;
-  for (const auto& step : steps) payloads.push_back(step.payload);
-  return payloads;
-}
-
-// How many changes a fold looks at: it adds each step to the sum of those before it, and looks each block up in all.
-uint64_t FoldWork(const payload::DeltaChain& chain) {
-  uint64_t sum = 0;
-  uint64_t work = 0;
-  for (const auto& step : chain) {
-    sum += step->header().changed_elements;
-    work += sum + step->header().block_count;
-  }
-  return work;
 }
 
 payload::Payload::Allocator FileAllocator(const std::string& path) {
@@ -60,23 +36,8 @@ payload::Payload::Allocator FileAllocator(const std::string& path) {
 
 }  // namespace
 
-uint64_t DeltaRoute::data_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& step : steps) bytes += step->header().data_bytes;
-  return bytes;
-}
-
-uint64_t DeltaRoute::changed_elements() const {
-  uint64_t elements = 0;
-  for (const auto& step : steps) elements += step->header().changed_elements;
-  return elements;
-}
-
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
-    : layout_(std::move(layout)),
-      options_(std::move(options)),
-      pinned_(options_.retain_bytes),
-      derived_(options_.derived_bytes, options_.fold_pool, &pinned_) {}
+    : layout_(std::move(layout)), options_(std::move(options)), pinned_(options_.retain_bytes) {}
 
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
@@ -99,7 +60,7 @@ void DeltaStore::Load(const model::Manifest& newest) {
   std::map<Version, std::shared_ptr<const payload::Payload>> by_target;
   for (const std::string& name : *names) {
     auto payload = LoadFile(Cat(options_.directory, "/", name));
-    if (payload != nullptr && payload->header().run == newest.held.run && payload->header().steps_folded == 1) {
+    if (payload != nullptr && payload->header().run == newest.held.run) {
       by_target[payload->header().target] = std::move(payload);
     }
   }
@@ -110,7 +71,7 @@ void DeltaStore::Load(const model::Manifest& newest) {
   for (auto at = by_target.find(wanted); at != by_target.end(); at = by_target.find(wanted)) {
     const payload::PayloadHeader& header = at->second->header();
     if (header.target_digest != digest) break;
-    chain_.push_front({at->second});  // at the lowest level, for all that its file says
+    chain_.insert(chain_.begin(), at->second);
     kept.insert(PathOf(header.base, header.target));
     wanted = header.base;
     digest = header.base_digest;
@@ -137,29 +98,27 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(
 }
 
 Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::PayloadIdentity& identity,
-                                                                payload::CodecLevel level,
                                                                 const std::vector<const payload::DeltaBlock*>& blocks) {
-  derived_.Clear();  // who is behind now needs others
   std::lock_guard lock(mutex_);
   LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
-  const bool follows = !chain_.empty() && chain_.back().header().target == identity.base &&
-                       chain_.back().header().target_digest == identity.base_digest;
+  const bool follows = !chain_.empty() && chain_.back()->header().target == identity.base &&
+                       chain_.back()->header().target_digest == identity.base_digest;
   while (!follows && !chain_.empty()) RemoveOldestLocked();
-  chain_.push_back({payload, level});
+  chain_.push_back(payload);
   EvictLocked();
   return payload;
 }
 
 void DeltaStore::RemoveOldestLocked() {
-  const payload::PayloadHeader& header = chain_.front().header();
+  const payload::PayloadHeader& header = chain_.front()->header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
-  pinned_.Add(chain_.front().payload);
-  chain_.pop_front();
+  pinned_.Add(chain_.front());
+  chain_.erase(chain_.begin());
 }
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
-  for (const Step& step : chain_) bytes += StoredBytes(*step.payload);
+  for (const auto& step : chain_) bytes += StoredBytes(*step);
   return bytes;
 }
 
@@ -172,74 +131,41 @@ void DeltaStore::EvictLocked() {
   const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
   while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
-    const bool held = !holds_.empty() && *holds_.begin() <= chain_.front().header().base;
+    const bool held = !holds_.empty() && *holds_.begin() <= chain_.front()->header().base;
     if (held && bytes <= 2 * budget + layout_->data_bytes()) return;
-    bytes -= StoredBytes(*chain_.front().payload);
+    bytes -= StoredBytes(*chain_.front());
     RemoveOldestLocked();
   }
 }
 
-std::vector<DeltaStore::Step> DeltaStore::StepsLocked(Version base, Version last) const {
-  const auto first = std::ranges::find(chain_, base, [](const Step& step) { return step.header().base; });
-  return {first, std::find_if(first, chain_.end(), [&](const Step& step) { return step.header().target > last; })};
+payload::DeltaChain DeltaStore::StepsLocked(Version base, Version last) const {
+  const auto first = std::ranges::find(chain_, base, [](const auto& step) { return step->header().base; });
+  return {first, std::find_if(first, chain_.end(), [&](const auto& step) { return step->header().target > last; })};
 }
 
 Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base, Version last) const {
   std::lock_guard lock(mutex_);
-  const std::vector<Step> steps = StepsLocked(base, last);
-  if (steps.empty())
-    return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
-  return PayloadsOf(steps);
+  payload::DeltaChain steps = StepsLocked(base, last);
+  if (!steps.empty()) return steps;
+  return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
 }
 
-DeltaRoute DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes, payload::CodecLevel level,
-                                 const Gone& gone) {
-  std::vector<Step> steps;
-  {
-    std::lock_guard lock(mutex_);
-    steps = StepsLocked(base, last);
-  }
-  if (steps.empty()) return {};
-  DeltaRoute route{.steps = PayloadsOf(steps), .level = std::ranges::min_element(steps, {}, &Step::level)->level};
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  const auto leaves = [&] { return (gone && gone()) || std::chrono::steady_clock::now() > until; };
-  const bool quick = route.changed_elements() <= kMaxDerivedElements && options_.fold_pool != nullptr;
-  if (quick && steps.size() > 1 && FoldWork(route.steps) <= kMaxFoldWork) Fold(level, leaves, route);
-  if (quick && route.level < level) Raise(steps, level, leaves, route);
-  if (route.data_bytes() >= full_bytes) route.steps.clear();
-  return route;
-}
-
-void DeltaStore::Fold(payload::CodecLevel level, const Gone& gone, DeltaRoute& route) {
-  const auto make = [layout = layout_, steps = route.steps, level, pool = options_.fold_pool](const auto& unwanted) {
-    return payload::FoldPayloads(*layout, steps, level, *pool, unwanted);
-  };
-  const auto folded = derived_.Get(route.steps, level, make, gone);
-  if (folded != nullptr) route = {.steps = {folded}, .folded = true, .level = level};
-}
-
-void DeltaStore::Raise(const std::vector<Step>& steps, payload::CodecLevel level, const Gone& gone, DeltaRoute& route) {
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (steps[i].level >= level) continue;
-    if (gone()) return;
-    const auto make = [layout = layout_, step = steps[i].payload, level,
-                       pool = options_.fold_pool](const auto& unwanted) {
-      return payload::RecodePayload(*layout, *step, level, *pool, unwanted);
-    };
-    const auto raised = derived_.Get({&steps[i].payload, 1}, level, make, gone);
-    if (raised != nullptr) route.steps[i] = raised;
-  }
-  route.level = level;
+payload::DeltaChain DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes) const {
+  std::lock_guard lock(mutex_);
+  payload::DeltaChain steps = StepsLocked(base, last);
+  uint64_t bytes = 0;
+  for (const auto& step : steps) bytes += step->header().data_bytes;
+  return bytes < full_bytes ? std::move(steps) : payload::DeltaChain();
 }
 
 DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
   std::lock_guard lock(mutex_);
   const auto at = std::find_if(chain_.rbegin(), chain_.rend(),
-                               [&](const Step& step) { return target == kNewest || step.header().target == target; });
+                               [&](const auto& step) { return target == kNewest || step->header().target == target; });
   if (at == chain_.rend() || layout_->block_count() == 0) return {};
   const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
-  return {.data_bytes = at->header().data_bytes,
-          .density = static_cast<double>(at->header().changed_elements) / elements};
+  return {.data_bytes = (*at)->header().data_bytes,
+          .density = static_cast<double>((*at)->header().changed_elements) / elements};
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)
@@ -257,8 +183,7 @@ DeltaStore::Hold::~Hold() {
 Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const {
   const payload::PayloadHeader& header = payload.header();
   const std::string path = PathOf(header.base, header.target);
-  const bool stored = !options_.directory.empty() && header.steps_folded == 1;
-  os::UniqueFd file(stored ? open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1);
+  os::UniqueFd file(!options_.directory.empty() ? open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1);
   struct stat info {};
   const bool whole = file.valid() && fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
                      static_cast<uint64_t>(info.st_size) == payload.total_bytes();
@@ -268,15 +193,12 @@ Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const
 
 payload::DeltaChain DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
-  payload::DeltaChain all = PayloadsOf(chain_);
-  for (auto& derived : derived_.Kept()) all.push_back(std::move(derived));
-  return all;
+  return chain_;
 }
 
 void DeltaStore::Discard() {
   std::lock_guard lock(mutex_);
   while (!chain_.empty()) RemoveOldestLocked();
-  derived_.Clear();
 }
 
 }  // namespace lockstep::store

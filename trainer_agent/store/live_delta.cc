@@ -131,23 +131,17 @@ void LiveFeed::End() {
 
 bool LiveFeed::followed() const {
   std::lock_guard lock(mutex_);
-  return !followers_.empty();
+  return followers_ > 0;
 }
 
-payload::CodecLevel LiveFeed::level() const {
-  std::lock_guard lock(mutex_);
-  return followers_.empty() ? payload::CodecLevel::kFast : *followers_.begin();
+LiveFeed::Follower::Follower(LiveFeed* feed) : feed_(feed) {
+  std::lock_guard lock(feed_->mutex_);
+  ++feed_->followers_;
 }
-
-LiveFeed::Follower::Follower(LiveFeed* feed, payload::CodecLevel level)
-    : feed_(feed), at_([&] {
-        std::lock_guard lock(feed->mutex_);
-        return feed->followers_.insert(level);
-      }()) {}
 
 LiveFeed::Follower::~Follower() {
   std::lock_guard lock(feed_->mutex_);
-  feed_->followers_.erase(at_);
+  --feed_->followers_;
 }
 
 bool LiveFeed::Waits(Version base) const {

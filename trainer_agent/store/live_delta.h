@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -88,22 +87,18 @@ class LiveFeed {
   void End();
   // Whether there are followers.
   bool followed() const;
-  // The lowest that any follower's link is worth: the trainer waits for the diff, which must be no slower because one
-  // receiver is far, or says that it is. What that one needs harder coded it can pull.
-  payload::CodecLevel level() const;
 
   // --- readers ---
-  // While it lives, somebody on a link for `level` follows the run.
+  // While it lives, somebody follows the run.
   class Follower {
    public:
-    Follower(LiveFeed* feed, payload::CodecLevel level);
+    explicit Follower(LiveFeed* feed);
     ~Follower();
     Follower(const Follower&) = delete;
     Follower& operator=(const Follower&) = delete;
 
    private:
     LiveFeed* const feed_;
-    const std::multiset<payload::CodecLevel>::iterator at_;
   };
 
   // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
@@ -119,7 +114,7 @@ class LiveFeed {
   Version newest_ = 0;
   std::shared_ptr<LiveDelta> delta_;
   std::deque<std::weak_ptr<LiveDelta>> sealed_;  // that may have readers yet, oldest first
-  std::multiset<payload::CodecLevel> followers_;
+  size_t followers_ = 0;
   WakeList waiting_;
 };
 

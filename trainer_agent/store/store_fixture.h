@@ -15,13 +15,12 @@ inline std::shared_ptr<const model::ModelLayout> LayoutOf(uint64_t units) {
 }
 
 // What changes in a block of such a layout.
-inline payload::DeltaBlock SparseBlock(BlockIndex block, const payload::Changes& changes, payload::CodecLevel level,
-                                       uint64_t target_hash) {
+inline payload::DeltaBlock SparseBlock(BlockIndex block, const payload::Changes& changes, uint64_t target_hash) {
   payload::DeltaBlock made{.block = block,
                            .codec = payload::Codec::kSparse,
                            .changes = static_cast<uint32_t>(changes.size()),
                            .target_hash = target_hash};
-  payload::EncodeSparse(changes, 2, level, made.data);
+  payload::EncodeSparse(changes, 2, payload::CodecLevel::kFast, made.data);
   made.data_hash = Hash64(made.data);
   return made;
 }
@@ -39,17 +38,17 @@ struct Chain {
 
   // Version `base` to the next: three elements of the first block change by 1.
   Status Add(DeltaStore& store, Version base) const {
-    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}}, payload::CodecLevel::kFast);
+    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}});
   }
-  Status Add(DeltaStore& store, Version base, const payload::Changes& changes, payload::CodecLevel level) const {
-    const payload::DeltaBlock block = SparseBlock(0, changes, level, base + 1);
+  Status Add(DeltaStore& store, Version base, const payload::Changes& changes) const {
+    const payload::DeltaBlock block = SparseBlock(0, changes, base + 1);
     return store
         .Add({.run = run,
               .base = base,
               .target = base + 1,
               .base_digest = DigestOf(base),
               .target_digest = DigestOf(base + 1)},
-             level, {&block})
+             {&block})
         .status();
   }
   model::Manifest Newest(Version version) const {

@@ -1,4 +1,4 @@
-// What the passes of delta_bench give over densities, threads, model sizes, folded steps and deltas that no training
+// What the passes of delta_bench give over densities, threads, model sizes and deltas that no training
 // makes: series for plots and documents, no figures to reach.
 //
 //   delta_sweep [--quick]
@@ -21,7 +21,6 @@ struct Options {
   uint64_t bytes = 600'000'000;
   std::vector<double> densities = {0.0005, 0.003, 0.006, 0.01, 0.025, 0.05, 0.1, 0.5};
   std::vector<uint64_t> sizes = {300'000'000, 600'000'000, 1'000'000'000, 1'500'000'000, 3'000'000'000, 6'000'000'000};
-  uint32_t steps = 16;
   int repeats = 5;
 };
 
@@ -178,66 +177,17 @@ void ByCase(const Options& options) {
   MeasureLevels(pair, "by_case", {{"case", "bf16, fp32 and fp8"}}, options.repeats);
 }
 
-// Deltas of consecutive versions; half 0 follows them, and half 1 is at the last version in the end.
-payload::DeltaChain Train(const AdamModel& model, double rate, uint32_t steps, DeltaPair& pair) {
-  payload::DeltaChain chain;
-  model.Write(0, rate, pair.half(0), pair.pool());
-  for (uint32_t step = 1; step <= steps; ++step) {
-    model.Write(step, rate, pair.half(1), pair.pool());
-    pair.Written();
-    pair.TimeDiff(payload::CodecLevel::kCompact);
-    chain.push_back(pair.FoundPayload(step));
-    pair.TimeApply({&chain.back(), 1});
-  }
-  return chain;
-}
-
-void BySteps(const Options& options) {
-  const AdamModel model(QwenLayout(options.bytes / 2), options.steps);
-  DeltaPair pair(model.layout(), Cores());
-  const double rate = model.LearningRateFor(kChanged);
-  const payload::DeltaChain whole = Train(model, rate, options.steps, pair);
-  for (uint32_t steps = 1; steps <= options.steps; steps *= 2) {
-    const payload::DeltaChain chain(whole.begin(), whole.begin() + steps);
-    uint64_t chain_bytes = 0;
-    for (const auto& payload : chain) chain_bytes += payload->total_bytes();
-    payload::DeltaChain folded = chain;
-    std::vector<double> fold, apply_chain, apply_folded;
-    for (int turn = 0; turn < options.repeats; ++turn) {
-      if (steps > 1) {
-        fold.push_back(TimeOnce([&] {
-          folded = {OrDie(payload::FoldPayloads(pair.layout(), chain, payload::CodecLevel::kCompact, pair.pool()))};
-        }));
-      }
-      model.Write(0, rate, pair.half(0), pair.pool());
-      apply_chain.push_back(pair.TimeApply(chain));
-      model.Write(0, rate, pair.half(0), pair.pool());
-      apply_folded.push_back(pair.TimeApply(folded));
-    }
-    PrintRow("by_steps", "s",
-             {{"steps", steps},
-              {"gigabytes", pair.gigabytes()},
-              {"chain_bytes", chain_bytes},
-              {"folded_bytes", folded.front()->total_bytes()},
-              {"fold", fold.empty() ? 0 : Median(fold)},
-              {"apply_chain", Median(apply_chain)},
-              {"apply_folded", Median(apply_folded)}});
-  }
-}
-
 }  // namespace
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
   lockstep::bench::Options options;
   if (lockstep::bench::IsQuick(argc, argv)) {
-    options = {
-        .bytes = 20'000'000, .densities = {0.003, 0.03}, .sizes = {10'000'000, 20'000'000}, .steps = 2, .repeats = 1};
+    options = {.bytes = 20'000'000, .densities = {0.003, 0.03}, .sizes = {10'000'000, 20'000'000}, .repeats = 1};
   }
   options.bytes = lockstep::bench::FittingBytes(options.bytes, lockstep::bench::DeltaPair::kCopies);
   ByDensity(options);
   ByThreads(options);
   BySize(options);
   ByCase(options);
-  BySteps(options);
 }

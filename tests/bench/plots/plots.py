@@ -155,18 +155,6 @@ def scaling_over_size(rows: Rows, machine: str) -> Figure:
     return finish(figure, axes)
 
 
-def folded_bytes(rows: Rows, machine: str) -> Figure:
-    def mebibytes(name: str) -> "list[tuple[float, float]]":
-        return [(row["steps"], row[name] / 2**20) for row in rows]
-
-    subtitle = f"{gigabytes(rows)}, 1 % changed by Adam in each version, compact"
-    figure, axes = line_chart("What a receiver that is behind is sent", subtitle, "versions behind", "MiB")
-    add_line(axes, "one after the other", mebibytes("chain_bytes"), ORANGE)
-    add_line(axes, "folded into one", mebibytes("folded_bytes"), BLUE)
-    logarithmic(axes, [row["steps"] for row in rows])
-    return finish(figure, axes)
-
-
 def latency_breakdown(rows: Rows, machine: str) -> Figure:
     """Stacked bars of rows {"kind", "stages": {name: seconds}}; those of like length share an axis."""
     bars = sorted(rows, key=total_ms)
@@ -220,5 +208,4 @@ PLOTS: "dict[str, tuple[str, Callable[[Rows, str], Figure]]]" = {
     "latency_breakdown": ("delta_sync_stages", latency_breakdown),
     "scaling_over_threads": ("by_threads", scaling_over_threads),
     "scaling_over_size": ("by_size", scaling_over_size),
-    "folded_bytes": ("by_steps", folded_bytes),
 }

@@ -1,7 +1,5 @@
 // What a receiver asks an agent for by OpenPull and OpenLive (trainer_agent/serve/agent_protos.h). An input is a byte
 // that says which, and a message in protobuf's encoding.
-#include <algorithm>
-
 #include "common/wire/features.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
@@ -45,9 +43,7 @@ void Test(ByteView message, ByteView input) {
   }
   if (!request.ok()) return;
   LS_FUZZ_RULE(request->owner == kOwner);
-  LS_FUZZ_RULE(!request->levels.empty());
-  LS_FUZZ_RULE(std::is_sorted(request->levels.begin(), request->levels.end()));
-  Accepted(input, {request->lanes > 100, request->link_bytes_per_s > 0, request->model != "actor"});
+  Accepted(input, {request->lanes > 100, request->force_full, request->model != "actor"});
 }
 
 }  // namespace
