@@ -15,4 +15,5 @@ case " $* " in
   *" --no-build "* | *" --help "* | *" -h "*) ;;
   *) "$here/install.sh" --build ;;
 esac
-exec python3 "$here/demo" "$@"
+# Debian's Python, which has its NumPy.
+PYTHONPATH="$here/../python" exec /usr/bin/python3 "$here/demo" "$@"

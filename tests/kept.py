@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / ".cache/kept"
 PROGRAMS = (
     "ctl/lockstepctl",
-    "deploy/demo_trainer/demo_trainer",
     "export_plugin/example/tensor_parallel_trainer",
     "export_plugin/liblockstep.so",
     "raas_receiver/receiver/raas_receiver",

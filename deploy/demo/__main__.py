@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from failure import EX_OK, EX_OSERR, EX_UNAVAILABLE, EX_USAGE, DemoFailed
-from memory import check_memory, describe_model
+from memory import check_memory
+from models import SHAPES, of_checkpoint, of_shape
 from processes import Binaries
 from report import print_report, summarize, write_json
 from scenario import MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
@@ -39,9 +40,7 @@ def parse_flags(arguments):
         allow_abbrev=False,
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--shape", choices=["tiny", "qwen3-0.6b", "qwen3-1.7b"], default="tiny", help="made-up weights of a real layout"
-    )
+    source.add_argument("--shape", choices=SHAPES, default="tiny", help="made-up weights of a real layout")
     source.add_argument("--checkpoint", type=Path, metavar="DIR", help="start from this HuggingFace directory")
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="optimizer steps (12)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
@@ -73,7 +72,7 @@ def run(flags):
         build()
     binaries = Binaries(ROOT)
     binaries.check()
-    model = describe_model(binaries, flags)
+    model = of_checkpoint(flags.checkpoint) if flags.checkpoint else of_shape(flags.shape)
     check_memory(model)
     with Workspace(keep=flags.keep) as workspace:
         outcome = Scenario(workspace, binaries, model, flags).run()

@@ -1,9 +1,6 @@
 """How large the model is, and whether the machine has memory for all of its copies."""
 
-import json
 import os
-import subprocess
-from dataclasses import dataclass
 
 from failure import EX_OSERR, DemoFailed
 
@@ -12,28 +9,11 @@ COPIES = 2 + 2 * RECEIVERS  # the agent's halves, and two replicas per receiver
 OVERHEAD_BYTES = 768 << 20  # processes, retained deltas, page tables
 
 
-@dataclass(frozen=True)
-class Model:
-    title: str
-    source_flags: tuple  # of demo_trainer
-    model_bytes: int
-    elements: int
-    tensors: int
-    trainer_bytes: int
-
-
-def describe_model(binaries, flags):
-    if flags.checkpoint:
-        title, source = str(flags.checkpoint), ("--checkpoint", str(flags.checkpoint.absolute()))
-    else:
-        title, source = flags.shape, ("--shape", flags.shape)
-    answer = subprocess.run([binaries.trainer, *source, "--describe"], capture_output=True, text=True)
-    if answer.returncode != 0:
-        raise DemoFailed(answer.returncode, answer.stderr.strip())
-    return Model(title, source, **json.loads(answer.stdout))
+STATE_BYTES = 14  # of the trainer, for each element: master, two moments, and what it published
 
 
 def check_memory(model):
+    trainer_bytes = STATE_BYTES * model.elements
     shared = COPIES * model.model_bytes + (16 << 20)
     space = os.statvfs("/dev/shm")
     free = space.f_bavail * space.f_frsize
@@ -43,13 +23,13 @@ def check_memory(model):
             f"{model.title} needs {_gib(shared)} in /dev/shm ({COPIES} copies of {_gib(model.model_bytes)}) and "
             f"{_gib(free)} are free: choose a smaller model, or remount it with a larger size=",
         )
-    wanted = shared + model.trainer_bytes + OVERHEAD_BYTES
+    wanted = shared + trainer_bytes + OVERHEAD_BYTES
     available = _available_memory()
     if available < wanted:
         raise DemoFailed(
             EX_OSERR,
             f"{model.title} needs {_gib(wanted)} of memory ({_gib(shared)} for {COPIES} copies in /dev/shm, "
-            f"{_gib(model.trainer_bytes)} for the trainer) and {_gib(available)} are available: choose a smaller model",
+            f"{_gib(trainer_bytes)} for the trainer) and {_gib(available)} are available: choose a smaller model",
         )
 
 

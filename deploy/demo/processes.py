@@ -2,7 +2,9 @@
 
 import json
 import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from failure import EX_UNAVAILABLE, DemoFailed
 
@@ -19,12 +21,12 @@ class Binaries:
         "//trainer_agent/agent:trainer_agent",
         "//raas_receiver/receiver:raas_receiver",
         "//ctl:lockstepctl",
-        "//deploy/demo_trainer:demo_trainer",
+        "//export_plugin:liblockstep.so",
     )
 
     def __init__(self, root):
         paths = [root / "bazel-bin" / target.lstrip("/").replace(":", "/") for target in self.TARGETS]
-        self.agent, self.receiver, self.ctl, self.trainer = paths
+        self.agent, self.receiver, self.ctl, _ = paths
         self._paths = paths
 
     def check(self):
@@ -84,7 +86,7 @@ class Agent(Daemon):
 
 @dataclass(frozen=True)
 class Published:
-    """A line of demo_trainer: one version."""
+    """A line of trainer.py: one version."""
 
     version: int
     changed_elements: int
@@ -95,11 +97,12 @@ class Published:
 
 
 class Trainer:
-    def __init__(self, workspace, binaries, model, steps, agent):
+    def __init__(self, workspace, source, steps, agent):
         self._workspace = workspace
         self.versions = []
-        command = [binaries.trainer, *model.source_flags, *flags(socket=agent.socket, model=MODEL, steps=steps)]
-        self.process = workspace.start("trainer", [*command, "--paced"], on_line=self._on_line, has_stdin=True)
+        program = [sys.executable, Path(__file__).with_name("trainer.py")]
+        command = [*program, *source, *flags(socket=agent.socket, model=MODEL, steps=steps)]
+        self.process = workspace.start("trainer", command, on_line=self._on_line, has_stdin=True)
 
     def _on_line(self, line):
         fields = json.loads(line)

@@ -48,7 +48,7 @@ def print_report(model, outcome, result):
     for row in (COLUMNS, *rows):
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
     print()
-    print(f"model: {model.title}, {model.tensors} tensors, {_bytes(model.model_bytes)}")
+    print(f"model: {model.title}, {len(model.metas)} tensors, {_bytes(model.model_bytes)}")
     _print_delta_cost(result)
     steps = outcome.versions[1:]
     print(

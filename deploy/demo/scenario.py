@@ -10,13 +10,13 @@ demo's alone: in Lockstep a trainer never waits for receivers.
 
 import hashlib
 import struct
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from failure import EX_UNAVAILABLE, DemoFailed
+from models import write_config
 from processes import Agent, Receiver, Trainer
+from processes import flags as flags_of
 
 MIN_STEPS = 4
 MIN_STEPS_WITH_AGENT_KILL = 5
@@ -59,7 +59,13 @@ class Scenario:
         self._schedule = Schedule.spread_over(flags.steps, flags.kill_agent)
         self._made_up = flags.checkpoint is None
         self._timeout_s = 60 + 30 * model.model_bytes / 1e9
-        assets = flags.checkpoint.absolute() if flags.checkpoint else self._make_assets()
+        if self._made_up:
+            assets = workspace.path / "assets"
+            write_config(flags.shape, assets)
+            self._source = flags_of(shape=flags.shape)
+        else:
+            assets = flags.checkpoint.absolute()
+            self._source = flags_of(checkpoint=assets)
         self._agent = Agent(workspace, binaries)
         self._receivers = [Receiver(workspace, binaries, name, self._agent.address, assets) for name in "ABC"]
         self._trainer = None
@@ -80,7 +86,7 @@ class Scenario:
             if receiver is not b:
                 receiver.start(self._timeout_s)
         self._print("receivers A and C wait for version 1")
-        self._trainer = Trainer(self._workspace, self._binaries, self._model, self._steps, self._agent)
+        self._trainer = Trainer(self._workspace, self._source, self._steps, self._agent)
         self._trainer.wait_for(1, self._timeout_s)
         self._wait_for_receivers(1)
         self._print_syncs(1)
@@ -165,17 +171,6 @@ class Scenario:
         self._print(
             f"receiver {receiver.letter} holds version {sync.version}: {sync.mode}, {sync.payload_bytes:,} bytes"
         )
-
-    def _make_assets(self):
-        assets = self._workspace.path / "assets"
-        made = subprocess.run(
-            [self._binaries.trainer, *self._model.source_flags, "--write-assets", assets],
-            capture_output=True,
-            text=True,
-        )
-        if made.returncode != 0:
-            raise DemoFailed(EX_UNAVAILABLE, f"the trainer could not write its assets: {made.stderr.strip()}")
-        return assets
 
     def _wait_for_receivers(self, version):
         live = [receiver for receiver in self._receivers if receiver.alive]

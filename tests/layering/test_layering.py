@@ -241,7 +241,7 @@ ALLOWED = {
 WIRING = {"trainer_agent/agent": "trainer_agent/", "raas_receiver/receiver": "raas_receiver/"}
 WIRING_LIBRARIES = {"@asio", "@cli11", "@grpc", "@nlohmann_json", "@prometheus", "@spdlog"}
 
-# Not part of the product: the build's own macros, the demo's trainer, tests.
+# Not part of the product: the build's own macros, what deploys it, tests.
 OUTSIDE = ("bazel", "deploy", "tests")
 
 # Their names must not appear in a trainer's process: PyTorch brings its own copies.

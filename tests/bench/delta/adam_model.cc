@@ -5,23 +5,15 @@
 #include <cmath>
 #include <cstring>
 
-#include "deploy/demo_trainer/adam.h"
-#include "deploy/demo_trainer/encoding.h"
-#include "deploy/demo_trainer/noise.h"
-
 namespace lockstep::bench {
 namespace {
-
-using demo::BF16;
-using demo::FineNormal;
-using demo::HashAt;
-using demo::Uniform;
 
 constexpr size_t kTile = size_t{1} << 17;  // floats: two tiles stay in a core's cache
 constexpr size_t kPart = 4096;             // elements of a row that take from one place of the tiles
 constexpr uint64_t kRowsBytes = 1 << 20;   // what is written together
 
-constexpr float kMeanGradient = 0.12f;  // smaller than the demo's: see above where its training starts
+constexpr float kBeta1 = 0.9f, kBeta2 = 0.999f, kEpsilon = 1e-8f;
+constexpr float kMeanGradient = 0.12f;  // of each weight, beside noise of deviation 1 that is new in each step
 constexpr double kTouchedRows = 0.3;
 constexpr float kSpreadOfRows = 0.3f;
 constexpr uint32_t kFrozenEvery = 20;
@@ -33,17 +25,52 @@ enum Seed : uint32_t { kWeights = 1, kRows, kScales, kTouched, kMeans, kNoise, k
 constexpr size_t kSampled = 256;
 constexpr uint64_t kSampledElements = 16'384;
 
+// Random numbers that are a function of where they are used. Every output bit depends on every input bit (a 32-bit
+// xor-shift-multiply finalizer).
+uint32_t HashAt(uint32_t seed, uint32_t index) {
+  uint32_t x = (index * 0x9e3779b1u) ^ seed;
+  x ^= x >> 16;
+  x *= 0x21f0aaadu;
+  x ^= x >> 15;
+  x *= 0xd35a2d97u;
+  return x ^ (x >> 15);
+}
+
+// Near enough to normal: a sum of four uniforms, of mean 0 and variance 1, fine to the last bit of a float.
+float Normal(uint32_t seed, uint32_t index) {
+  int32_t sum = 0;
+  for (uint32_t draw = 0; draw < 4; ++draw) sum += static_cast<int32_t>(HashAt(seed + draw * 0x632be5abu, index) >> 8);
+  constexpr float kScale = 1.0f / 9686330.0f;  // sqrt(4 / 12) * 2^24
+  return static_cast<float>(sum - (1 << 25)) * kScale;
+}
+
+// In [0, 1).
+float Uniform(uint32_t seed, uint32_t index) {
+  return static_cast<float>(static_cast<int32_t>(HashAt(seed, index) >> 8)) * (1.0f / (1 << 24));
+}
+
+// To nearest, ties to even; `value` is finite.
+uint16_t ToBf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+float FromBf16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
 // The sums of all updates after `first_step` steps, after one more, and so on: what weights become that start at 0 and
 // train at a learning rate of 1.
 std::vector<std::vector<float>> TrainTile(uint32_t first_step, uint32_t versions) {
-  std::vector<float> sum(kTile + kPart), first_moment(kTile), second_moment(kTile), published(kTile);
-  const demo::WeightRun tile = {sum.data(), first_moment.data(), second_moment.data(), 0, kTile};
+  std::vector<float> sum(kTile + kPart), first_moment(kTile), second_moment(kTile);
   std::vector<std::vector<float>> sums;
   for (uint32_t step = 0; step <= first_step + versions; ++step) {
-    if (step > 0) {
-      demo::AdamStep adam = demo::MakeAdamStep(1.0, step, HashAt(kMeans, 0), HashAt(kNoise, step));
-      adam.mean_gradient = kMeanGradient;
-      demo::StepAndEncode(model::DType::kF32, adam, tile, published.data());
+    const auto first_correction = static_cast<float>(1 / (1 - std::pow(kBeta1, step)));
+    const auto second_correction = static_cast<float>(1 / (1 - std::pow(kBeta2, step)));
+    for (uint32_t i = 0; step > 0 && i < kTile; ++i) {
+      const float gradient = kMeanGradient * Normal(HashAt(kMeans, 0), i) + Normal(HashAt(kNoise, step), i);
+      first_moment[i] = kBeta1 * first_moment[i] + (1 - kBeta1) * gradient;
+      second_moment[i] = kBeta2 * second_moment[i] + (1 - kBeta2) * gradient * gradient;
+      sum[i] -= first_correction * first_moment[i] / (std::sqrt(second_moment[i] * second_correction) + kEpsilon);
     }
     std::copy_n(sum.begin(), kPart, sum.begin() + kTile);
     if (step >= first_step) sums.push_back(sum);
@@ -64,7 +91,7 @@ template <typename T, typename Convert>
 void Fill(const float* normals, const float* sums, float base, float scale, float rate, size_t count, std::byte* to,
           Convert convert) {
   for (size_t i = 0; i < count; ++i) {
-    const T value = convert(BF16::Decode(BF16::Encode(base + scale * normals[i])) + rate * sums[i]);
+    const T value = convert(FromBf16(ToBf16(base + scale * normals[i])) + rate * sums[i]);
     std::memcpy(to + i * sizeof(T), &value, sizeof(T));
   }
 }
@@ -77,7 +104,7 @@ uint64_t RowElements(const model::TensorMeta& tensor) {
 
 AdamModel::AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions, uint32_t first_step)
     : layout_(std::move(layout)), normals_(kTile + kPart), sums_(TrainTile(first_step, versions)) {
-  for (uint32_t i = 0; i < kTile; ++i) normals_[i] = FineNormal(kWeights, i);
+  for (uint32_t i = 0; i < kTile; ++i) normals_[i] = Normal(kWeights, i);
   std::copy_n(normals_.begin(), kPart, normals_.begin() + kTile);
   for (uint32_t tensor = 0; tensor < layout_->tensors().size(); ++tensor) {
     const uint64_t bytes = layout_->tensor_bytes(tensor);
@@ -154,7 +181,7 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
   const uint32_t key = HashAt(HashAt(kRows, tensor), static_cast<uint32_t>(row));
   const bool still = embedding ? Uniform(kTouched, key) > kTouchedRows : tensor % kFrozenEvery == kFrozenEvery / 2;
   const float of_tensor = 0.01f * std::pow(5.0f, Uniform(kScales, tensor));
-  const float scale = of_tensor * std::exp(kSpreadOfRows * FineNormal(key, 0));
+  const float scale = of_tensor * std::exp(kSpreadOfRows * Normal(key, 0));
   const float rate = still ? 0.0f : static_cast<float>(learning_rate);
   const float base = norm ? 1.0f : 0.0f;
   const uint32_t unit = model::FindDType(meta.dtype)->bits / 8;
@@ -166,7 +193,7 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
     const float* sums = sums_[version].data() + HashAt(key, place + 1) % kTile;
     std::byte* here = to + at * unit;
     if (meta.dtype == model::DType::kBF16) {
-      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, [](float value) { return BF16::Encode(value); });
+      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, [](float value) { return ToBf16(value); });
     } else if (meta.dtype == model::DType::kF32) {
       Fill<float>(normals, sums, base, scale, rate, count, here, [](float value) { return value; });
     } else {

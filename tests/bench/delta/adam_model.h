@@ -1,8 +1,7 @@
 // Consecutive versions of a model in training, for benchmarks: weights that Adam moves, rounded to the model's types.
 //
-// What Adam adds to a weight follows from its gradients alone. So a small tile of elements is trained by the demo
-// trainer's own Adam (deploy/demo_trainer/adam.h), and the sums of its updates serve every weight of a model of any
-// size, without any state per element:
+// What Adam adds to a weight follows from its gradients alone. So a small tile of elements is trained, and the sums of
+// its updates serve every weight of a model of any size, without any state per element:
 //
 //   weight(version) = round(checkpoint + learning_rate · sum(version)), checkpoint = bf16(base + scale(tensor, row) ·
 //   z)
