@@ -112,7 +112,7 @@ Result<exporter::ExporterOptions> ConvertOptions(const lockstep_exporter_options
       .model = options.model,
       .rank = options.rank,
       .bucket_bytes = options.bucket_bytes == 0 ? exporter::kDefaultBucketBytes : options.bucket_bytes,
-      .threads = options.threads == 0 ? 1 : options.threads,
+      .threads = options.threads,
       .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
       .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
       .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000),

@@ -77,7 +77,8 @@ typedef struct lockstep_open_options {
                                         being written is given up, unless the agent has its commit already, and the next
                                         begin, of a newer number, works. Not 0 until the call returns */
   void* context;
-  uint32_t threads; /* that copy, the caller's among them; 0: 1 */
+  uint32_t threads; /* that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at
+                       most 4 */
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -197,7 +198,7 @@ typedef struct lockstep_exporter_options {
   uint32_t rank;             /* this one */
   const lockstep_local_tensor* locals;
   size_t local_count;
-  uint32_t threads;                  /* that copy, the caller's among them; 0: 1 */
+  uint32_t threads;                  /* as in lockstep_open_options */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
   const char* attachments;           /* as in lockstep_open_options */

@@ -89,7 +89,9 @@ Status Open(const lockstep_open_options* options, lockstep_model** out) {
   LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, ConvertOptions(*options));
   auto model = std::make_unique<lockstep_model>();
   model->tensors = TensorRanges(*options, *converted.layout);
-  LS_ASSIGN_OR_RETURN(model->pool, exporter::NewCopyPool(options->threads == 0 ? 1 : options->threads));
+  LS_ASSIGN_OR_RETURN(model->pool, exporter::NewCopyPool(options->threads == 0
+                                                             ? exporter::UsualCopyThreads(std::max(1u, options->ranks))
+                                                             : options->threads));
   model->engine = exporter::NewHostCopyEngine(model->pool.get());
   for (size_t i = 0; i < options->tensor_count; ++i) model->names.emplace_back(options->tensors[i].name);
   LS_ASSIGN_OR_RETURN(model->client, buffer::RankClient::Open(std::move(converted)));

@@ -1,5 +1,9 @@
 #include "export_plugin/exporter/copy_engine.h"
 
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "common/base/text.h"
@@ -84,6 +88,14 @@ layout::ElementBytes ElementsOf(ElementConversion conversion) {
       return {2, 4};
   }
   return {1, 1};
+}
+
+uint32_t UsualCopyThreads(size_t ranks) {
+  constexpr size_t kMost = 4;  // a few cores take all of a host's memory bandwidth
+  cpu_set_t own;
+  const bool known = ::sched_getaffinity(0, sizeof own, &own) == 0;
+  const size_t cores = known ? static_cast<size_t>(CPU_COUNT(&own)) : std::thread::hardware_concurrency();
+  return static_cast<uint32_t>(std::clamp<size_t>(cores / ranks, 1, kMost));
 }
 
 Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads) {

@@ -36,8 +36,7 @@ Status CheckOptions(const ExporterOptions& options) {
 
 }  // namespace
 
-Status Exporter::Compile(const ExporterOptions& options) {
-  LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> sheets, ParseSheets(options.sheets));
+Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan::RankSheet>& sheets) {
   LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank_]));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(sheets));
   const std::vector<bool> beside = plan::BesideAgent(sheets);
@@ -257,13 +256,22 @@ Exporter::~Exporter() = default;
 Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Exporter> exporter(new Exporter(options));
+  const std::string who = Cat("model ", options.model, ", rank ", options.rank);
+  const Result<std::vector<plan::RankSheet>> sheets = ParseSheets(options.sheets);
+  LS_RETURN_IF_ERROR(sheets.status().WithContext(who));
+  if (options.threads == 0) {
+    // Of ranks that are not beside the agent it is not known on how many hosts they are.
+    const bool beside = (*sheets)[options.rank].beside_agent;
+    options.threads = UsualCopyThreads(static_cast<size_t>(
+        std::ranges::count_if(*sheets, [&](const plan::RankSheet& sheet) { return sheet.beside_agent == beside; })));
+  }
   LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
   if (AnyOnUnifiedMemory(*exporter->engine_, options.locals)) {
     options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
   }
   exporter->bucket_bytes_ = options.bucket_bytes;
-  LS_RETURN_IF_ERROR(exporter->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
+  LS_RETURN_IF_ERROR(exporter->Compile(options, *sheets).WithContext(who));
   exporter->PinForGpu();
   return exporter;
 }

@@ -59,7 +59,7 @@ struct ExporterOptions {
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
-  uint32_t threads = 1;                         // that may copy, the caller's among them
+  uint32_t threads = 1;  // that may copy, the caller's among them; 0: UsualCopyThreads of the ranks on this host
   Exchange* exchange = nullptr;  // needed when some rank is not on the agent's host; REQUIRES to outlive the exporter
   RunId run;                     // zero: a new run
   std::chrono::milliseconds connect_timeout{10'000};
@@ -124,7 +124,7 @@ class Exporter {
  private:
   explicit Exporter(const ExporterOptions& options);
   Status CheckProcess() const { return process_.Check("model " + model_name_); }
-  Status Compile(const ExporterOptions& options);
+  Status Compile(const ExporterOptions& options, const std::vector<plan::RankSheet>& sheets);
   Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
                     const std::vector<bool>& beside);
   Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);

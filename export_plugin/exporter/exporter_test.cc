@@ -265,7 +265,23 @@ TEST_CASE("What is not as the sheet says is refused, naming both") {
   CHECK_THAT(open([](Options& o) { o.sheets[1] = "{"; }), FailsWith(ErrorCode::kBadData, "the sheet of rank 1"));
   CHECK_THAT(open([](Options& o) { o.rank = 2; }), FailsWith(ErrorCode::kBadData, "rank 2 of 2"));
   CHECK_THAT(open([](Options& o) { o.bucket_bytes = 1000; }), FailsWith(ErrorCode::kBadData, "at least 1048576"));
-  CHECK_THAT(open([](Options& o) { o.threads = 0; }), FailsWith(ErrorCode::kBadData, "threads is 0"));
+  CHECK_THAT(open([](Options& o) { o.threads = 257; }), FailsWith(ErrorCode::kBadData, "threads is 257"));
+}
+
+TEST_CASE("Where nobody says, ranks share the cores of their host, and none takes more than four") {
+  cpu_set_t before, few;
+  REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+  const auto cores = static_cast<uint32_t>(CPU_COUNT(&before));
+  CHECK(UsualCopyThreads(1) == std::min(4u, cores));
+  CHECK(UsualCopyThreads(cores) == 1);
+  CHECK(UsualCopyThreads(10'000) == 1);
+  CPU_ZERO(&few);
+  for (int cpu = 0; CPU_COUNT(&few) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &few);
+  }
+  REQUIRE(::sched_setaffinity(0, sizeof few, &few) == 0);
+  CHECK(UsualCopyThreads(1) == 1);
+  REQUIRE(::sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
 TEST_CASE("A remote rank without anybody on the agent's host, or without an exchange, is refused") {

@@ -26,7 +26,7 @@ class ExportConfig:
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
     weight_export_bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    weight_export_threads: int = 1
+    weight_export_threads: int = 0
     socket: str = DEFAULT_SOCKET
     model: str = ""
     reconnect_timeout_ms: int = DEFAULT_RECONNECT_TIMEOUT_MS

@@ -38,7 +38,7 @@ class Exporter(Handle):
         group: the process group of all ranks that hold the model; None: the default one, or just this process when
             torch.distributed is not initialised.
         bucket_bytes: memory for buckets between hosts, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
-        threads: that copy, the caller's among them.
+        threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
         skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
@@ -61,7 +61,7 @@ class Exporter(Handle):
         beside_agent: "bool | None" = None,
         group: Any = None,
         bucket_bytes: int = 0,
-        threads: int = 1,
+        threads: int = 0,
         run: "str | None" = None,
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,

@@ -46,7 +46,7 @@ class Publisher(Handle):
             transformers model give ``saved_tensors``, here and to ``publish``.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
-        threads: that copy, the caller's among them.
+        threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
             write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
@@ -74,7 +74,7 @@ class Publisher(Handle):
         *,
         rank: int = 0,
         ranks: int = 1,
-        threads: int = 1,
+        threads: int = 0,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,

@@ -58,7 +58,7 @@ class StreamPublisher:
         rank: int = 0,
         writers: int = 1,
         dtype: Any = None,
-        threads: int = 1,
+        threads: int = 0,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,
