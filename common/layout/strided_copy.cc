@@ -90,6 +90,8 @@ bool Widen(StridedCopy& a, const StridedCopy& b, ElementBytes element) {
   if (a.rows != b.rows || a.source_pitch != b.source_pitch || a.target_pitch != b.target_pitch) return false;
   if (b.source_offset != a.source_offset + SourceBytes(a.row_bytes, element)) return false;
   if (b.target_offset != a.target_offset + a.row_bytes) return false;
+  // One that takes the begin of the next row would have rows that overlap.
+  if (a.rows > 1 && SourceBytes(a.row_bytes + b.row_bytes, element) > a.source_pitch) return false;
   a.row_bytes += b.row_bytes;
   if (a.rows > 1 && a.target_pitch == a.row_bytes && a.source_pitch == SourceBytes(a.row_bytes, element)) {
     a = {.source_offset = a.source_offset, .target_offset = a.target_offset, .row_bytes = a.rows * a.row_bytes};

@@ -162,6 +162,15 @@ TEST_CASE("Neighbouring columns coalesce to whole rows") {
   CHECK(columns == std::vector<StridedCopy>{{.row_bytes = 30}});
 }
 
+TEST_CASE("Columns and the rows after them do not coalesce to rows that overlap") {
+  const std::vector<StridedCopy> columns{
+      {.source_offset = 2, .rows = 5, .row_bytes = 2, .source_pitch = 4, .target_pitch = 6},
+      {.source_offset = 4, .target_offset = 2, .rows = 5, .row_bytes = 4, .source_pitch = 4, .target_pitch = 6}};
+  std::vector<StridedCopy> coalesced = columns;
+  Coalesce(coalesced, {});
+  CHECK(coalesced == columns);
+}
+
 TEST_CASE("Random copies: Coalesce keeps the meaning and never makes more") {
   uint64_t before = 0;
   uint64_t after = 0;

@@ -174,6 +174,9 @@ TEST_CASE("A group is found by its name and by its number") {
   for (const char* none : {"no-such-group", "", "-1", "12x", "4294967296"}) {
     CHECK_THAT(FindGroup(none), FailsWith(ErrorCode::kConfig, Cat("there is no group ", none)));
   }
+  for (const char* nobodys : {"nogroup", "65534", "4294967295"}) {
+    CHECK_THAT(FindGroup(nobodys), FailsWith(ErrorCode::kConfig, Cat("group ", nobodys, " is nobody's")));
+  }
 }
 
 TEST_CASE("Connections above the limit are closed, and one that ends makes room") {

@@ -371,6 +371,9 @@ TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are
       const std::string link = links.File("link");
       REQUIRE(::symlink(dir->path().c_str(), link.c_str()) == 0);
       CHECK(CheckListener(*connection, link + "/x.sock").ok());
+      const std::string to_socket = links.File("x.sock");
+      REQUIRE(::symlink(path.c_str(), to_socket.c_str()) == 0);
+      CHECK_THAT(CheckListener(*connection, to_socket), FailsWith(ErrorCode::kPermission, "may be an impostor"));
       REQUIRE(::lchown(link.c_str(), kOther - 1, kOther - 1) == 0);
       CHECK_THAT(CheckListener(*connection, link + "/x.sock"), FailsWith(ErrorCode::kPermission, "may be an impostor"));
       REQUIRE(::chmod(dir->path().c_str(), 0777) == 0);

@@ -41,7 +41,7 @@ Status RemoveStale(const std::string& path) {
 Result<UnixListener> UnixListener::Create(const std::string& path, std::optional<gid_t> group) {
   LS_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
   const std::string directory = std::filesystem::path(path).parent_path().string();
-  if (!directory.empty()) LS_RETURN_IF_ERROR(MakeDirs(directory, group ? 0751 : 0750));
+  if (!directory.empty()) LS_RETURN_IF_ERROR(MakeDirs(directory, 0750));
   LS_RETURN_IF_ERROR(RemoveStale(path));
 
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

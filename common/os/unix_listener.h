@@ -17,9 +17,8 @@ namespace lockstep::os {
 class UnixListener {
  public:
   // Makes the directory (0750) where it is missing, binds (0660) and listens. A socket file that nobody answers is
-  // replaced. The file is of `group`, which must be ours, where one is given; a directory that is made can then be
-  // passed by others (0751). kUnavailable when somebody listens there; kBadData when `path` is something else than a
-  // socket.
+  // replaced. The file is of `group`, where one is given: this user must be in it, or root. kUnavailable when somebody
+  // listens there; kBadData when `path` is something else than a socket.
   static Result<UnixListener> Create(const std::string& path, std::optional<gid_t> group = std::nullopt);
 
   UnixListener(UnixListener&&) noexcept = default;

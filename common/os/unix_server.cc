@@ -141,10 +141,16 @@ Result<gid_t> FindGroup(const std::string& name) {
          storage.size() < kMostGroupBytes) {
     storage.resize(2 * storage.size());
   }
-  if (found != nullptr) return entry.gr_gid;
-  gid_t number = 0;
-  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) return number;
+  gid_t group = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), group);
+  const bool is_number = parsed.ec == std::errc() && parsed.ptr == name.data() + name.size();
+  if (found != nullptr) group = entry.gr_gid;
+  // Not all bits set, which no file has, nor what user namespaces call the groups that they do not know.
+  constexpr gid_t kUnknown = 65534;
+  if ((found != nullptr || is_number) && (group == kUnknown || group == static_cast<gid_t>(-1))) {
+    return Status(ErrorCode::kConfig, Cat("group ", name, " is nobody's"));
+  }
+  if (found != nullptr || is_number) return group;
   if (error != 0) return ErrnoStatus(error, Cat("look up group ", name));
   return Status(ErrorCode::kConfig, Cat("there is no group ", name, " on this host; make it, or give its number"));
 }

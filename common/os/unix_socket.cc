@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -230,7 +231,9 @@ Status CheckListener(const UnixConnection& connection, const std::string& path) 
   LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
   if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
   const std::string directory = std::filesystem::path(path).parent_path();
-  if (CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
+  struct stat file {};  // itself, not what a link there names
+  const bool theirs = ::lstat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) && file.st_uid == peer.uid;
+  if (theirs && CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
   return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
                                       ", and may be an impostor: nothing is handed to it; run the daemon as uid ",
                                       ::geteuid(), " or put its socket where nobody but the daemon's user may write")};

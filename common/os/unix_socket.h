@@ -113,8 +113,8 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
                                    Interrupted interrupted = {});
 
 // OK when whoever listens at `path`, as the kernel tells `connection` to it, may be trusted with what this process has:
-// our own user or root, or a user whose directories `path` leads through, where nobody but he and root may write.
-// kPermission names any other: he may have been there before the daemon.
+// our own user or root, or the user whose socket is at `path`, itself and no link, below directories where nobody but
+// he and root may write. kPermission names any other: he may have been there before the daemon.
 Status CheckListener(const UnixConnection& connection, const std::string& path);
 
 }  // namespace lockstep::os

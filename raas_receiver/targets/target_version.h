@@ -12,8 +12,8 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
+#include "common/payload/payload.h"
 #include "raas_receiver/placement/writes/portion.h"
-#include "raas_receiver/replica/apply.h"
 
 namespace lockstep::targets {
 

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become 
 
 @pytest.fixture
 def runtime():
-    """What systemd makes for the agent's unit: a directory that others may pass, below ones that are root's."""
+    """Where the agent makes its directory, below ones that are root's."""
     path = Path(tempfile.mkdtemp(prefix="lockstep-test-", dir="/run"))
     os.chown(path, AGENT, AGENT)
-    path.chmod(0o751)
+    path.chmod(0o755)
     yield path
     shutil.rmtree(path)
 
@@ -30,9 +30,13 @@ def runtime():
 def agent(cluster, runtime):
     cluster.directory.chmod(0o755)
     agent = cluster.agent(
-        start=False, socket=runtime / "export.sock", segment_dir=cluster.directory / "segments", trainer_group=GROUP
+        start=False,
+        socket=runtime / "agent/export.sock",
+        segment_dir=cluster.directory / "segments",
+        segments="memfd",
+        trainer_group=GROUP,
     )
-    agent.socket = runtime / "export.sock"
+    agent.socket = runtime / "agent/export.sock"
     agent.prefix = ["setpriv", f"--reuid={AGENT}", f"--regid={AGENT}", f"--groups={GROUP}"]
     for directory in (agent.address_file.parent, agent.segment_dir):
         directory.mkdir(exist_ok=True)
@@ -78,7 +82,14 @@ def test_a_trainer_of_another_user_exports_by_its_group_and_no_other_does(cluste
     assert agent.model_status()["newest_version"] == 1
 
 
-def test_a_group_that_is_not_there_is_a_configuration_error(cluster):
-    agent = cluster.agent(start=False, trainer_group="no-such-group")
-    with pytest.raises(AssertionError, match="78: .*--trainer-group: there is no group no-such-group"):
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"trainer_group": "no-such-group", "segments": "memfd"}, "there is no group no-such-group"),
+        ({"trainer_group": GROUP}, "needs segments = memfd"),
+    ],
+)
+def test_a_group_that_cannot_be_let_in_is_a_configuration_error(cluster, options, problem):
+    agent = cluster.agent(start=False, **options)
+    with pytest.raises(AssertionError, match=f"78: .*--trainer-group.*{problem}"):
         agent.start()

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
     std::cerr << "many_pulls: " << status.error_message() << "\n";
     return 1;
   }
-  const std::string peer = "raas_receiver/0.2.0 protocol=1-1 codec-fast lane-tls";
+  const std::string peer = "raas_receiver/0.2.0 protocol=1-1 lane-tls";
   lockstep::v1::OpenPullRequest pull;
   pull.set_model(argv[2]);
   pull.set_receiver("greedy");

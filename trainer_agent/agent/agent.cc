@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <latch>
 #include <thread>
 
 #include "common/base/text.h"
 #include "common/base/version.h"
+#include "common/os/file.h"
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/build_info.h"
@@ -109,6 +111,9 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
 }
 
 Status Agent::Listen() {
+  // Trainers of the group pass through the directory to their socket; the others in it are for our user alone.
+  const std::string runtime = std::filesystem::absolute(options_.socket).parent_path();
+  LS_RETURN_IF_ERROR(os::MakeDirs(runtime, options_.trainer_gid ? 0751 : 0750));
   const serve::LaneServerOptions lane_options{.address = options_.lane_address,
                                               .encrypted = options_.tls.files.configured(),
                                               .plain = options_.tls.files.plain,

@@ -59,6 +59,12 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     const Result<gid_t> group = os::FindGroup(options.trainer_group);
     if (!group.ok()) return group.status().WithContext(parser.WrittenAs("trainer-group"));
     options.trainer_gid = *group;
+    // A descriptor of a file on a tmpfs is enough to cut it off below all who map it.
+    if (options.segments != "memfd") {
+      return {ErrorCode::kConfig,
+              Cat(parser.WrittenAs("trainer-group"), " needs segments = memfd: memory that trainers of ",
+                  "other users cannot take away from the agent")};
+    }
   }
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, options.tls));
   const bool anywhere = options.tls.files.configured() || !options.tls.plain.empty();
@@ -109,8 +115,10 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
        .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
                       " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat, " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
-  parser.Add("trainer-group", &options->trainer_group,
-             "group, by name or number, whose members' trainers may export; empty: those of this user and root alone");
+  parser.Add(
+      "trainer-group", &options->trainer_group,
+      "group, by name or number, whose members' trainers may export; needs --segments memfd; empty: those of this user "
+      "and root alone");
   parser.Add("local-socket", &options->local_socket,
              "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");
   parser.Add("control-socket", &options->control_socket,

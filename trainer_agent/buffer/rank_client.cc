@@ -61,15 +61,17 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
     const bool again = nobody_there && !client->segments_[0].valid() && Clock::now() + kRetryPause <= deadline;
     if (again) status = client->Pause();
     if (again && status.ok()) continue;
-    const char* const hint =
-        status.code() == ErrorCode::kPermission ? " (the agent's --trainer-group says who may)" : "";
-    return status.WithContext(Cat("model ", client->options_.model, ": cannot open it at the agent's socket ",
-                                  client->options_.socket_path, hint));
+    return status.WithContext(
+        Cat("model ", client->options_.model, ": cannot open it at the agent's socket ", client->options_.socket_path));
   }
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout, options_.interrupted));
+  Result<os::UnixConnection> connection = os::UnixConnect(options_.socket_path, timeout, options_.interrupted);
+  if (connection.status().code() == ErrorCode::kPermission) {
+    return {ErrorCode::kPermission, Cat(connection.status().message(), "; the agent's --trainer-group says who may")};
+  }
+  LS_ASSIGN_OR_RETURN(connection_, std::move(connection));
   connection_.KeepFromChildren();
   Status status = os::CheckListener(connection_, options_.socket_path);
   if (status.ok()) status = SayHello(timeout);

@@ -43,7 +43,7 @@ class DeltaStore {
   payload::DeltaChain RouteFrom(Version base, Version last, uint64_t full_bytes) const;
   static constexpr Version kNewest = std::numeric_limits<Version>::max();
 
-  // Every step from `base` to `last`, unfolded. kState when some are gone.
+  // Every step from `base` to `last`. kState when some are gone.
   Result<payload::DeltaChain> ChainFrom(Version base, Version last) const;
 
   // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
@@ -65,7 +65,7 @@ class DeltaStore {
   std::unique_ptr<Hold> HoldFrom(Version version) { return std::make_unique<Hold>(this, version); }
 
   // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
-  // derived ones, and what is kept on the heap, have no file.
+  // what is kept on the heap has no file.
   Result<os::UniqueFd> OpenFile(const payload::Payload& payload) const;
 
   payload::DeltaChain Retained() const;

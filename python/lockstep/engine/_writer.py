@@ -1,7 +1,7 @@
 """Writes portions into memory of this process, on the device where it lies.
 
 What can be done beforehand is: a portion is checked, uploaded, and made into places and values, so that all that is left
-is one ``scatter_`` for each width of units and device, and copies.
+is one ``scatter_`` for each portion, width of units and device, and copies.
 """
 
 import bisect

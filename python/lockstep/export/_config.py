@@ -38,8 +38,9 @@ class ExportConfig:
             wanted = type(field.default)
             if type(value) is not wanted:
                 raise BadDataError(f"{field.name}: {value!r} is a {type(value).__name__}, not a {wanted.__name__}")
-            if isinstance(value, int) and wanted is int and value < 1:
-                raise BadDataError(f"{field.name}: {value} is not at least 1")
+            least = 0 if field.default == 0 else 1
+            if isinstance(value, int) and wanted is int and value < least:
+                raise BadDataError(f"{field.name}: {value} is not at least {least}")
         if not self.backend:
             object.__setattr__(self, "backend", "megatron" if self._needs_megatron() else "fsdp")
         if self.backend not in _BACKENDS:

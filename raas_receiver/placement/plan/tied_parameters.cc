@@ -8,7 +8,7 @@
 namespace lockstep::placement {
 namespace {
 
-// Rows of parameters that lie between one another (columns of one buffer) are compared one by one, up to so many.
+// Rows of parameters that lie between one another (columns of one memory) are compared one by one, up to so many.
 constexpr uint64_t kMaxRows = uint64_t{1} << 20;
 
 // The bytes from a parameter's first element to its last.

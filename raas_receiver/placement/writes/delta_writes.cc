@@ -1,6 +1,7 @@
 #include "raas_receiver/placement/writes/delta_writes.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "raas_receiver/placement/writes/changed_units.h"
@@ -8,11 +9,12 @@
 namespace lockstep::placement {
 namespace {
 
-// What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes.
-constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
-// What one thread collects for all ranks, as long as portions are no smaller than a million bytes.
-constexpr uint64_t kCollectedBytes = uint64_t{32} << 20;
-constexpr uint64_t kLeastCollectedBytes = uint64_t{1} << 20;  // for one rank
+// What all threads collect for all ranks, as long as portions are no smaller than a million bytes.
+constexpr uint64_t kCollectedBytes = uint64_t{256} << 20;
+constexpr uint64_t kLeastCollectedBytes = uint64_t{1} << 20;  // by one thread, for one rank
+// Each thread makes portions of its own, and each portion costs a rank's answer: for less another one is not worth it.
+constexpr uint64_t kCodedBytesOfThread = uint64_t{2} << 20;
+constexpr size_t kMostThreads = 16;
 
 // A unit of a list is an offset and a value. From this part of a block on, the list is not worth it.
 constexpr uint64_t kWholeBlockRatio = 6;
@@ -26,8 +28,11 @@ bool ListIsWorthIt(size_t units, uint32_t unit, uint64_t block_bytes) {
 // One thread's portions, one for each rank.
 class DeltaWrites::Worker {
  public:
-  Worker(const DeltaWrites& writes, const Pass& pass) : writes_(writes), units_(*writes.layout_, writes.chain_) {
-    const uint64_t each = std::max(kLeastCollectedBytes, kCollectedBytes / std::max<size_t>(1, writes.ranks_.size()));
+  // One of so many.
+  Worker(const DeltaWrites& writes, size_t threads, const Pass& pass)
+      : writes_(writes), units_(*writes.layout_, writes.chain_) {
+    const uint64_t each =
+        std::max(kLeastCollectedBytes, kCollectedBytes / std::max<size_t>(1, threads * writes.ranks_.size()));
     for (const uint32_t rank : writes.ranks_) {
       writers_.emplace_back(
           writes.data_, [rank, &pass](const os::UniqueFd& portion) { return pass(rank, portion); },
@@ -83,30 +88,37 @@ Status DeltaWrites::Worker::AddBlock(BlockIndex block) {
 }
 
 DeltaWrites::DeltaWrites(const PlacementPlan& plan, std::vector<uint32_t> ranks, const model::ModelLayout& layout,
-                         payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes)
+                         payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes,
+                         uint64_t chunk_bytes)
     : plan_(&plan),
       ranks_(std::move(ranks)),
       layout_(&layout),
       chain_(std::move(chain)),
       data_(data),
-      portion_bytes_(portion_bytes) {}
+      portion_bytes_(portion_bytes),
+      chunk_blocks_(std::max<size_t>(1, chunk_bytes / layout.block_bytes())) {}
 
 Result<DeltaWrites> DeltaWrites::Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
                                         const model::ModelLayout& layout, payload::DeltaChain chain,
-                                        std::span<const std::byte> data, uint64_t portion_bytes) {
-  DeltaWrites writes(plan, std::move(ranks), layout, std::move(chain), data, portion_bytes);
+                                        std::span<const std::byte> data, uint64_t portion_bytes, uint64_t chunk_bytes) {
+  DeltaWrites writes(plan, std::move(ranks), layout, std::move(chain), data, portion_bytes, chunk_bytes);
   LS_ASSIGN_OR_RETURN(writes.blocks_, ChangedBlocks(layout, writes.chain_));
   return writes;
 }
 
 size_t DeltaWrites::chunks() const {
-  const size_t at_once = std::max<size_t>(1, kChunkBytes / layout_->block_bytes());
-  return (blocks_.size() + at_once - 1) / at_once;
+  return (blocks_.size() + chunk_blocks_ - 1) / chunk_blocks_;
+}
+
+size_t DeltaWrites::Threads(const WorkerPool& pool) const {
+  uint64_t coded_bytes = 0;
+  for (const auto& delta : chain_) coded_bytes += delta->header().data_bytes;
+  return std::min({pool.size() + 1, chunks() - next_, size_t{1} + coded_bytes / kCodedBytesOfThread, kMostThreads});
 }
 
 std::span<const BlockIndex> DeltaWrites::chunk(size_t index) const {
-  const size_t at_once = std::max<size_t>(1, kChunkBytes / layout_->block_bytes());
-  return std::span(blocks_).subspan(index * at_once, std::min(at_once, blocks_.size() - index * at_once));
+  const size_t first = index * chunk_blocks_;
+  return std::span(blocks_).subspan(first, std::min(chunk_blocks_, blocks_.size() - first));
 }
 
 // Each thread takes the next chunk, until all are taken or `bytes` are: what was taken comes before what was not.
@@ -126,9 +138,9 @@ Status DeltaWrites::RunUntil(uint64_t& bytes, const Pass& pass, WorkerPool& pool
     }
     return worker.Flush();
   };
-  const size_t threads = std::min(pool.size() + 1, chunks() - next_);
+  const size_t threads = Threads(pool);
   const Status status = pool.ParallelTry(threads, [&](size_t) {
-    Worker worker(*this, pass);
+    Worker worker(*this, threads, pass);
     Status worked = work(worker);
     if (!worked.ok()) failed = true;
     written += worker.written_bytes();

@@ -7,7 +7,6 @@
 // smaller than a sixth of it, or that the deltas have in full, is copied whole.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -25,15 +24,19 @@ namespace lockstep::placement {
 
 class DeltaWrites {
  public:
+  // What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes.
+  static constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
+
   // Takes a portion for the rank at position `rank` of the plan. Thread-safe.
   using Pass = std::function<Status(uint32_t rank, const os::UniqueFd& portion)>;
 
   // Of the version whose data section is `data`, which `chain` leads to or from, for `ranks` of `plan`. Portions have
-  // at most `portion_bytes`. kCorrupt for a block that the layout does not have. `plan`, `layout` and `data` outlive
-  // this.
+  // at most `portion_bytes`; threads take blocks of `chunk_bytes` at a time. kCorrupt for a block that the layout does
+  // not have. `plan`, `layout` and `data` outlive this.
   static Result<DeltaWrites> Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
                                     const model::ModelLayout& layout, payload::DeltaChain chain,
-                                    std::span<const std::byte> data, uint64_t portion_bytes = kMaxPortionBytes);
+                                    std::span<const std::byte> data, uint64_t portion_bytes = kMaxPortionBytes,
+                                    uint64_t chunk_bytes = kChunkBytes);
 
   // Passes on what comes first, about `bytes` of portions, and takes off what they are. kCorrupt where any of the
   // deltas, passed on or not, cannot be decoded.
@@ -48,9 +51,10 @@ class DeltaWrites {
   class Worker;
 
   DeltaWrites(const PlacementPlan& plan, std::vector<uint32_t> ranks, const model::ModelLayout& layout,
-              payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes);
+              payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes, uint64_t chunk_bytes);
   Status RunUntil(uint64_t& bytes, const Pass& pass, WorkerPool& pool);
   Status CheckRest(WorkerPool& pool) const;
+  size_t Threads(const WorkerPool& pool) const;
   size_t chunks() const;
   std::span<const BlockIndex> chunk(size_t index) const;
 
@@ -60,6 +64,7 @@ class DeltaWrites {
   payload::DeltaChain chain_;
   std::span<const std::byte> data_;
   uint64_t portion_bytes_;
+  size_t chunk_blocks_;
   std::vector<BlockIndex> blocks_;  // with an entry in some delta, rising
   size_t next_ = 0;                 // chunks before it were passed on
   uint64_t written_bytes_ = 0;
