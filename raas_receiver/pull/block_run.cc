@@ -62,6 +62,14 @@ std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayo
   return runs;
 }
 
+std::vector<BlockRun> RunsOf(const LiveRequest& request, uint32_t lanes) {
+  std::vector<BlockRun> runs;
+  for (uint32_t share = 0; share < lanes; ++share) {
+    runs.push_back({.kind = wire::RequestKind::kLive, .base = request.base, .first = share, .count = lanes});
+  }
+  return runs;
+}
+
 Status CheckRaw(const wire::FrameHeader& frame, const model::ModelLayout& layout) {
   if (frame.codec != static_cast<uint8_t>(payload::Codec::kRaw)) return OkStatus();
   const uint64_t bytes = layout.block_range(frame.block).bytes;
@@ -78,19 +86,21 @@ wire::BlockRequest RunProgress::Request() const {
   request.block_count = run_.count;
   request.payload_id = run_.payload_id;
   request.exact_version = run_.exact ? run_.version : 0;
+  if (run_.kind == wire::RequestKind::kLive) request.exact_version = run_.base;
   wire::Seal(request);
   return request;
 }
 
 Status RunProgress::Admit(const wire::FrameHeader& frame, const model::ModelLayout& layout) const {
-  if (frame.block < run_.first || frame.block >= run_.end()) {
-    return Broken(frame, Cat("was not asked for; the request is for [", run_.first, ", ", run_.end(), ")"));
-  }
-  if (frame.block < next_) return Broken(frame, "came twice or out of order");
   if (frame.payload_id != run_.payload_id) {
     return Broken(frame, Cat("is of payload ", frame.payload_id, ", asked for ", run_.payload_id));
   }
   LS_RETURN_IF_ERROR(CheckRaw(frame, layout));
+  if (run_.kind == wire::RequestKind::kLive) return AdmitLive(frame);
+  if (frame.block < run_.first || frame.block >= run_.end()) {
+    return Broken(frame, Cat("was not asked for; the request is for [", run_.first, ", ", run_.end(), ")"));
+  }
+  if (frame.block < next_) return Broken(frame, "came twice or out of order");
   return run_.kind == wire::RequestKind::kFull ? AdmitFull(frame) : AdmitDelta(frame);
 }
 
@@ -113,6 +123,18 @@ Status RunProgress::AdmitDelta(const wire::FrameHeader& frame) const {
   return OkStatus();
 }
 
+// That no block comes twice is the sink's rule.
+Status RunProgress::AdmitLive(const wire::FrameHeader& frame) const {
+  if (frame.block % run_.count != run_.first) {
+    return Broken(frame, Cat("is not of share ", run_.first, " of ", run_.count));
+  }
+  if (frame.base_version != run_.base || frame.version <= run_.base) {
+    return Broken(frame, Cat("goes from version ", frame.base_version, " to ", frame.version,
+                             ", asked for what follows ", run_.base));
+  }
+  return OkStatus();
+}
+
 void RunProgress::Received(const wire::FrameHeader& frame) {
   next_ = frame.block + 1;
   ++received_;
@@ -126,6 +148,9 @@ Status RunProgress::Finish(const wire::FrameHeader& frame) const {
   if (run_.kind == wire::RequestKind::kFull && next_ != run_.end()) {
     return {ErrorCode::kProtocol,
             Cat("request ", request_id_, " ended before block ", next_, " of [", run_.first, ", ", run_.end(), ")")};
+  }
+  if (run_.kind == wire::RequestKind::kLive && frame.version <= run_.base) {
+    return {ErrorCode::kProtocol, Cat("a live delta from version ", run_.base, " leads to ", frame.version)};
   }
   return OkStatus();
 }

@@ -40,6 +40,11 @@ struct DeltaRequest {
   std::vector<DeltaStep> steps;
 };
 
+// The delta that follows a version, as it is being made.
+struct LiveRequest {
+  Version base = 0;
+};
+
 struct SourceCounters {
   uint64_t payload_bytes = 0;  // of blocks and of entries, however they came
   uint64_t local_bytes = 0;    // of these: from memory of this host

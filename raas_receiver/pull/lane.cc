@@ -20,7 +20,7 @@ Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::
       queue_(std::move(queue)),
       number_(number),
       strand_(asio::make_strand(io.context())),
-      connection_(strand_, options_->peer, "lane", number),
+      connection_(strand_, options_->peer, options_->standing ? "live lane" : "lane", number),
       wakeup_(strand_),
       watch_(strand_),
       ticket_(options_->peer.tickets[number]),
@@ -29,7 +29,7 @@ Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::
 
 void Lane::Start() {
   net::Spawn(strand_, Run());
-  net::Spawn(strand_, WatchSilence());
+  if (!options_->standing) net::Spawn(strand_, WatchSilence());
 }
 
 void Lane::Wake() {
@@ -93,14 +93,15 @@ asio::awaitable<Status> Lane::Open() {
 
   if (net::RoundTrip(connection_.socket()) >= kFarRoundTrip) queue_->WantSpares();
   net::OpenWindow(connection_.socket(), kWindowBytes);
+  net::KeepAlive(connection_.socket());
   co_return co_await connection_.Enter(**ticket_, NextRequests());
 }
 
 // Asks for as many more runs as the link swallows, in one packet; nothing when none is due.
 Bytes Lane::NextRequests() {
   Bytes requests;
-  while (runs_.size() < pace_.outstanding()) {
-    const std::optional<BlockRun> run = queue_->Take();
+  while (runs_.size() < (options_->standing ? 1 : pace_.outstanding())) {
+    const std::optional<BlockRun> run = queue_->Take(number_);
     if (!run) break;
     if (runs_.empty()) connection_.Touch();
     runs_.emplace_back(*run, next_request_++);
@@ -122,6 +123,9 @@ asio::awaitable<Status> Lane::ReceiveFrame() {
       break;
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
+  if (run.run().kind == wire::RequestKind::kLive) {
+    if (Status status = queue_->sink().EndShare(frame.version); !status.ok()) co_return status;
+  }
   runs_.pop_front();
   pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), net::RoundTrip(connection_.socket()));
   queue_->Return(std::nullopt);

@@ -31,7 +31,7 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   asio::awaitable<Status> Serve();
   asio::awaitable<Status> Open();
   Bytes NextRequests();
-  bool IsSpare() const { return number_ >= kNearLanes; }
+  bool IsSpare() const { return number_ >= kNearLanes && !options_->standing; }
   asio::awaitable<Status> ReceiveFrame();
   asio::awaitable<Status> ReceiveBlock(const wire::FrameHeader& frame);
   asio::awaitable<Status> ReceiveRefusal(const wire::FrameHeader& frame);

@@ -1,4 +1,4 @@
-// LaneConnection: the TCP connection of one lane, of a pull or of a live subscription: how it is opened, what is read
+// LaneConnection: the TCP connection of one lane: how it is opened, what is read
 // from it, and what its failures are called.
 #pragma once
 

@@ -5,7 +5,10 @@
 namespace lockstep::pull {
 
 LaneSet::LaneSet(net::IoThreads& io, LaneOptions options, RenewTickets renew)
-    : io_(io), options_(std::make_shared<const LaneOptions>(std::move(options))), renew_(std::move(renew)) {}
+    : io_(io),
+      options_(std::make_shared<const LaneOptions>(std::move(options))),
+      renew_(std::move(renew)),
+      queue_(std::make_shared<RunQueue>(options_->standing)) {}
 
 LaneSet::~LaneSet() {
   queue_->Stop();
@@ -36,9 +39,17 @@ SourceCounters LaneSet::counters() const {
 
 Status LaneSet::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
   if (runs.empty()) return OkStatus();
+  Post(runs, sink);
+  return Wait();
+}
+
+void LaneSet::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
   if (!std::exchange(started_, true)) Start();
   queue_->Post(runs, sink);
-  return queue_->Wait(renew_);
+}
+
+Status LaneSet::Wait(std::optional<std::chrono::milliseconds> patience) {
+  return queue_->Wait(renew_, patience);
 }
 
 }  // namespace lockstep::pull

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct LaneOptions {
   std::chrono::milliseconds silence_timeout{30'000};  // no 64 KiB, where more is due, for so long: the lane is broken
   std::chrono::milliseconds first_backoff{100};       // doubled with every failure in a row
   int attempts = 5;                                   // failures in a row before a lane is abandoned
+  // Requests wait for what is still to be made: each lane has one of its own, and waits for its answer for as
+  // long as that takes. A lane that is lost is the end of what is waited for.
+  bool standing = false;
 };
 
 // New tickets for `lanes` broken lanes; fewer are allowed. Called on the thread that fetches. kNotFound: the pull
@@ -54,6 +58,12 @@ class LaneSet final : public BlockSource {
   // request; the lanes live on then. Otherwise what the last lane died of, naming peer, lane and block, and the set is
   // of no more use.
   Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
+  // The same in two: Post returns at once; REQUIRES nothing else to be in work. Wait answers kDeadline, too, when
+  // nothing came for `patience` (none: as long as it takes): it may be called again.
+  void Post(const std::vector<BlockRun>& runs, BlockSink& sink);
+  Status Wait(std::optional<std::chrono::milliseconds> patience = std::nullopt);
+  // As RunQueue's.
+  Status lost() const { return queue_->lost(); }
 
   void Cancel() override { queue_->Stop(); }
   SourceCounters counters() const override;
@@ -64,7 +74,7 @@ class LaneSet final : public BlockSource {
   net::IoThreads& io_;
   const std::shared_ptr<const LaneOptions> options_;
   const RenewTickets renew_;
-  const std::shared_ptr<RunQueue> queue_ = std::make_shared<RunQueue>();
+  const std::shared_ptr<RunQueue> queue_;
   bool started_ = false;
 };
 

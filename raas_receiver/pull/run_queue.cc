@@ -1,6 +1,9 @@
 #include "raas_receiver/pull/run_queue.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "common/base/text.h"
 
 namespace lockstep::pull {
 namespace {
@@ -26,16 +29,25 @@ void RunQueue::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
   WakeAll();
 }
 
-Status RunQueue::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
+Status RunQueue::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew,
+                      std::optional<std::chrono::milliseconds> patience) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (stopping_) Fail({ErrorCode::kCancelled, "the pull was cancelled"});
     if (present_ == 0 && !queue_.empty()) Fail(last_loss_);
+    if (standing_ && !last_loss_.ok()) return last_loss_;  // others may wait for hours
     if (Settled()) return failure_;
     if (!wanting_tickets_.empty() && failure_.ok()) {
       ServeTickets(lock, renew);
-    } else {
+    } else if (!patience) {
       changed_.wait(lock);
+    } else {
+      // Blocks notify nobody: whether there were some is seen when the time is over.
+      const uint64_t seen = progress_;
+      const bool late = changed_.wait_for(lock, *patience) == std::cv_status::timeout;
+      if (late && progress_ == seen && !Settled()) {
+        return {ErrorCode::kDeadline, Cat("nothing came for ", patience->count(), " ms")};
+      }
     }
   }
 }
@@ -85,11 +97,12 @@ bool RunQueue::stopping() const {
   return stopping_;
 }
 
-std::optional<BlockRun> RunQueue::Take() {
+std::optional<BlockRun> RunQueue::Take(uint32_t lane) {
   std::lock_guard lock(mutex_);
-  if (stopping_ || queue_.empty()) return std::nullopt;
-  BlockRun run = queue_.front();
-  queue_.pop_front();
+  const auto next = standing_ ? std::ranges::find(queue_, lane, &BlockRun::first) : queue_.begin();
+  if (stopping_ || next == queue_.end()) return std::nullopt;
+  const BlockRun run = *next;
+  queue_.erase(next);
   ++taken_;
   return run;
 }
@@ -107,6 +120,7 @@ bool RunQueue::spares_wanted() const {
 
 void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
   std::lock_guard lock(mutex_);
+  ++progress_;
   counters_.payload_bytes += payload_bytes;
   last_block_ = now;
   if (first_block_ == Clock::time_point{}) {
@@ -123,6 +137,7 @@ void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
 void RunQueue::Return(std::optional<BlockRun> rest) {
   std::lock_guard lock(mutex_);
   --taken_;
+  ++progress_;
   if (rest && failure_.ok()) {
     queue_.push_front(*rest);
     WakeAll();
@@ -147,7 +162,7 @@ void RunQueue::WantTicket(std::shared_ptr<RunConsumer> lane) {
 void RunQueue::Leave(Status status) {
   std::lock_guard lock(mutex_);
   if (!status.ok()) {
-    last_loss_ = std::move(status);
+    if (!standing_ || last_loss_.ok()) last_loss_ = std::move(status);  // what follows from the first says less
     spares_wanted_ = true;
     WakeAll();
   }
@@ -157,6 +172,11 @@ void RunQueue::Leave(Status status) {
 
 void RunQueue::WakeAll() {
   for (const auto& lane : lanes_) lane->Wake();
+}
+
+Status RunQueue::lost() const {
+  std::lock_guard lock(mutex_);
+  return last_loss_;
 }
 
 SourceCounters RunQueue::counters() const {

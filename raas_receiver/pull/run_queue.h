@@ -32,12 +32,16 @@ class RunQueue {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // `standing`: as LaneOptions.
+  explicit RunQueue(bool standing = false) : standing_(standing) {}
+
   // --- the thread in LaneSet::Fetch ---
   void Join(std::shared_ptr<RunConsumer> lane);
   void Post(const std::vector<BlockRun>& runs, BlockSink& sink);
   // Waits until the posted runs are done, or one failed and no lane holds another. Calls `renew` for lanes that want
-  // tickets.
-  Status Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew);
+  // tickets. With `patience`: kDeadline when nothing came for so long.
+  Status Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew,
+              std::optional<std::chrono::milliseconds> patience);
   // Makes every lane stop; waits for none.
   void Stop();
   // Waits until every lane has left, and forgets them.
@@ -48,8 +52,8 @@ class RunQueue {
   // Lanes that stand by come in once the link proved long, or a lane was abandoned.
   void WantSpares();
   bool spares_wanted() const;
-  // A run to ask for; the lane owes a Return or Refuse for it.
-  std::optional<BlockRun> Take();
+  // A run to ask for, of a standing pull this lane's own; the lane owes a Return or Refuse for it.
+  std::optional<BlockRun> Take(uint32_t lane = 0);
   BlockSink& sink() const { return *sink_; }  // REQUIRES a run taken
   void Count(uint64_t payload_bytes, Clock::time_point now);
   // What has still to be asked for of a run; nothing: it is done.
@@ -61,6 +65,8 @@ class RunQueue {
   void Leave(Status status);
 
   SourceCounters counters() const;
+  // Why the last lane that was abandoned was, of a standing pull the first one; OK: none was.
+  Status lost() const;
 
  private:
   bool Settled() const;
@@ -69,14 +75,16 @@ class RunQueue {
   void ServeTickets(std::unique_lock<std::mutex>& lock,
                     const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew);
 
+  const bool standing_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<RunConsumer>> lanes_;
   std::vector<std::shared_ptr<RunConsumer>> wanting_tickets_;
   std::deque<BlockRun> queue_;
   BlockSink* sink_ = nullptr;
-  size_t taken_ = 0;    // runs that lanes hold
-  size_t present_ = 0;  // lanes that have not left
+  size_t taken_ = 0;       // runs that lanes hold
+  uint64_t progress_ = 0;  // blocks, and ends of runs
+  size_t present_ = 0;     // lanes that have not left
   bool stopping_ = false;
   bool spares_wanted_ = false;
   Status failure_;    // of the current Post

@@ -24,7 +24,7 @@ Status LiveLink::Open(const Layout& layout) {
   pull_id_ = peer.pull_id;
   in_plaintext_ = peer.InPlaintext();
   layout_ = layout->digest();
-  auto lanes = std::make_unique<pull::LiveLanes>(io_, std::move(peer));
+  auto lanes = std::make_unique<pull::LivePull>(io_, std::move(peer));
   std::lock_guard lock(mutex_);
   if (cancelled_) return {ErrorCode::kCancelled, "the receiver stops"};
   lanes_ = std::move(lanes);
@@ -44,8 +44,7 @@ void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const Layo
 void LiveLink::Ask(const Held& held, const Layout& layout) {
   if (!options_.enabled || held == asked_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
-  const bool usable =
-      lanes_ != nullptr && asked_.nothing() && lanes_->collected().status().ok() && layout->digest() == layout_;
+  const bool usable = lanes_ != nullptr && asked_.nothing() && lanes_->lost().ok() && layout->digest() == layout_;
   if (!usable) {
     Close();
     if (std::chrono::steady_clock::now() < open_again_) return;
@@ -68,7 +67,7 @@ Result<std::vector<payload::DeltaBlock>> LiveLink::Take(const RunId& run, const 
     Close();
     return Status(ErrorCode::kState, Cat("the live delta starts from version ", asked.version, ", not ", step.base));
   }
-  Result<pull::LiveCollector::Delta> delta = lanes_->collected().Take(kPatience);
+  Result<pull::LivePull::Delta> delta = lanes_->Take(kPatience);
   if (!delta.ok()) {
     const ErrorCode code = delta.status().code();
     if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
@@ -83,7 +82,7 @@ Result<std::vector<payload::DeltaBlock>> LiveLink::Take(const RunId& run, const 
                     delta->bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));
 }
 
-void LiveLink::AddSpanOf(const pull::LiveCollector::Delta& delta, const RunId& run) const {
+void LiveLink::AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const {
   if (delta.blocks.empty()) return;
   telemetry::Span span{.name = "live",
                        .model = options_.model,
@@ -96,7 +95,7 @@ void LiveLink::AddSpanOf(const pull::LiveCollector::Delta& delta, const RunId& r
 
 void LiveLink::Close() {
   asked_ = {};
-  std::unique_ptr<pull::LiveLanes> lanes;
+  std::unique_ptr<pull::LivePull> lanes;
   {
     std::lock_guard lock(mutex_);
     lanes = std::move(lanes_);
@@ -109,7 +108,7 @@ void LiveLink::Close() {
 void LiveLink::Cancel() {
   std::lock_guard lock(mutex_);
   cancelled_ = true;
-  if (lanes_ != nullptr) lanes_->collected().Cancel();
+  if (lanes_ != nullptr) lanes_->Cancel();
 }
 
 }  // namespace lockstep::session

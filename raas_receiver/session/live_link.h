@@ -13,7 +13,7 @@
 
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/pull/live_lanes.h"
+#include "raas_receiver/pull/live_pull.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/plan.h"
 
@@ -54,7 +54,7 @@ class LiveLink {
  private:
   void Ask(const Held& held, const Layout& layout);
   Status Open(const Layout& layout);
-  void AddSpanOf(const pull::LiveCollector::Delta& delta, const RunId& run) const;
+  void AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const;
 
   const LiveLinkOptions options_;
   AgentClient& agent_;
@@ -67,7 +67,7 @@ class LiveLink {
   std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
 
   std::mutex mutex_;  // guards lanes_ and cancelled_ against Cancel
-  std::unique_ptr<pull::LiveLanes> lanes_;
+  std::unique_ptr<pull::LivePull> lanes_;
   bool cancelled_ = false;
 };
 

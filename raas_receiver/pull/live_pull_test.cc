@@ -1,4 +1,4 @@
-#include "raas_receiver/pull/live_lanes.h"
+#include "raas_receiver/pull/live_pull.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>
@@ -30,7 +30,7 @@ struct Fixture {
     }
   }
   // The blocks make the delta from `base` on, bit for bit.
-  void Check(const Result<LiveCollector::Delta>& delta, Version base) const {
+  void Check(const Result<LivePull::Delta>& delta, Version base) const {
     INFO(delta.status().ToString());
     REQUIRE(delta.ok());
     CHECK(delta->base == base);
@@ -49,14 +49,14 @@ struct Fixture {
 
 TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
   Fixture fixture;
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   for (Version base = 1; base <= 3; ++base) {
     lanes.Ask(base);
-    const auto delta = lanes.collected().Take(kPatience);
+    const auto delta = lanes.Take(kPatience);
     fixture.Check(delta, base);
     CHECK(delta->bytes > 0);
   }
-  CHECK(lanes.collected().status().ok());
+  CHECK(lanes.lost().ok());
   CHECK(fixture.server.connections() == 3);
 }
 
@@ -65,12 +65,12 @@ TEST_CASE(
   Fixture fixture;
   std::atomic<bool> begun = false;
   fixture.server.begun = [&](Version) { return begun.load(); };
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.collected().Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
+  CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
   std::this_thread::sleep_for(milliseconds(100));
   begun = true;
-  fixture.Check(lanes.collected().Take(kPatience), 1);
+  fixture.Check(lanes.Take(kPatience), 1);
 }
 
 TEST_CASE("That a version was aborted is an answer, and the lanes can be asked again") {
@@ -79,16 +79,16 @@ TEST_CASE("That a version was aborted is an answer, and the lanes can be asked a
   fixture.server.refuse = [&](const wire::BlockRequest&) {
     return aborted ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
   };
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  const Status refused = lanes.collected().Take(kPatience).status();
+  const Status refused = lanes.Take(kPatience).status();
   CHECK_THAT(refused, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
   aborted = false;
   lanes.Ask(1);
-  fixture.Check(lanes.collected().Take(kPatience), 1);
+  fixture.Check(lanes.Take(kPatience), 1);
 }
 
-TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it is believed") {
+TEST_CASE("Whatever a lane does wrong ends the pull, and nothing of it is believed") {
   const Fault fault =
       GENERATE(Fault::kRefuseTicket, Fault::kForeignWelcome, Fault::kCloseBeforeFrame, Fault::kCloseInPayload,
                Fault::kCorruptHeader, Fault::kCorruptPayload, Fault::kForeignBlock, Fault::kBlockTwice,
@@ -96,41 +96,41 @@ TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it i
   Fixture fixture;
   fixture.server.at_frame = 1;
   fixture.server.fault_of = [&](int connection) { return connection == 1 ? fault : Fault::kNone; };
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  const auto delta = lanes.collected().Take(kPatience);
+  const auto delta = lanes.Take(kPatience);
   CAPTURE(static_cast<int>(fault));
   CHECK_THAT(delta, FailsWith(CodeOf(fault), "live lane "));
-  CHECK_THAT(lanes.collected().status(), FailsWith(CodeOf(fault), "live lane "));
+  CHECK_THAT(lanes.lost(), FailsWith(CodeOf(fault), "live lane "));
 }
 
 TEST_CASE("A lane that stalls in the middle is waited for only as long as the caller likes") {
   Fixture fixture;
   fixture.server.at_frame = 1;
   fixture.server.fault_of = [](int connection) { return connection == 1 ? Fault::kStall : Fault::kNone; };
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.collected().Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
+  CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
 
 TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") {
   Fixture fixture;
   fixture.peer.agent.port = 1;
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.collected().Take(kPatience).status().code() == ErrorCode::kUnavailable);
+  CHECK(lanes.Take(kPatience).status().code() == ErrorCode::kUnavailable);
 }
 
 TEST_CASE("A cancelled Take comes back at once") {
   Fixture fixture;
   fixture.server.begun = [](Version) { return false; };
-  LiveLanes lanes(fixture.io, fixture.peer);
+  LivePull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   std::thread canceller([&] {
     std::this_thread::sleep_for(milliseconds(30));
-    lanes.collected().Cancel();
+    lanes.Cancel();
   });
-  CHECK(lanes.collected().Take(std::chrono::minutes(1)).status().code() == ErrorCode::kCancelled);
+  CHECK(lanes.Take(std::chrono::minutes(1)).status().code() == ErrorCode::kCancelled);
   canceller.join();
 }
 

@@ -1,0 +1,59 @@
+// LivePull: a standing pull, on whose lanes the blocks of the next delta come while the trainer still writes it
+// (common/wire/FORMAT.md, "Live").
+//
+// Nothing depends on it: when a lane is lost, the delta is pulled as any other, and a standing pull is opened anew.
+// Its lanes are idle between versions, for hours; the system's keepalive finds peers that are gone.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <vector>
+
+#include "common/net/io_threads.h"
+#include "raas_receiver/pull/lane_set.h"
+
+namespace lockstep::pull {
+
+// Used by the session's thread; Cancel may be called from any.
+class LivePull : private BlockSink {
+ public:
+  struct Delta {
+    Version base = 0;
+    Version target = 0;
+    std::vector<payload::DeltaBlock> blocks;
+    uint64_t bytes = 0;                           // of the blocks' coded data
+    std::chrono::steady_clock::time_point begun;  // when the first block was here
+    std::chrono::steady_clock::time_point ended;  // and the last one
+  };
+
+  // REQUIRES at least one ticket; `io` outlives this.
+  LivePull(net::IoThreads& io, LanePeer peer);
+
+  // Asks every lane for its share of the delta from `base` on, and forgets what came before. Waits for nothing.
+  // REQUIRES the answer to what was asked before to have ended (Take), or a lane to be lost.
+  void Ask(Version base);
+  // All blocks of the delta that was asked for, each once and with its hashes, of one target, their bytes together at
+  // most the model's. kDeadline when nothing came for `patience`: nothing is being made. kAborted: the version was
+  // aborted. kState: the agent has another newest version. After both the lanes may be asked again. Any other: this is
+  // of no more use.
+  Result<Delta> Take(std::chrono::milliseconds patience);
+  // Why a lane was lost, the first one; OK: none was.
+  Status lost() const { return lanes_.lost(); }
+  // Makes Take fail soon with kCancelled.
+  void Cancel() { lanes_.Cancel(); }
+
+ private:
+  std::span<std::byte> Destination(const wire::FrameHeader&) override { return {}; }
+  Status Put(const wire::FrameHeader& frame, ByteView payload) override;
+  Status EndShare(Version target) override;
+  Status AgreeOnTarget(Version target);
+
+  const std::shared_ptr<const model::ModelLayout> layout_;
+  const uint32_t shares_;
+  std::mutex mutex_;
+  Delta delta_;
+  std::vector<bool> here_;  // by block
+  LaneSet lanes_;           // last: its threads use the others
+};
+
+}  // namespace lockstep::pull
