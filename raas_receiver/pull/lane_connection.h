@@ -1,5 +1,5 @@
-// LaneConnection: the TCP connection of one lane: how it is opened, what is read
-// from it, and what its failures are called.
+// LaneConnection: the TCP connection of one lane: how it is opened, what is read from it, and what its failures are
+// called.
 #pragma once
 
 #include <asio.hpp>

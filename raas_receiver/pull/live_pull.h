@@ -30,7 +30,7 @@ class LivePull : private BlockSink {
   LivePull(net::IoThreads& io, LanePeer peer);
 
   // Asks every lane for its share of the delta from `base` on, and forgets what came before. Waits for nothing.
-  // REQUIRES the answer to what was asked before to have ended (Take), or a lane to be lost.
+  // REQUIRES the answer to what was asked before to have ended (Take), and no lane to be lost.
   void Ask(Version base);
   // All blocks of the delta that was asked for, each once and with its hashes, of one target, their bytes together at
   // most the model's. kDeadline when nothing came for `patience`: nothing is being made. kAborted: the version was
