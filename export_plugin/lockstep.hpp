@@ -189,8 +189,8 @@ struct Options {
   std::string model;
   std::vector<std::string> sheets;  // of all ranks
   uint32_t rank = 0;
-  std::vector<Tensor> locals;  // Sheet::locals()
-  uint32_t threads = 0;  // as in lockstep_exporter_options
+  std::vector<Tensor> locals;    // Sheet::locals()
+  uint32_t threads = 0;          // as in lockstep_exporter_options
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
   Exchange* exchange = nullptr;  // outlives the exporter; null when all ranks are on the agent's host
   std::string attachments;       // a JSON object, file name to text; none: empty
