@@ -1,14 +1,14 @@
 #include "raas_receiver/receiver/engine_health.h"
 
 #include "common/base/text.h"
-#include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/origin/held_proto.h"
 
 namespace lockstep::receiver {
 
 namespace {
 
 Held ReadHeld(const v1::Held& proto) {
-  const Result<Held> held = session::FromProto(proto);
+  const Result<Held> held = FromProto(proto);
   return held.ok() ? *held : Held();
 }
 

@@ -11,6 +11,7 @@
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/receiver/receiver_metrics.h"
 
 namespace lockstep::receiver {
@@ -106,24 +107,27 @@ Status Receiver::OpenModels() {
     telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
                    {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
     session::SessionOptions options{.model = model,
-                                    .receiver = config_.name,
-                                    .instance = instance_,
-                                    .agent = config_.agent,
-                                    .tls = config_.tls.files,
-                                    .lanes = config_.lanes,
                                     .follow = config_.follow,
-                                    .live = config_.live,
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
                                     .admission = config_.admission,
                                     .timeline = &timeline_};
+    auto origin = origin::NewAgentOrigin({.model = model,
+                                          .receiver = config_.name,
+                                          .instance = instance_,
+                                          .agent = config_.agent,
+                                          .tls = config_.tls.files,
+                                          .lanes = config_.lanes,
+                                          .live = config_.live,
+                                          .timeline = &timeline_},
+                                         io_, workers_);
     std::vector<session::EngineEntry> table;
     for (const EngineSettings& settings : EnginesOf(config_, model)) {
       LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
       table.push_back({settings.engine, std::move(driver)});
     }
-    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(replicas), std::move(table),
-                                                          io_, workers_, feed_);
+    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(origin), std::move(replicas),
+                                                          std::move(table), workers_, feed_);
   }
   return OkStatus();
 }

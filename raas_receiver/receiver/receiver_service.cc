@@ -5,7 +5,9 @@
 #include "common/payload/payload.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/build_info.h"
+#include "common/wire/features.h"
 #include "common/wire/frame.h"
+#include "raas_receiver/origin/held_proto.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -18,7 +20,7 @@ constexpr std::chrono::milliseconds kCallerPoll{200};
 
 v1::VerifyResult ToProto(const replica::VerifyReport& report) {
   v1::VerifyResult result;
-  *result.mutable_held() = lockstep::session::ToProto(report.held);
+  *result.mutable_held() = lockstep::ToProto(report.held);
   result.set_recorded_digest(ToBytes(report.recorded));
   result.set_computed_digest(ToBytes(report.computed));
   result.mutable_bad_blocks()->Add(report.bad_blocks.begin(), report.bad_blocks.end());

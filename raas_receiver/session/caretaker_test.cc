@@ -133,8 +133,8 @@ TEST_CASE("A damaged block is not asked of an agent that is at another run, whic
   replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
   v1::SyncRecord record;
   while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
-  CHECK(record.error().find("of version 1 is damaged, and the agent has another run by now; pull that") !=
-        std::string::npos);
+  CHECK_THAT(record.error(), Catch::Contains("of version 1 is damaged, and 127.0.0.1:") &&
+                                 Catch::EndsWith("has another run by now; pull that"));
   CHECK(requests == 0);
   CHECK_FALSE(fixture.agent.last_damaged);
   CHECK(fixture.pair->current().held == fixture.replicas.model.held(1));

@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/origin/held_proto.h"
 
 namespace lockstep::session {
 namespace {

@@ -9,7 +9,6 @@
 #include "common/net/host_port.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/engines/driver_kind.h"
-#include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/targets/rank_link.h"
 
 namespace lockstep::session {

@@ -36,40 +36,20 @@ bool IsSettled(const std::shared_ptr<const Engine>& engine) {
   return engine->late() || (!engine->under_way() && !engine->Behind());
 }
 
-v1::WatchVersionsRequest WatchOf(const SessionOptions& options) {
-  v1::WatchVersionsRequest watch;
-  watch.set_model(options.model);
-  watch.set_receiver(options.receiver);
-  watch.set_instance(options.instance);
-  return watch;
-}
-
 }  // namespace
 
-Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table,
-                 net::IoThreads& io, WorkerPool& pool, SyncFeed& feed)
+Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
+                 std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table, WorkerPool& pool,
+                 SyncFeed& feed)
     : options_(std::move(options)),
+      origin_(std::move(origin)),
       replicas_(std::move(replicas)),
       feed_(feed),
       requests_(options_.model, changed_),
-      agent_(options_.agent, options_.tls),
-      live_({.model = options_.model,
-             .receiver = options_.receiver,
-             .lanes = options_.lanes,
-             .enabled = options_.follow && options_.live,
-             .timeline = options_.timeline},
-            agent_, io),
-      context_{.model = options_.model,
-               .receiver = options_.receiver,
-               .lanes = options_.lanes,
-               .agent = agent_,
-               .replicas = *replicas_,
-               .io = io,
-               .live = live_,
-               .timeline = options_.timeline},
+      context_{options_.model, *origin_, *replicas_, options_.timeline},
       care_(options_.model, options_.scrub_round, *replicas_, engines_, history_),
       freshness_(options_.unready_after),
-      follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
+      follower_(options_.model, options_.follow, *origin_, *replicas_, changed_),
       engine_context_{.model = options_.model,
                       .replicas = *replicas_,
                       .pool = pool,
@@ -77,7 +57,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                       .changed = changed_},
       engines_(engine_context_, std::move(table), options_.admission),
       reporter_(
-          agent_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
+          *origin_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
 
 Session::~Session() {
   RequestStop();
@@ -85,21 +65,16 @@ Session::~Session() {
 }
 
 void Session::Start() {
-  follower_.Start();
-  reporter_.Start();
+  follower_.Start(stop_.get_token());
+  reporter_.Start(stop_.get_token());
   thread_ = std::thread([this] { Loop(); });
 }
 
 void Session::RequestStop() {
+  stop_.request_stop();
   requests_.Stop();
-  follower_.RequestStop();
-  reporter_.RequestStop();
-  {
-    std::lock_guard lock(mutex_);
-    if (running_ != nullptr) running_->Cancel();
-  }
-  live_.Cancel();
-  agent_.Cancel();
+  std::lock_guard lock(mutex_);
+  if (running_ != nullptr) running_->Cancel();
 }
 
 void Session::Join(milliseconds timeout) {
@@ -123,7 +98,7 @@ Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
   if (auto layout = follower_.layout()) return layout;
-  return Status(ErrorCode::kNotFound, Cat("the agent has not sent the layout of model ", options_.model, " yet"));
+  return Status(ErrorCode::kNotFound, Cat("the layout of model ", options_.model, " is not known yet"));
 }
 
 void Session::Loop() {
@@ -178,7 +153,7 @@ v1::SessionState Session::Wait() {
   };
   while (!called()) {
     state_ = Resting();
-    const bool busy = follower_.Prepare() || replicas_->WarmTarget();
+    const bool busy = follower_.Prepare(stop_.get_token()) || replicas_->WarmTarget();
     engines_.Check();
     if (SyncWanted()) engines_.GiveWay();
     Settle();
@@ -209,7 +184,7 @@ v1::SessionState Session::Synchronize() {
   Sync sync(context_,
             {.force_full = pulls.force_full,
              .layout = follower_.layout(),
-             .agent_layout = follower_.announced_layout(),
+             .announced = follower_.head().layout,
              .skipped = asked ? Held() : replicas_->rollback().version},
             state_);
   const Status status = RunSync(sync);
@@ -224,7 +199,9 @@ v1::SessionState Session::Synchronize() {
     follower_.Synced(announced, replicas_->current());
     const Status forgotten = replicas_->EndRollback();
     if (!forgotten.ok()) telemetry::LogError("rollback_end_failed", forgotten, {{"model", options_.model}});
-    FollowLive(sync);
+    // At once: engines may take their time with what came now.
+    if (options_.follow && origin_->can().follow)
+      origin_->Follow(replicas_->current().held, sync.layout(), stop_.get_token());
     const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
     if (pulls.force_full || other_bytes) engines_.Distrust();
   }
@@ -241,7 +218,7 @@ v1::SessionState Session::Synchronize() {
 // The states of Sync. After: the state before; engines that are behind now are due.
 v1::SessionState Session::Mend() {
   const telemetry::Moment begun;
-  Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
+  Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .announced = {}}, state_);
   const Status status = RunSync(sync);
   if (!status.ok()) care_.MendFailed();
   history_.AddMend(status, sync.record(), sync.lane_retries());
@@ -277,12 +254,6 @@ Status Session::RunSync(Sync& sync) {
   std::lock_guard lock(mutex_);
   running_ = nullptr;
   return status;
-}
-
-// What comes next is asked for at once: an engine may take its time with what came now.
-void Session::FollowLive(const Sync& sync) {
-  const v1::SyncRecord& record = sync.record();
-  live_.Follow(record, replicas_->current().held, sync.layout());
 }
 
 // What EngineDue is for. Attempts that have ended Loop takes.

@@ -1,5 +1,5 @@
 // The session of one model: an explicit state machine on a thread of its own that keeps its replicas in step with the
-// agent.
+// model's origin.
 //
 //   Waiting --(a newer version, or a Pull)--> the states of Sync --> Waiting
 //      |                                         |
@@ -12,7 +12,7 @@
 // the replica that an engine is being told to load is not written, unless that engine is late. What Waiting and Held
 // have to say then is Notifying.
 //
-// It decides on what others know: Requests what the service's threads ask for, VersionFollower what the agent
+// It decides on what others know: Requests what the service's threads ask for, VersionFollower what the origin
 // announced, Engines what engines serve. Each has a lock of its own, held for no call to another. What is held
 // is looked after by Caretaker.
 //
@@ -25,20 +25,19 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 
 #include "common/base/backoff.h"
 #include "common/base/status.h"
-#include "common/rpc/tls.h"
 #include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/caretaker.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/freshness.h"
-#include "raas_receiver/session/live_link.h"
 #include "raas_receiver/session/reporter.h"
 #include "raas_receiver/session/requests.h"
 #include "raas_receiver/session/sync.h"
@@ -53,25 +52,20 @@ inline constexpr std::chrono::minutes kEngineCallTime{10};
 
 struct SessionOptions {
   std::string model;
-  std::string receiver;  // this receiver's name
-  std::string instance;  // 16 bytes: this process
-  net::ControlAddress agent;
-  rpc::TlsOptions tls;  // of calls to the agent
-  size_t lanes = 4;
   bool follow = true;                          // sync whenever there is a newer version
-  bool live = true;                            // and take deltas while they are made
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
-  std::chrono::milliseconds unready_after{0};  // behind the agent for so long it is not ready; 0: it stays so
+  std::chrono::milliseconds unready_after{0};  // behind the origin for so long it is not ready; 0: it stays so
   EngineAdmission admission;                   // of engines that are not in the table
   telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
 };
 
 class Session {
  public:
-  // `replicas` were opened for the model, `table` are its engines, one at least; `io`, `pool` and `feed` outlive the
+  // `origin` and `replicas` are the model's, `table` are its engines, one at least; `pool` and `feed` outlive the
   // session.
-  Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table,
-          net::IoThreads& io, WorkerPool& pool, SyncFeed& feed);
+  Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
+          std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table, WorkerPool& pool,
+          SyncFeed& feed);
   ~Session();
 
   void Start();
@@ -117,7 +111,7 @@ class Session {
     std::vector<std::shared_ptr<const Engine>> waiting;
   };
 
-  // What the agent is told of it. Any thread.
+  // What the origin is told of it. Any thread.
   v1::ReportRequest Report() const;
 
   // What it waits for, in any state.
@@ -135,7 +129,6 @@ class Session {
   Status Return(const replica::Rollback& chosen);
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
-  void FollowLive(const Sync& sync);
   void TendEngines();
   void BeginServe(Engines::Which which);
   Status FinishServe();
@@ -144,13 +137,13 @@ class Session {
   void Answer();
 
   const SessionOptions options_;
+  const std::unique_ptr<origin::Origin> origin_;
   const std::unique_ptr<replica::ReplicaPair> replicas_;
   SyncFeed& feed_;
   ChangeSignal changed_;  // of whatever the session's thread waits for, and of its answers
   Requests requests_;
-  AgentClient agent_;
-  LiveLink live_;
-  SyncContext context_;
+  std::stop_source stop_;  // what waits for the origin, but for the sync that runs
+  const SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
   std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it

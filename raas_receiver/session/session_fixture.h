@@ -8,9 +8,10 @@
 #include <string>
 #include <thread>
 
+#include "raas_receiver/origin/agent_origin.h"
+#include "raas_receiver/origin/test_agent.h"
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/session.h"
-#include "raas_receiver/session/test_agent.h"
 
 namespace lockstep::session {
 
@@ -20,8 +21,9 @@ struct SessionFixture {
   replica::ReplicaFixture replicas;
   SyncFeed feed;
   net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
-  TestAgent agent{replicas.model};
-  SessionOptions options{.model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true};
+  origin::TestAgent agent{replicas.model};
+  origin::AgentOriginOptions origin{.model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2};
+  SessionOptions options{.model = "actor"};
   EngineConfig entry;
   engines::EngineOptions engine;
   std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
@@ -41,7 +43,8 @@ struct SessionFixture {
     table.push_back({entry, std::move(driver)});
     for (EngineEntry& other : others) table.push_back(std::move(other));
     others.clear();
-    session = std::make_unique<Session>(options, std::move(replicas.opened), std::move(table), io, replicas.pool, feed);
+    session = std::make_unique<Session>(options, origin::NewAgentOrigin(origin, io, replicas.pool),
+                                        std::move(replicas.opened), std::move(table), replicas.pool, feed);
     session->Start();
   }
   void Stop() {

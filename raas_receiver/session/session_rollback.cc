@@ -37,7 +37,7 @@ Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) co
     const bool newer = newest.run != current.run || skip > current.version;
     if (skip != current.version && (skip > newest.version || !newer)) {
       return Status(ErrorCode::kState, Cat("model ", options_.model, ": version ", skip, " is neither held, which is ",
-                                           current.version, ", nor a newer one that the agent has"));
+                                           current.version, ", nor a newer one that there is"));
     }
     chosen = {skip == current.version ? current : Held{newest.run, skip}, /*skip=*/true};
   } else if (other.run == current.run && other.version >= current.version) {
@@ -102,7 +102,7 @@ Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
   const Held now = replicas_->current().held;
   sync_again_ = {};
-  live_.Close();
+  origin_->Follow({}, nullptr, stop_.get_token());
   if (now != before) care_.Switched();
   if (PullDue()) {  // it would lead on at once
     Answer();

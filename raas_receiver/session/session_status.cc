@@ -1,7 +1,8 @@
-// What a session says of itself: whether it is ready and alive, and what status and the agent are told.
+// What a session says of itself: whether it is ready and alive, and what status and the origin are told.
 #include <utility>
 
 #include "common/telemetry/log.h"
+#include "raas_receiver/origin/held_proto.h"
 #include "raas_receiver/session/session.h"
 
 namespace lockstep::session {
@@ -25,7 +26,7 @@ v1::ReceiverModel Session::Describe() const {
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
   v1::ReceiverModel model;
   model.set_name(options_.model);
-  model.set_agent(options_.agent.text);
+  model.set_agent(origin_->name());
   *model.mutable_held() = ToProto(current.held);
   *model.mutable_previous() = ToProto(replicas_->previous().held);
   if (!current.held.nothing()) {
@@ -41,8 +42,9 @@ v1::ReceiverModel Session::Describe() const {
   const v1::SessionState state = state_;
   const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
   model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);
-  model.set_newest_version(follower_.newest().version);
-  model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
+  const origin::Head head = follower_.head();
+  model.set_newest_version(head.held.version);
+  model.set_newest_committed_unix_ns(head.committed_unix_ns);
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
   model.set_scrubbed_bytes(care_.scrubbed_bytes());
   engines_.Describe(model);
@@ -56,8 +58,8 @@ v1::ReceiverModel Session::Describe() const {
     model.set_last_error(late);
     model.set_last_error_unix_ns(telemetry::UnixNanos());
   }
-  if (const std::string withdrawn = follower_.withdrawn(); !withdrawn.empty()) {
-    model.set_last_error(withdrawn);
+  if (!head.withdrawn.empty()) {
+    model.set_last_error(head.withdrawn);
     model.set_last_error_unix_ns(follower_.withdrawn_unix_ns());
   }
   return model;
@@ -66,9 +68,6 @@ v1::ReceiverModel Session::Describe() const {
 v1::ReportRequest Session::Report() const {
   const v1::ReceiverModel model = Describe();
   v1::ReportRequest report;
-  report.set_model(options_.model);
-  report.set_receiver(options_.receiver);
-  report.set_instance(options_.instance);
   *report.mutable_held() = model.held();
   report.set_served_version(model.served_version());
   report.set_served_run(model.served_run());

@@ -39,7 +39,7 @@ TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one af
 
 TEST_CASE("The agent is told what is held, what the engine serves and the last error, as soon as that changes") {
   SessionFixture fixture;
-  fixture.options.instance = std::string(16, 'i');
+  fixture.origin.instance = std::string(16, 'i');
   fixture.engine = {
       .kind = "hook", .command = "test \"$LOCKSTEP_VERSION\" != 2 || { echo engine says no; exit 1; }", .attempts = 1};
   fixture.Start();

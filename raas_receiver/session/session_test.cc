@@ -204,7 +204,7 @@ TEST_CASE("Stopping ends a stalled pull at once") {
 
 TEST_CASE("Without an agent a session waits, and a pull says what is wrong") {
   SessionFixture fixture;
-  fixture.options.agent = net::HostPort{"127.0.0.1", 1};
+  fixture.origin.agent = net::HostPort{"127.0.0.1", 1};
   fixture.Start();
   const auto record = fixture.Pull();
   CHECK_THAT(record, FailsWith(ErrorCode::kUnavailable, "127.0.0.1:1"));

@@ -5,11 +5,13 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/origin/held_proto.h"
 #include "raas_receiver/session/config_check.h"
-#include "raas_receiver/session/sources.h"
 
 namespace lockstep::session {
 namespace {
+
+constexpr char kCancelled[] = "the sync was ended by a rollback, or the receiver stops";
 
 // Microseconds since the trainer committed, by the clock of this machine; 0 when its clock is ahead of ours.
 uint64_t MicrosSince(int64_t unix_ns) {
@@ -17,7 +19,7 @@ uint64_t MicrosSince(int64_t unix_ns) {
 }
 
 // Blocks whose version no step starts from and that are not of the target: no chain brings them there.
-std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Plan& plan) {
+std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const origin::Plan& plan) {
   std::vector<BlockIndex> stranded;
   for (BlockIndex block = 0; block < versions.size(); ++block) {
     const bool reachable = versions[block] == plan.target.version ||
@@ -30,13 +32,8 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Pla
 
 }  // namespace
 
-Sync::Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown)
-    : context_(context),
-      request_(std::move(request)),
-      shown_(shown),
-      base_(context.replicas.current()),
-      agent_(context.agent),
-      fetcher_(context.model) {
+Sync::Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown)
+    : context_(context), request_(std::move(request)), shown_(shown), base_(context.replicas.current()) {
   record_.set_model(context_.model);
   *record_.mutable_from() = ToProto(base_.held);
   *record_.mutable_to() = ToProto(base_.held);
@@ -77,29 +74,19 @@ const Sync::StateRow& Sync::RowOf(State state) {
 Status Sync::Run() {
   Status status = RunStates();
   if (!status.ok()) {
-    if (cancelled_) status = Cancelled();
+    if (stop_.stop_requested()) status = {ErrorCode::kCancelled, kCancelled};
     context_.replicas.Abandon();
     status = status.WithContext(Cat("model ", context_.model));
     record_.set_error(status.ToString());
   }
-  Close(status);
+  if (pull_ != nullptr) pull_->Close(context_.replicas.current().held, status);
   return status;
-}
-
-void Sync::Cancel() {
-  cancelled_ = true;
-  agent_.Cancel();
-  fetcher_.Cancel();
-}
-
-Status Sync::Cancelled() {
-  return {ErrorCode::kCancelled, "the sync was ended by a rollback, or the receiver stops"};
 }
 
 Status Sync::RunStates() {
   State state = request_.mend ? State::kMend : State::kNegotiate;
   while (state != State::kDone) {
-    if (cancelled_) return Cancelled();
+    if (stop_.stop_requested()) return {ErrorCode::kCancelled, kCancelled};
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
@@ -127,27 +114,21 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
           .model = context_.model,
           .run = plan_.target.run,
           .version = plan_.target.version,
-          .transfer = plan_.pull_id};
+          .transfer = plan_.transfer};
 }
 
-// The agent's plan.
 Status Sync::OpenPull() {
-  v1::OpenPullRequest request;
-  request.set_model(context_.model);
-  request.set_receiver(context_.receiver);
-  *request.mutable_held() = ToProto(base_.held);
-  request.set_layout_digest(ToBytes(request_.layout->digest()));
-  if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
-  request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
-  request.set_force_full(request_.force_full || request_.mend);
-  const Result<v1::PullPlan> answer = agent_.OpenPull(request);
+  auto opened = context_.origin.Open({.held = base_.held,
+                                      .digest = base_.digest,
+                                      .layout = request_.layout,
+                                      .whole = request_.force_full || request_.mend},
+                                     stop_.get_token());
   // The trainer may have come back with another layout: ask for it again next time.
-  if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
-  if (!answer.ok()) return answer.status();
-  plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, agent_.control()));
-  record_.set_transfer(plan_.pull_id);
-  LogPlan();
+  if (opened.status().code() == ErrorCode::kState) request_.layout.reset();
+  if (!opened.ok()) return opened.status();
+  pull_ = *std::move(opened);
+  plan_ = pull_->plan();
+  record_.set_transfer(plan_.transfer);
   return CheckWanted();
 }
 
@@ -162,11 +143,11 @@ Status Sync::CheckWanted() const {
 Result<Sync::State> Sync::Negotiate() {
   LS_RETURN_IF_ERROR(LearnLayout());
   LS_RETURN_IF_ERROR(OpenPull());
-  record_.set_mode(std::string(ModeName(plan_.mode)));
+  record_.set_mode(std::string(plan_.mode()));
   RecordTarget();
-  if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
+  if (!plan_.full && plan_.target == base_.held) {
     if (plan_.target_digest != base_.digest) {
-      return Status(ErrorCode::kProtocol, Cat("the agent calls version ", plan_.target.version,
+      return Status(ErrorCode::kProtocol, Cat(context_.origin.name(), " calls version ", plan_.target.version,
                                               " up to date and names another digest for it than what is held"));
     }
     record_.set_verified(true);
@@ -175,69 +156,48 @@ Result<Sync::State> Sync::Negotiate() {
   const replica::PublishedVersion other = context_.replicas.previous();
   const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
   if (held_already && !request_.force_full) return State::kSwitch;
-  return plan_.mode == v1::PULL_MODE_FULL ? State::kPullFull : State::kPullDelta;
+  return plan_.full ? State::kPullFull : State::kPullDelta;
 }
 
 Status Sync::LearnLayout() {
-  const bool known = request_.layout != nullptr &&
-                     (request_.agent_layout.IsZero() || request_.agent_layout == request_.layout->digest());
+  const bool known =
+      request_.layout != nullptr && (request_.announced.IsZero() || request_.announced == request_.layout->digest());
   if (!known) {
-    LS_ASSIGN_OR_RETURN(request_.layout, agent_.GetLayout(context_.model));
+    LS_ASSIGN_OR_RETURN(request_.layout, context_.origin.GetLayout(stop_.get_token()));
   }
   record_.set_model_bytes(request_.layout->data_bytes());
   return context_.replicas.Allocate(request_.layout);
 }
 
-void Sync::LogPlan() const {
-  telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
-                 {{"model", context_.model},
-                  {"pull", plan_.pull_id},
-                  {"mode", ModeName(plan_.mode)},
-                  {"held", base_.held.version},
-                  {"version", plan_.target.version},
-                  {"steps", plan_.steps.size()},
-                  {"lanes", plan_.lanes.tickets.size()}});
-}
-
 void Sync::RecordTarget() {
   *record_.mutable_to() = ToProto(plan_.target);
   record_.set_manifest_digest(ToHex(plan_.target_digest));
-  if (plan_.mode == v1::PULL_MODE_FULL) return;
+  if (plan_.full) return;
   record_.set_changed_elements(plan_.changed_elements);
 }
 
 // Before: Negotiate. After: Verify.
 Result<Sync::State> Sync::PullDelta() {
-  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(FetchDeltas(base_.digest));
   return State::kVerify;
 }
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
-  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
-  full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
-  LS_RETURN_IF_ERROR(
-      fetcher_.FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
+  StageBlocks();
+  LS_RETURN_IF_ERROR(pull_->FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
   return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
 }
 
 // Before: PullFull, with blocks of several versions. After: Verify, with the steps that bring all to one version.
 Result<Sync::State> Sync::CatchUp() {
-  const Version oldest = *std::min_element(full_->versions().begin(), full_->versions().end());
-  LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, agent_.CatchUp(plan_.pull_id, oldest));
-  LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *request_.layout, plan_, oldest));
-  plan_.target = caught_up.target;
-  plan_.target_digest = caught_up.target_digest;
-  plan_.committed_unix_ns = caught_up.committed_unix_ns;
-  plan_.label = caught_up.label;
-  plan_.steps = caught_up.steps;
+  LS_ASSIGN_OR_RETURN(plan_, pull_->CatchUp(full_->versions()));
   RecordTarget();
   LS_RETURN_IF_ERROR(CheckWanted());
   const pull::FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
-  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks(stranded, *full_));
+  LS_RETURN_IF_ERROR(pull_->FetchBlocks(stranded, *full_));
   LS_RETURN_IF_ERROR(FetchDeltas({}));
   return State::kVerify;
 }
@@ -249,7 +209,7 @@ Result<Sync::State> Sync::Verify() {
     expected_ = replica::HashesAfter(chain_, full_->versions(), full_->hashes());
   } else {
     const std::vector<uint64_t>& hashes = context_.replicas.current_hashes();
-    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, hashes));
+    LS_RETURN_IF_ERROR(origin::VerifyChain(layout, chain_, hashes));
     expected_ = replica::HashesAfter(chain_, std::vector<Version>(hashes.size(), plan_.base.version), hashes);
   }
   if (model::ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
@@ -284,10 +244,9 @@ Result<Sync::State> Sync::Mend() {
 Result<Sync::State> Sync::AskForLost() {
   LS_RETURN_IF_ERROR(OpenPull());
   if (plan_.target.run != base_.held.run) {
-    return Status(ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version,
-                                         " is damaged, and the agent has another run by now; pull that"));
+    return Status(ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version, " is damaged, and ",
+                                         context_.origin.name(), " has another run by now; pull that"));
   }
-  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   TargetHeld();
   return State::kRepair;
 }
@@ -307,8 +266,8 @@ Result<Sync::State> Sync::Repair() {
                   {"version", plan_.target.version},
                   {"blocks", damaged_.size()},
                   {"first", damaged_[0]}});
-  if (!full_) full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
-  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({damaged_, plan_.target.version, /*exact=*/true}, *full_));
+  if (!full_) StageBlocks();
+  LS_RETURN_IF_ERROR(pull_->FetchBlocks({damaged_, plan_.target.version, /*exact=*/true}, *full_));
   for (const BlockIndex block : damaged_) {
     if (full_->hashes()[block] == expected_[block]) continue;
     return Status(ErrorCode::kCorrupt,
@@ -321,7 +280,7 @@ Result<Sync::State> Sync::Repair() {
 
 // Before: Apply, Mend, Repair. After: done.
 Result<Sync::State> Sync::Commit() {
-  const bool delta = plan_.mode != v1::PULL_MODE_FULL;
+  const bool delta = !plan_.full;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   LS_RETURN_IF_ERROR(context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns,
                                               delta ? chain_ : payload::DeltaChain(), plan_.label));
@@ -340,31 +299,29 @@ Result<Sync::State> Sync::Switch() {
   return State::kDone;
 }
 
+void Sync::StageBlocks() {
+  const auto place_of = [this](BlockIndex block) { return context_.replicas.target_block(block); };
+  full_ = std::make_unique<origin::FullStaging>(*request_.layout, place_of);
+}
+
 // The plan's steps into chain_; `base_digest` names what the first one applies to.
 Status Sync::FetchDeltas(const ManifestDigest& base_digest) {
-  DeltaStaging deltas(*request_.layout, plan_.target.run, plan_.steps);
-  LS_RETURN_IF_ERROR(fetcher_.FetchDeltas(deltas));
+  origin::DeltaStaging deltas(*request_.layout, plan_.target.run, plan_.steps);
+  LS_RETURN_IF_ERROR(pull_->FetchDeltas(deltas));
   const telemetry::SpanScope span(context_.timeline, SpanOf("stage"));
   LS_ASSIGN_OR_RETURN(chain_, deltas.Assemble(base_digest, plan_.committed_unix_ns));
   return OkStatus();
 }
 
 void Sync::CountBytes() {
-  const pull::SourceCounters counters = fetcher_.counters();
+  if (pull_ == nullptr) return;
+  const pull::SourceCounters counters = pull_->counters();
   record_.set_payload_bytes(counters.payload_bytes);
   record_.set_local_bytes(counters.local_bytes);
   record_.set_plain_bytes(counters.plain_bytes);
   record_.set_live_bytes(counters.live_bytes);
   record_.set_link_bytes_per_s(counters.bytes_per_s);
   lane_retries_ = counters.retries;
-}
-
-void Sync::Close(const Status& status) {
-  fetcher_.Close();
-  if (plan_.pull_id == 0) return;
-  const Status closed = agent_.ClosePull(plan_.pull_id, context_.replicas.current().held, status);
-  if (!closed.ok())
-    telemetry::LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
 }
 
 }  // namespace lockstep::session

@@ -1,4 +1,4 @@
-// One sync: from what the receiver holds to the agent's newest version, as an explicit state machine.
+// One sync: from what the receiver holds to the origin's newest version, as an explicit state machine.
 //
 //   Negotiate --> PullDelta ------------> Verify --> Apply --> [Repair] --> Commit
 //       |                                   ^
@@ -9,11 +9,12 @@
 //   Mend --> [AskForLost --> Repair] --> Commit     (the current version made anew, of which blocks are damaged)
 //
 // Any state may fail: then the target replica holds nothing (what it held, where room is missing for more), the current
-// one is untouched, and the agent is sent the reason.
+// one is untouched, and the origin is told the reason.
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <stop_token>
 #include <string_view>
 #include <vector>
 
@@ -22,36 +23,41 @@
 #include "common/model/layout.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/fetcher.h"
-#include "raas_receiver/session/plan.h"
-#include "raas_receiver/session/staging.h"
-#include "raas_receiver/session/sync_context.h"
 
 namespace lockstep::session {
+
+// What all syncs of a session share.
+struct SyncContext {
+  std::string model;
+  origin::Origin& origin;
+  replica::ReplicaPair& replicas;
+  telemetry::Timeline* timeline = nullptr;
+};
 
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  bool mend = false;          // not the newest version: the current one made anew; `layout` is its
-  Layout layout;              // the last one known; null: none
-  LayoutDigest agent_layout;  // the one the agent announced; zero: not known
-  Held skipped;               // a version that is not made current; nothing: any may be
+  bool mend = false;       // not the newest version: the current one made anew; `layout` is its
+  origin::Layout layout;   // the last one known; null: none
+  LayoutDigest announced;  // of the layout that the origin announced; zero: not known
+  Held skipped;            // a version that is not made current; nothing: any may be
 };
 
 // Run once, on the session's thread.
 class Sync {
  public:
   // `context` and `shown`, which status shows meanwhile, outlive this.
-  Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
+  Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
   // OK: the newest version is current (or was already), or the current one is mended. kCancelled after Cancel.
   Status Run();
   // Any thread. Run ends soon: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
-  void Cancel();
+  void Cancel() { stop_.request_stop(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
-  const Layout& layout() const { return request_.layout; }
+  const origin::Layout& layout() const { return request_.layout; }
   const Held& base() const { return base_.held; }  // what was current before
   uint64_t lane_retries() const { return lane_retries_; }
 
@@ -89,31 +95,29 @@ class Sync {
   Status LearnLayout();
   Status OpenPull();
   Status CheckWanted() const;
-  static Status Cancelled();
   void TargetHeld();
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
   void Close(const Status& status);
-  void LogPlan() const;
   void RecordTarget();
+  void StageBlocks();
   telemetry::Span SpanOf(std::string_view name) const;
   void AddSpanOf(std::string_view name, const telemetry::Moment& begun, uint64_t bytes_before);
   uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
 
-  SyncContext& context_;
+  const SyncContext& context_;
   SyncRequest request_;
   std::atomic<v1::SessionState>& shown_;
   v1::SyncRecord record_;
   replica::PublishedVersion base_;
-  Plan plan_;
-  std::unique_ptr<FullStaging> full_;
+  std::unique_ptr<origin::Pull> pull_;
+  origin::Plan plan_;
+  std::unique_ptr<origin::FullStaging> full_;
   payload::DeltaChain chain_;        // verified, to be applied
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
-  std::atomic<bool> cancelled_ = false;
-  AgentClient agent_;  // its own, to cancel its calls alone
-  Fetcher fetcher_;
+  std::stop_source stop_;
 };
 
 }  // namespace lockstep::session

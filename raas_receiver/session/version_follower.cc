@@ -8,85 +8,54 @@
 #include "common/telemetry/timeline.h"
 
 namespace lockstep::session {
-namespace {
-
-constexpr size_t kMaxReason = 1024;
-
-}  // namespace
-
-VersionFollower::VersionFollower(v1::WatchVersionsRequest watch, bool follow, AgentClient& agent,
-                                 replica::ReplicaPair& replicas, ChangeSignal& changed)
-    : watch_request_(std::move(watch)),
-      model_(watch_request_.model()),
+VersionFollower::VersionFollower(std::string model, bool follow, origin::Origin& origin, replica::ReplicaPair& replicas,
+                                 ChangeSignal& changed)
+    : model_(std::move(model)),
       follow_(follow),
-      agent_(agent),
+      origin_(origin),
       replicas_(replicas),
       changed_(changed),
       layout_(replicas_.current().layout) {}
 
-void VersionFollower::Start() {
-  watch_ = std::thread([this] { Watch(); });
-}
-
-void VersionFollower::RequestStop() {
-  std::lock_guard lock(mutex_);
-  stopping_ = true;
-  stopped_.notify_all();
+void VersionFollower::Start(std::stop_token stop) {
+  watch_ = std::thread([this, stop = std::move(stop)] { Watch(stop); });
 }
 
 void VersionFollower::Join() {
   if (watch_.joinable()) watch_.join();
 }
 
-void VersionFollower::Watch() {
+void VersionFollower::Watch(const std::stop_token& stop) {
   Backoff backoff(std::chrono::seconds(2));
-  std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    lock.unlock();
+  while (!stop.stop_requested()) {
     bool met = false;
-    const Status ended = agent_.WatchVersions(watch_request_, [&](const v1::VersionEvent& event) {
+    const Status ended = origin_.Watch(stop, [&](const origin::Head& head) {
       backoff.Reset();
-      OnVersion(event, !std::exchange(met, true));
+      OnHead(head, !std::exchange(met, true));
     });
+    if (stop.stop_requested()) return;
     OnLost(ended);
     changed_.Notify();
-    lock.lock();
-    stopped_.wait_for(lock, backoff.Next(), [this] { return stopping_; });
+    std::unique_lock lock(mutex_);
+    stopped_.wait_for(lock, stop, backoff.Next(), [] { return false; });
   }
 }
 
-void VersionFollower::OnVersion(const v1::VersionEvent& event, bool first) {
-  const Result<Held> newest = FromProto(event.newest());
-  const auto layout = Bytes16(event.layout_digest());
-  const auto digest = Bytes16(event.manifest_digest());  // empty before the first version
-  const Status sense = newest.ok() ? layout.status() : newest.status();
+void VersionFollower::OnHead(const origin::Head& head, bool first) {
   {
     std::lock_guard lock(mutex_);
     error_.clear();
     meetings_ += first ? 1 : 0;
-    std::string withdrawn = CleanText(event.withdrawn(), kMaxReason);
-    if (withdrawn != withdrawn_) withdrawn_unix_ns_ = telemetry::UnixNanos();
-    withdrawn_ = std::move(withdrawn);
-    if (sense.ok()) {
-      newest_ = *newest;
-      newest_digest_ = digest.ok() ? ManifestDigest{*digest} : ManifestDigest();
-      newest_committed_unix_ns_ = event.committed_unix_ns();
-      announced_layout_ = {*layout};
-    } else {
-      error_ = sense.ToString();
-      error_unix_ns_ = telemetry::UnixNanos();
-    }
+    if (head.withdrawn != head_.withdrawn) withdrawn_unix_ns_ = telemetry::UnixNanos();
+    head_ = head;
   }
-  if (sense.ok()) {
-    telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
-                   {{"model", model_}, {"run", ToHex(newest->run)}, {"version", newest->version}});
-  }
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
+                 {{"model", model_}, {"run", ToHex(head.held.run)}, {"version", head.held.version}});
   changed_.Notify();
 }
 
 void VersionFollower::OnLost(const Status& status) {
   std::lock_guard lock(mutex_);
-  if (stopping_) return;
   if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
   error_unix_ns_ = telemetry::UnixNanos();
@@ -94,16 +63,17 @@ void VersionFollower::OnLost(const Status& status) {
 
 bool VersionFollower::Behind(const Held& held, const ManifestDigest& digest) const {
   std::lock_guard lock(mutex_);
-  const bool other_bytes = !newest_digest_.IsZero() && newest_digest_ != digest;
-  return follow_ && !newest_.nothing() && (newest_ != held || other_bytes);
+  const bool other_bytes = !head_.digest.IsZero() && head_.digest != digest;
+  return follow_ && !head_.held.nothing() && (head_.held != held || other_bytes);
 }
 
 void VersionFollower::Synced(const Held& announced, const replica::PublishedVersion& current) {
   std::lock_guard lock(mutex_);
-  if (newest_ != announced && (newest_.run != current.held.run || newest_.version >= current.held.version)) return;
-  newest_ = current.held;
-  newest_digest_ = current.digest;
-  newest_committed_unix_ns_ = current.committed_unix_ns;
+  const Held& newest = head_.held;
+  if (newest != announced && (newest.run != current.held.run || newest.version >= current.held.version)) return;
+  head_.held = current.held;
+  head_.digest = current.digest;
+  head_.committed_unix_ns = current.committed_unix_ns;
 }
 
 void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {
@@ -113,17 +83,17 @@ void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout
 
 bool VersionFollower::Unprepared() const {
   std::lock_guard lock(mutex_);
-  return follow_ && !announced_layout_.IsZero() && announced_layout_ != prepared_;
+  return follow_ && !head_.layout.IsZero() && head_.layout != prepared_;
 }
 
-bool VersionFollower::Prepare() {
+bool VersionFollower::Prepare(std::stop_token stop) {
   if (!Unprepared()) return false;
   {
     std::lock_guard lock(mutex_);
-    prepared_ = announced_layout_;
+    prepared_ = head_.layout;
     if (layout_ != nullptr && layout_->digest() == prepared_) return false;
   }
-  const auto layout = agent_.GetLayout(model_);
+  const auto layout = origin_.GetLayout(std::move(stop));
   const Status status = layout.ok() ? replicas_.Allocate(*layout) : layout.status();
   if (status.ok()) {
     SetLayout(*layout);

@@ -5,34 +5,42 @@
 
 #include "common/base/status_testing.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
+#include "raas_receiver/origin/agent_origin.h"
+#include "raas_receiver/origin/test_agent.h"
 #include "raas_receiver/replica/replica_fixture.h"
-#include "raas_receiver/session/test_agent.h"
 
 namespace lockstep::session {
 namespace {
 
-v1::WatchVersionsRequest Actor() {
-  v1::WatchVersionsRequest request;
-  request.set_model("actor");
-  return request;
-}
+// The agent at an address, as the origin of a model.
+struct Actor {
+  WorkerPool pool{1};
+  net::IoThreads io{1, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
+  std::unique_ptr<origin::Origin> origin;
+
+  explicit Actor(const net::HostPort& agent)
+      : origin(origin::NewAgentOrigin({.model = "actor", .receiver = "test", .agent = agent}, io, pool)) {}
+  Status Watch() const {
+    return origin->Watch({}, [](const origin::Head&) {});
+  }
+};
 
 struct Fixture {
   replica::ReplicaFixture replicas;
-  std::unique_ptr<TestAgent> agent = std::make_unique<TestAgent>(replicas.model);
+  std::unique_ptr<origin::TestAgent> agent = std::make_unique<origin::TestAgent>(replicas.model);
   ChangeSignal changed;
-  AgentClient client{agent->address()};
+  Actor actor{agent->address()};
+  std::stop_source stop;
   std::unique_ptr<VersionFollower> follower;
 
   explicit Fixture(bool follow = true, const std::string& peer = "") {
     if (!peer.empty()) agent->peer = peer;
     replicas.Open();
-    follower = std::make_unique<VersionFollower>(Actor(), follow, client, replicas.pair(), changed);
-    follower->Start();
+    follower = std::make_unique<VersionFollower>("actor", follow, *actor.origin, replicas.pair(), changed);
+    follower->Start(stop.get_token());
   }
   ~Fixture() {
-    follower->RequestStop();
-    client.Cancel();
+    stop.request_stop();
     follower->Join();
   }
   Held held(Version version) const { return replicas.model.held(version); }
@@ -53,8 +61,7 @@ class SomeReceiver final : public v1::RaasReceiver::Service {
 // What a watch at the address of a server of `service` ends with.
 Status WatchAt(grpc::Service& service) {
   const auto server = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}});
-  AgentClient client(net::HostPort{"127.0.0.1", static_cast<uint16_t>(server->bound_port())});
-  return client.WatchVersions(Actor(), [](const v1::VersionEvent&) {});
+  return Actor({"127.0.0.1", static_cast<uint16_t>(server->bound_port())}).Watch();
 }
 
 TEST_CASE("A receiver that listens where an agent was named is said to be one") {
@@ -74,7 +81,7 @@ TEST_CASE("Every version that the agent announces is known, and is reason to syn
   fixture.WaitForNewest(2);
   CHECK(fixture.follower->Behind(fixture.held(1), fixture.digest(1)));
   CHECK(fixture.follower->Behind(fixture.held(2), fixture.digest(1)));  // the same number, of other bytes
-  CHECK(fixture.follower->announced_layout() == fixture.replicas.model.layout()->digest());
+  CHECK(fixture.follower->head().layout == fixture.replicas.model.layout()->digest());
 }
 
 TEST_CASE("An agent without a common protocol is no news; the error names both, and which to upgrade") {
@@ -88,10 +95,9 @@ TEST_CASE("An agent without a common protocol is no news; the error names both, 
 
 TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
   replica::ReplicaFixture replicas;
-  TestAgent agent(replicas.model);
+  origin::TestAgent agent(replicas.model);
   agent.refusal = "speaks protocol 7; upgrade the raas_receiver";
-  AgentClient client(agent.address());
-  const Status refused = client.WatchVersions(Actor(), [](const v1::VersionEvent&) {});
+  const Status refused = Actor(agent.address()).Watch();
   CHECK(refused.code() == ErrorCode::kProtocol);
   CHECK_THAT(refused.message(), Catch::EndsWith("speaks protocol 7; upgrade the raas_receiver"));
 }
@@ -112,11 +118,11 @@ TEST_CASE("The memory of an announced layout is taken once, before a version com
   CHECK(fixture.follower->layout() == nullptr);
   fixture.WaitForNewest(1);
   CHECK(fixture.follower->Unprepared());
-  CHECK(fixture.follower->Prepare());
+  CHECK(fixture.follower->Prepare({}));
   REQUIRE(fixture.follower->layout() != nullptr);
   CHECK(fixture.follower->layout()->digest() == fixture.replicas.model.layout()->digest());
   CHECK_FALSE(fixture.follower->Unprepared());
-  CHECK_FALSE(fixture.follower->Prepare());
+  CHECK_FALSE(fixture.follower->Prepare({}));
 }
 
 TEST_CASE("Without following, versions are known but no reason to do anything") {
@@ -124,7 +130,7 @@ TEST_CASE("Without following, versions are known but no reason to do anything") 
   fixture.WaitForNewest(1);
   CHECK_FALSE(fixture.follower->Behind({}, {}));
   CHECK_FALSE(fixture.follower->Unprepared());
-  CHECK_FALSE(fixture.follower->Prepare());
+  CHECK_FALSE(fixture.follower->Prepare({}));
 }
 
 TEST_CASE("A stream that is lost is an error until the agent announces something again") {

@@ -1,20 +1,20 @@
-// What an agent answers to a receiver's OpenPull, OpenLive and CatchUp (raas_receiver/session/plan.h). An input is a
-// byte that says which, and a message in protobuf's encoding.
+// What an agent answers to a receiver's OpenPull, OpenLive and CatchUp (raas_receiver/origin/agent_plan.h). An input is
+// a byte that says which, and a message in protobuf's encoding.
 #include "common/model/label.h"
-#include "raas_receiver/session/plan.h"
+#include "raas_receiver/origin/agent_plan.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 
 namespace lockstep::fuzz {
 namespace {
 
-using session::Plan;
+using origin::Plan;
 
 enum class Answer : uint8_t { kPull, kLive, kCatchUp };
 
 const Held kHeld{SmallRun(), 3};
-const session::Control kPlain{.address = net::HostPort{"10.1.2.3", 7700}, .plain = {}};
-const session::Control kEncrypted{.address = net::HostPort{"10.1.2.3", 7700}, .encrypted = true, .plain = {}};
+const origin::Control kPlain{.address = net::HostPort{"10.1.2.3", 7700}, .plain = {}};
+const origin::Control kEncrypted{.address = net::HostPort{"10.1.2.3", 7700}, .encrypted = true, .plain = {}};
 
 Bytes InputOf(Answer answer, const google::protobuf::Message& message) {
   Bytes input;
@@ -39,14 +39,14 @@ v1::PullPlan PlanTo(v1::PullMode mode, Version target) {
   v1::PullPlan plan;
   OfferLanes(plan);
   plan.set_mode(mode);
-  *plan.mutable_target() = session::ToProto({SmallRun(), target});
+  *plan.mutable_target() = ToProto({SmallRun(), target});
   plan.set_target_digest(Id('d'));
   return plan;
 }
 
 v1::PullPlan Chain() {
   v1::PullPlan plan = PlanTo(v1::PULL_MODE_CHAIN, 5);
-  *plan.mutable_base() = session::ToProto(kHeld);
+  *plan.mutable_base() = ToProto(kHeld);
   plan.set_label("step 5");
   plan.set_local_socket("/run/pull.sock");
   plan.set_local_ticket(Id('l'));
@@ -83,28 +83,28 @@ void CheckLanes(const pull::LanePeer& lanes, bool encrypted) {
 }
 
 void TestPull(const v1::PullPlan& proto, ByteView input) {
-  for (const session::Control& control : {kPlain, kEncrypted}) {
-    const auto plan = session::ReadPlan(proto, SmallLayout(), kHeld, control);
+  for (const origin::Control& control : {kPlain, kEncrypted}) {
+    const auto plan = origin::ReadPlan(proto, SmallLayout(), kHeld, control);
     if (!plan.ok()) {
       CheckRefusal(plan.status(), {ErrorCode::kProtocol});
       continue;
     }
-    CheckSteps(*plan);
-    LS_FUZZ_RULE(plan->steps.empty() || plan->base == kHeld);
-    if (plan->mode == v1::PULL_MODE_UP_TO_DATE) {
-      LS_FUZZ_RULE(plan->target == kHeld);
+    CheckSteps(plan->plan);
+    LS_FUZZ_RULE(plan->plan.steps.empty() || plan->plan.base == kHeld);
+    if (plan->lanes.tickets.empty()) {
+      LS_FUZZ_RULE(plan->plan.target == kHeld && plan->plan.mode() == "up_to_date");
       continue;
     }
     CheckLanes(plan->lanes, control.encrypted);
     LS_FUZZ_RULE(plan->local_socket.empty() || plan->local_socket.starts_with('/'));
     if (control.encrypted) continue;
-    Accepted(input, {plan->target.version > 6, plan->pull_id != 77, plan->lanes.agent.port != 7701});
+    Accepted(input, {plan->plan.target.version > 6, plan->plan.transfer != 77, plan->lanes.agent.port != 7701});
   }
 }
 
 void TestLive(const v1::LivePlan& proto) {
-  for (const session::Control& control : {kPlain, kEncrypted}) {
-    const auto lanes = session::ReadLivePlan(proto, SmallLayout(), control);
+  for (const origin::Control& control : {kPlain, kEncrypted}) {
+    const auto lanes = origin::ReadLivePlan(proto, SmallLayout(), control);
     if (!lanes.ok()) {
       CheckRefusal(lanes.status(), {ErrorCode::kProtocol});
       continue;
@@ -115,8 +115,8 @@ void TestLive(const v1::LivePlan& proto) {
 }
 
 void TestCatchUp(const v1::PullPlan& proto) {
-  const Plan full{.pull_id = 77, .target = {SmallRun(), 4}};
-  const auto plan = session::ReadCatchUp(proto, *SmallLayout(), full, 3);
+  const Plan full{.transfer = 77, .full = true, .target = {SmallRun(), 4}};
+  const auto plan = origin::ReadCatchUp(proto, *SmallLayout(), full, 3);
   if (!plan.ok()) return CheckRefusal(plan.status(), {ErrorCode::kProtocol});
   CheckSteps(*plan);
   LS_FUZZ_RULE(plan->base == kHeld && plan->target.run == SmallRun());

@@ -1,13 +1,14 @@
-#include "raas_receiver/session/staging.h"
+#include "raas_receiver/origin/staging.h"
 
 #include <utility>
 
 #include "common/base/text.h"
+#include "common/model/manifest.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
-FullStaging::FullStaging(const model::ModelLayout& layout, replica::ReplicaPair& replicas)
-    : replicas_(replicas), versions_(layout.block_count()), hashes_(layout.block_count()) {}
+FullStaging::FullStaging(const model::ModelLayout& layout, std::function<std::span<std::byte>(BlockIndex)> place_of)
+    : place_of_(std::move(place_of)), versions_(layout.block_count()), hashes_(layout.block_count()) {}
 
 void FullStaging::Expect(const std::vector<BlockIndex>& blocks) {
   expected_ = blocks;
@@ -112,4 +113,4 @@ Status VerifyChain(const model::ModelLayout& layout, const payload::DeltaChain& 
   return OkStatus();
 }
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

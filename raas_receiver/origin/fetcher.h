@@ -1,4 +1,4 @@
-// Fetcher: gets the bytes of one sync from its sources, each asked for what those before it did not bring.
+// Fetcher: gets the bytes of one pull from its sources, each asked for what those before it did not bring.
 #pragma once
 
 #include <functional>
@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "raas_receiver/origin/staging.h"
 #include "raas_receiver/pull/block_source.h"
-#include "raas_receiver/session/staging.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
-// Belongs to one sync; Cancel may be called from any thread.
+// Belongs to one pull; Cancel may be called from any thread.
 class Fetcher {
  public:
   // `model` is for logs.
   explicit Fetcher(std::string model) : model_(std::move(model)) {}
 
   // What is fetched comes from `sources`, in this order; those before end. REQUIRES no fetch to run.
-  void Use(std::vector<std::unique_ptr<pull::BlockSource>> sources);
+  void Use(std::vector<std::shared_ptr<pull::BlockSource>> sources);
   // Ends the sources' connections.
   void Close() { Use({}); }
 
@@ -40,8 +40,8 @@ class Fetcher {
 
   const std::string model_;
   mutable std::mutex mutex_;                                 // guards sources_ and cancelled_ against other threads
-  std::vector<std::unique_ptr<pull::BlockSource>> sources_;  // changed by the sync's thread only
+  std::vector<std::shared_ptr<pull::BlockSource>> sources_;  // changed by the fetching thread only
   bool cancelled_ = false;
 };
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

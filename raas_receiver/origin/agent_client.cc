@@ -1,4 +1,4 @@
-#include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/origin/agent_client.h"
 
 #include "common/base/text.h"
 #include "common/rpc/channel.h"
@@ -6,7 +6,7 @@
 #include "common/rpc/status_mapping.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 namespace {
 
 constexpr std::chrono::milliseconds kCallTimeout{30'000};
@@ -14,39 +14,16 @@ constexpr std::chrono::milliseconds kCloseTimeout{2'000};
 
 }  // namespace
 
-// Makes a call's context reachable for Cancel.
-class AgentClient::CallScope {
- public:
-  CallScope(AgentClient& client, grpc::ClientContext& context, bool even_cancelled)
-      : client_(client), context_(context) {
-    std::lock_guard lock(client_.mutex_);
-    client_.running_.insert(&context_);
-    if (client_.cancelled_ && !even_cancelled) context_.TryCancel();
-  }
-  ~CallScope() {
-    std::lock_guard lock(client_.mutex_);
-    client_.running_.erase(&context_);
-  }
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
-
- private:
-  AgentClient& client_;
-  grpc::ClientContext& context_;
-};
-
 AgentClient::AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls)
     : control_{address, tls.configured() && !address.IsSocket(), tls.plain},
       channel_(std::make_shared<rpc::LastingChannel>(control_.address.text, tls)) {}
 
-AgentClient::AgentClient(const AgentClient& other) : control_(other.control_), channel_(other.channel_) {}
-
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
-                                   std::chrono::milliseconds timeout, bool even_cancelled) {
+                                   std::chrono::milliseconds timeout, std::stop_token stop) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + timeout);
-  const CallScope scope(*this, context, even_cancelled);
+  const std::stop_callback cancel(std::move(stop), [&context] { context.TryCancel(); });
   Response response;
   LS_ASSIGN_OR_RETURN(const auto channel, Channel(name));
   const auto stub = v1::TrainerAgent::NewStub(channel);
@@ -82,10 +59,12 @@ Status AgentClient::Explain(const char* call, const grpc::Status& status,
   return {explained.code(), Cat(explained.message(), " (it does not know this call: is it of this version?)")};
 }
 
-Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const std::string& model) {
+Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const std::string& model,
+                                                                         std::stop_token stop) {
   v1::GetLayoutRequest request;
   request.set_model(model);
-  LS_ASSIGN_OR_RETURN(const v1::Layout answer, Call("GetLayout", &Stub::GetLayout, request, kCallTimeout));
+  LS_ASSIGN_OR_RETURN(const v1::Layout answer,
+                      Call("GetLayout", &Stub::GetLayout, request, kCallTimeout, std::move(stop)));
   LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
   if (ToBytes(layout->digest()) != answer.digest()) {
     return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", control_.address.text, " sent for model ", model,
@@ -94,30 +73,30 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
   return layout;
 }
 
-Result<v1::PullPlan> AgentClient::OpenPull(v1::OpenPullRequest request) {
+Result<v1::PullPlan> AgentClient::OpenPull(v1::OpenPullRequest request, std::stop_token stop) {
   request.set_peer(peer::ToLine(self_));
-  return Call("OpenPull", &Stub::OpenPull, request, kCallTimeout);
+  return Call("OpenPull", &Stub::OpenPull, request, kCallTimeout, std::move(stop));
 }
 
-Result<v1::LivePlan> AgentClient::OpenLive(v1::OpenLiveRequest request) {
+Result<v1::LivePlan> AgentClient::OpenLive(v1::OpenLiveRequest request, std::stop_token stop) {
   request.set_peer(peer::ToLine(self_));
   // Briefly: who calls has a version to make known, and can do without.
-  return Call("OpenLive", &Stub::OpenLive, request, kCloseTimeout);
+  return Call("OpenLive", &Stub::OpenLive, request, kCloseTimeout, std::move(stop));
 }
 
-Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest) {
+Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop) {
   v1::CatchUpRequest request;
   request.set_pull_id(pull_id);
   request.set_oldest_version(oldest);
-  return Call("CatchUp", &Stub::CatchUp, request, kCallTimeout);
+  return Call("CatchUp", &Stub::CatchUp, request, kCallTimeout, std::move(stop));
 }
 
-Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t lanes) {
+Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t lanes, std::stop_token stop) {
   v1::RenewTicketsRequest request;
   request.set_pull_id(pull_id);
   request.set_lanes(static_cast<uint32_t>(lanes));
   LS_ASSIGN_OR_RETURN(const v1::RenewTicketsResponse answer,
-                      Call("RenewTickets", &Stub::RenewTickets, request, kCallTimeout));
+                      Call("RenewTickets", &Stub::RenewTickets, request, kCallTimeout, std::move(stop)));
   return TicketsOf(answer.tickets());
 }
 
@@ -127,17 +106,17 @@ Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const Status& 
   *request.mutable_held() = ToProto(held);
   request.set_outcome(outcome.ok() ? "ok" : outcome.ToString());
   request.set_damaged(outcome.code() == ErrorCode::kCorrupt);
-  return ToStatus(Call("ClosePull", &Stub::ClosePull, request, kCloseTimeout, true));
+  return ToStatus(Call("ClosePull", &Stub::ClosePull, request, kCloseTimeout, {}));
 }
 
-Result<v1::ReportResponse> AgentClient::Report(const v1::ReportRequest& request) {
-  return Call("Report", &Stub::Report, request, kCloseTimeout);
+Result<v1::ReportResponse> AgentClient::Report(const v1::ReportRequest& request, std::stop_token stop) {
+  return Call("Report", &Stub::Report, request, kCloseTimeout, std::move(stop));
 }
 
-Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
+Status AgentClient::WatchVersions(v1::WatchVersionsRequest request, std::stop_token stop,
                                   const std::function<void(const v1::VersionEvent&)>& on_event) {
   grpc::ClientContext context;
-  const CallScope scope(*this, context, false);
+  const std::stop_callback cancel(std::move(stop), [&context] { context.TryCancel(); });
   request.set_peer(peer::ToLine(self_));
   LS_ASSIGN_OR_RETURN(const auto channel, Channel("WatchVersions"));
   const auto stream = v1::TrainerAgent::NewStub(channel)->WatchVersions(&context, request);
@@ -156,12 +135,6 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   return {ErrorCode::kUnavailable, Cat("agent ", control_.address.text, " ended the version stream; it drains")};
 }
 
-void AgentClient::Cancel() {
-  std::lock_guard lock(mutex_);
-  cancelled_ = true;
-  for (grpc::ClientContext* context : running_) context->TryCancel();
-}
-
 Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<std::string>& raw) {
   std::vector<Ticket> tickets;
   for (const std::string& one : raw) {
@@ -171,17 +144,4 @@ Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<s
   return tickets;
 }
 
-v1::Held ToProto(const Held& held) {
-  v1::Held proto;
-  proto.set_run(ToBytes(held.run));
-  proto.set_version(held.version);
-  return proto;
-}
-
-Result<Held> FromProto(const v1::Held& held) {
-  if (held.version() == 0) return Held{};
-  LS_ASSIGN_OR_RETURN(const auto run, Bytes16(held.run()));
-  return Held{{run}, held.version()};
-}
-
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

@@ -1,6 +1,7 @@
 // Where the blocks of a pull wait, or are put at once, until the version is verified.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,32 +13,29 @@
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
 #include "raas_receiver/pull/block_source.h"
-#include "raas_receiver/replica/replica_pair.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
-// Full blocks, read straight into the target replica. Remembers of which version each is, and its hash: while a full
+// Full blocks, read straight into their places. Remembers of which version each is, and its hash: while a full
 // pull runs, the trainer may move on, and later blocks are of a later version.
 class FullStaging : public pull::BlockSink {
  public:
-  // REQUIRES the target of `replicas` to be writable memory of `layout` as long as blocks come.
-  FullStaging(const model::ModelLayout& layout, replica::ReplicaPair& replicas);
+  // `place_of` answers the memory of a block of `layout`, which is writable as long as blocks come.
+  FullStaging(const model::ModelLayout& layout, std::function<std::span<std::byte>(BlockIndex)> place_of);
 
   // `blocks` are fetched next: they are missing until they come, whatever came before.
   void Expect(const std::vector<BlockIndex>& blocks);
   // Those of the expected that have not come. REQUIRES no fetch to run.
   std::vector<BlockIndex> Missing() const;
 
-  std::span<std::byte> Destination(const wire::FrameHeader& frame) override {
-    return replicas_.target_block(frame.block);
-  }
+  std::span<std::byte> Destination(const wire::FrameHeader& frame) override { return place_of_(frame.block); }
   Status Put(const wire::FrameHeader& frame, ByteView payload) override;
 
   const std::vector<Version>& versions() const { return versions_; }  // per block; 0 where none came
   const std::vector<uint64_t>& hashes() const { return hashes_; }     // per block
 
  private:
-  replica::ReplicaPair& replicas_;
+  const std::function<std::span<std::byte>(BlockIndex)> place_of_;
   std::vector<BlockIndex> expected_;
   std::vector<Version> versions_;
   std::vector<uint64_t> hashes_;
@@ -80,4 +78,4 @@ class DeltaStaging : public pull::DeltaSink {
 // OK when each step of `chain` leads from `hashes` to the digest it names. kCorrupt names the version that does not.
 Status VerifyChain(const model::ModelLayout& layout, const payload::DeltaChain& chain, std::vector<uint64_t> hashes);
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

@@ -1,4 +1,5 @@
-// The agent's control plane as the receiver calls it: every call has a deadline and can be cancelled.
+// The agent's control plane as the receiver calls it. Every call has a deadline, and ends with kCancelled once a stop
+// is requested of its token.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -6,8 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <set>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -20,8 +20,9 @@
 #include "common/rpc/tls.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "raas_receiver/origin/held_proto.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
 // How an agent is called.
 struct Control {
@@ -35,41 +36,34 @@ struct Control {
 class AgentClient {
  public:
   explicit AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls = {});
-  // Over the same connection; what is cancelled is each one's own.
-  AgentClient(const AgentClient& other);
-  AgentClient& operator=(const AgentClient&) = delete;
 
   const Control& control() const { return control_; }
   const net::ControlAddress& address() const { return control_.address; }
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
-  Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
-  Result<v1::PullPlan> OpenPull(v1::OpenPullRequest request);
-  Result<v1::LivePlan> OpenLive(v1::OpenLiveRequest request);
-  Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
-  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes);
-  // Works after Cancel too, briefly: the agent should know how a pull ended.
+  Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model, std::stop_token stop);
+  Result<v1::PullPlan> OpenPull(v1::OpenPullRequest request, std::stop_token stop);
+  Result<v1::LivePlan> OpenLive(v1::OpenLiveRequest request, std::stop_token stop);
+  Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop);
+  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes, std::stop_token stop);
+  // Briefly, and whatever stops: the agent should know how a pull ended.
   Status ClosePull(uint64_t pull_id, const Held& held, const Status& outcome);
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
   // receiver and the agent have no protocol in common.
-  Status WatchVersions(v1::WatchVersionsRequest request, const std::function<void(const v1::VersionEvent&)>& on_event);
+  Status WatchVersions(v1::WatchVersionsRequest request, std::stop_token stop,
+                       const std::function<void(const v1::VersionEvent&)>& on_event);
   // Briefly; kProtocol: an older agent does not know the call.
-  Result<v1::ReportResponse> Report(const v1::ReportRequest& request);
-
-  // Makes calls in progress and later ones fail with kCancelled.
-  void Cancel();
+  Result<v1::ReportResponse> Report(const v1::ReportRequest& request, std::stop_token stop);
 
  private:
-  class CallScope;
-
   using Stub = v1::TrainerAgent::Stub;
   template <typename Request, typename Response>
   using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
 
   template <typename Request, typename Response>
   Result<Response> Call(const char* name, Method<Request, Response> method, const Request& request,
-                        std::chrono::milliseconds timeout, bool even_cancelled = false);
+                        std::chrono::milliseconds timeout, std::stop_token stop);
   // For the call of that name.
   Result<std::shared_ptr<grpc::Channel>> Channel(const char* call);
   // kPermission when what answered is where it may not be spoken to in plaintext.
@@ -79,15 +73,9 @@ class AgentClient {
   const Control control_;
   const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<rpc::LastingChannel> channel_;
-  std::mutex mutex_;
-  std::set<grpc::ClientContext*> running_;
-  bool cancelled_ = false;
 };
 
-v1::Held ToProto(const Held& held);
 // kProtocol for one that is not 16 bytes.
 Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<std::string>& raw);
-// Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
-Result<Held> FromProto(const v1::Held& held);
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

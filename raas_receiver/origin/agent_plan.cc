@@ -1,9 +1,9 @@
-#include "raas_receiver/session/plan.h"
+#include "raas_receiver/origin/agent_plan.h"
 
 #include "common/base/text.h"
 #include "common/model/label.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 namespace {
 
 constexpr size_t kMaxSteps = 4096;
@@ -56,8 +56,7 @@ Status ReadSteps(const v1::PullPlan& proto, const model::ModelLayout& layout, Pl
 
 Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   Plan plan;
-  plan.pull_id = proto.pull_id();
-  plan.mode = proto.mode();
+  plan.transfer = proto.pull_id();
   plan.committed_unix_ns = proto.committed_unix_ns();
   plan.changed_elements = proto.changed_elements();
   LS_ASSIGN_OR_RETURN(plan.base, FromProto(proto.base()));
@@ -91,7 +90,7 @@ Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const
   return peer;
 }
 
-Status ReadLocal(const v1::PullPlan& proto, Plan& plan) {
+Status ReadLocal(const v1::PullPlan& proto, AgentPlan& plan) {
   plan.local_socket = proto.local_socket();
   if (plan.local_socket.empty()) return OkStatus();
   const bool is_path = plan.local_socket.starts_with('/') && CleanText(plan.local_socket) == plan.local_socket;
@@ -102,47 +101,35 @@ Status ReadLocal(const v1::PullPlan& proto, Plan& plan) {
 
 }  // namespace
 
-std::string_view ModeName(v1::PullMode mode) {
-  switch (mode) {
-    case v1::PULL_MODE_UP_TO_DATE:
-      return "up_to_date";
-    case v1::PULL_MODE_FULL:
-      return "full";
-    case v1::PULL_MODE_DELTA:
-      return "delta";
-    case v1::PULL_MODE_CHAIN:
-      return "chain";
-    default:
-      return "unknown";
-  }
-}
-
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control) {
-  LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
-  switch (plan.mode) {
+Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control) {
+  AgentPlan read;
+  LS_ASSIGN_OR_RETURN(read.plan, ReadCommon(proto));
+  Plan& plan = read.plan;
+  switch (proto.mode()) {
     case v1::PULL_MODE_UP_TO_DATE:
       if (plan.target != held)
         return Broken(proto, Cat("says up to date, but its target is version ", plan.target.version));
-      return plan;
+      return read;
     case v1::PULL_MODE_FULL:
       if (proto.steps_size() > 0) return Broken(proto, "is full but has delta steps");
+      plan.full = true;
       break;
     case v1::PULL_MODE_DELTA:
     case v1::PULL_MODE_CHAIN:
       if (held.nothing() || plan.base != held || plan.target.run != held.run) {
         return Broken(proto, Cat("starts from version ", plan.base.version, ", which this receiver does not hold"));
       }
-      if (plan.mode != v1::PULL_MODE_CHAIN && proto.steps_size() != 1) {
-        return Broken(proto, Cat("is ", ModeName(plan.mode), " but has ", proto.steps_size(), " steps"));
+      if (proto.mode() == v1::PULL_MODE_DELTA && proto.steps_size() != 1) {
+        return Broken(proto, Cat("is one delta but has ", proto.steps_size(), " steps"));
       }
       LS_RETURN_IF_ERROR(ReadSteps(proto, *layout, plan));
       break;
     default:
-      return Broken(proto, Cat("has mode ", static_cast<int>(plan.mode), ", which this receiver does not know"));
+      return Broken(proto, Cat("has mode ", static_cast<int>(proto.mode()), ", which this receiver does not know"));
   }
-  LS_ASSIGN_OR_RETURN(plan.lanes, ReadLanes(proto, layout, control));
-  LS_RETURN_IF_ERROR(ReadLocal(proto, plan));
-  return plan;
+  LS_ASSIGN_OR_RETURN(read.lanes, ReadLanes(proto, layout, control));
+  LS_RETURN_IF_ERROR(ReadLocal(proto, read));
+  return read;
 }
 
 Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const Control& control) {
@@ -154,9 +141,10 @@ Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& la
                          Version oldest) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   if (plan.target.run != full.target.run) return Broken(proto, "catches up with another run");
+  plan.full = true;
   plan.base = {full.target.run, oldest};
   LS_RETURN_IF_ERROR(ReadSteps(proto, layout, plan));
   return plan;
 }
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

@@ -12,11 +12,11 @@
 #include "common/rpc/rpc_server.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "raas_receiver/origin/agent_client.h"
 #include "raas_receiver/pull/test_lane_server.h"
 #include "raas_receiver/replica/test_model.h"
-#include "raas_receiver/session/agent_client.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
 class TestAgent final : public v1::TrainerAgent::Service {
  public:
@@ -186,4 +186,4 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::unique_ptr<rpc::RpcServer> server_;
 };
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

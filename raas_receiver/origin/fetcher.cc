@@ -1,12 +1,12 @@
-#include "raas_receiver/session/fetcher.h"
+#include "raas_receiver/origin/fetcher.h"
 
 #include <algorithm>
 
 #include "common/telemetry/log.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 
-void Fetcher::Use(std::vector<std::unique_ptr<pull::BlockSource>> sources) {
+void Fetcher::Use(std::vector<std::shared_ptr<pull::BlockSource>> sources) {
   std::lock_guard lock(mutex_);
   sources_.swap(sources);  // those before end after the lock does
   if (!cancelled_) return;
@@ -69,4 +69,4 @@ pull::SourceCounters Fetcher::counters() const {
   return sum;
 }
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

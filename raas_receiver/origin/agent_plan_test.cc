@@ -1,13 +1,13 @@
-#include "raas_receiver/session/plan.h"
+#include "raas_receiver/origin/agent_plan.h"
 
 #include <catch2/catch.hpp>
 #include <functional>
 
 #include "common/base/status_testing.h"
+#include "raas_receiver/origin/agent_client.h"
 #include "raas_receiver/replica/test_model.h"
-#include "raas_receiver/session/agent_client.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 namespace {
 
 const Control kControl{.address = net::HostPort{"10.1.2.3", 7700}};
@@ -49,19 +49,19 @@ TEST_CASE("A plan that keeps the rules is read as it stands") {
   const Fixture fixture;
   const auto plan = ReadPlan(fixture.Chain(), fixture.model.layout(), fixture.held, kControl);
   REQUIRE(plan.ok());
-  CHECK(plan->target == fixture.model.held(5));
-  CHECK(plan->steps.size() == 2);
+  CHECK(plan->plan.target == fixture.model.held(5));
+  CHECK(plan->plan.steps.size() == 2);
   CHECK(plan->lanes.tickets.size() == 1);
   CHECK(plan->lanes.agent == net::HostPort{"127.0.0.1", 7701});
   CHECK(plan->local_socket == "/run/pull.sock");
-  CHECK(ModeName(plan->mode) == "chain");
+  CHECK(plan->plan.mode() == "chain");
 }
 
 TEST_CASE("A plan's label is one, or the plan is refused") {
   const Fixture fixture;
   v1::PullPlan proto = fixture.Chain();
   proto.set_label("step 7");
-  CHECK(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl)->label == "step 7");
+  CHECK(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl)->plan.label == "step 7");
   for (const std::string& bad : {std::string(65, 'x'), std::string("a\nb")}) {
     proto.set_label(bad);
     CHECK_THAT(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl),
@@ -158,4 +158,4 @@ TEST_CASE("Catching up stays in the run of the full pull and starts at the oldes
              FailsWith(ErrorCode::kProtocol, "catches up with another run"));
 }
 
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

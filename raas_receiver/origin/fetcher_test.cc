@@ -1,11 +1,11 @@
-#include "raas_receiver/session/fetcher.h"
+#include "raas_receiver/origin/fetcher.h"
 
 #include <catch2/catch.hpp>
 #include <numeric>
 
 #include "raas_receiver/replica/replica_fixture.h"
 
-namespace lockstep::session {
+namespace lockstep::origin {
 namespace {
 
 // A source that has some blocks of a model, and some deltas of it: entry by entry, and only half of one it has not.
@@ -67,13 +67,16 @@ struct Fixture {
     REQUIRE(replicas.pair().BeginFull(model.layout()).ok());
   }
   void Use(std::vector<std::function<bool(uint64_t)>> parts) {
-    std::vector<std::unique_ptr<pull::BlockSource>> made;
+    std::vector<std::shared_ptr<pull::BlockSource>> made;
     for (auto& has : parts) {
       auto source = std::make_unique<PartSource>(model, std::move(has));
       sources.push_back(source.get());
       made.push_back(std::move(source));
     }
     fetcher.Use(std::move(made));
+  }
+  FullStaging Staging() {
+    return {*model.layout(), [this](BlockIndex block) { return replicas.pair().target_block(block); }};
   }
   pull::FullRequest All(Version version) const {
     pull::FullRequest request{.blocks = std::vector<BlockIndex>(model.layout()->block_count()), .version = version};
@@ -100,7 +103,7 @@ TEST_CASE("Each source is asked for what those before it did not bring, until no
   Fixture fixture;
   fixture.Use({[](uint64_t block) { return block % 2 == 0; }, [](uint64_t block) { return block != 3; },
                [](uint64_t) { return true; }, [](uint64_t) { return true; }});
-  FullStaging staging(*fixture.model.layout(), fixture.replicas.pair());
+  FullStaging staging = fixture.Staging();
   REQUIRE(fixture.fetcher.FetchBlocks(fixture.All(2), staging).ok());
   const size_t blocks = fixture.model.layout()->block_count();
   CHECK(fixture.sources[0]->asked == std::vector<size_t>{blocks});
@@ -117,7 +120,7 @@ TEST_CASE("Each source is asked for what those before it did not bring, until no
 TEST_CASE("What no source has is the last one's error, and what came stays") {
   Fixture fixture;
   fixture.Use({[](uint64_t block) { return block != 3; }, [](uint64_t) { return false; }});
-  FullStaging staging(*fixture.model.layout(), fixture.replicas.pair());
+  FullStaging staging = fixture.Staging();
   CHECK(fixture.fetcher.FetchBlocks(fixture.All(1), staging).code() == ErrorCode::kNotFound);
   CHECK(staging.Missing() == std::vector<BlockIndex>{3});
   CHECK(fixture.sources[1]->asked == std::vector<size_t>{1});
@@ -126,7 +129,7 @@ TEST_CASE("What no source has is the last one's error, and what came stays") {
 TEST_CASE("Blocks that came before are fetched again when they are wanted again") {
   Fixture fixture;
   fixture.Use({[](uint64_t) { return true; }});
-  FullStaging staging(*fixture.model.layout(), fixture.replicas.pair());
+  FullStaging staging = fixture.Staging();
   REQUIRE(fixture.fetcher.FetchBlocks(fixture.All(1), staging).ok());
   REQUIRE(fixture.fetcher.FetchBlocks({{2, 5}, 3, true}, staging).ok());
   CHECK(fixture.sources[0]->asked.back() == 2);
@@ -172,7 +175,7 @@ TEST_CASE("Cancelling reaches the sources in use and those that come later") {
   fixture.Use({[](uint64_t) { return true; }, [](uint64_t) { return true; }});
   fixture.fetcher.Cancel();
   CHECK(fixture.sources[0]->cancelled);
-  FullStaging staging(*fixture.model.layout(), fixture.replicas.pair());
+  FullStaging staging = fixture.Staging();
   CHECK(fixture.fetcher.FetchBlocks(fixture.All(1), staging).code() == ErrorCode::kCancelled);
   fixture.Use({[](uint64_t) { return true; }});
   CHECK(fixture.sources.back()->cancelled);
@@ -188,4 +191,4 @@ TEST_CASE("Counters are those of all sources in use together") {
 }
 
 }  // namespace
-}  // namespace lockstep::session
+}  // namespace lockstep::origin

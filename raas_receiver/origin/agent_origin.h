@@ -1,0 +1,31 @@
+// A trainer's agent as an origin: announced, planned and reported by gRPC, pulled from its memory where that is on this
+// host, else over lanes; on lanes, deltas are asked for while they are made.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/base/worker_pool.h"
+#include "common/net/host_port.h"
+#include "common/net/io_threads.h"
+#include "common/rpc/tls.h"
+#include "common/telemetry/timeline.h"
+#include "raas_receiver/origin/origin.h"
+
+namespace lockstep::origin {
+
+struct AgentOriginOptions {
+  std::string model;
+  std::string receiver;  // this receiver's name
+  std::string instance;  // 16 bytes: this process
+  net::ControlAddress agent;
+  rpc::TlsOptions tls;  // of calls to the agent
+  size_t lanes = 4;
+  bool live = true;                         // take deltas while they are made
+  telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the origin
+};
+
+// `io` runs lanes, `pool` copies from memory; both outlive the origin.
+std::unique_ptr<Origin> NewAgentOrigin(AgentOriginOptions options, net::IoThreads& io, WorkerPool& pool);
+
+}  // namespace lockstep::origin

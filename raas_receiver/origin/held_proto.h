@@ -1,0 +1,24 @@
+// Between versions and the message that names them.
+#pragma once
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "proto/lockstep/v1/model.pb.h"
+
+namespace lockstep {
+
+inline v1::Held ToProto(const Held& held) {
+  v1::Held proto;
+  proto.set_run(ToBytes(held.run));
+  proto.set_version(held.version);
+  return proto;
+}
+
+// Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
+inline Result<Held> FromProto(const v1::Held& held) {
+  if (held.version() == 0) return Held{};
+  LS_ASSIGN_OR_RETURN(const auto run, Bytes16(held.run()));
+  return Held{{run}, held.version()};
+}
+
+}  // namespace lockstep

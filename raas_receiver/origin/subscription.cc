@@ -1,0 +1,126 @@
+#include "raas_receiver/origin/subscription.h"
+
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep::origin {
+namespace {
+
+// An announced version was begun long ago: its first blocks are at most a round trip away.
+constexpr std::chrono::milliseconds kPatience{2'000};
+// Agents that cannot are not asked at every version.
+constexpr std::chrono::seconds kOpenAgain{10};
+
+}  // namespace
+
+void Subscription::Ask(const Held& base, const Layout& layout, std::stop_token stop) {
+  if (base == base_) return;
+  // Lanes that still owe the answer to another question are of no use for this one.
+  const bool usable = live_ != nullptr && base_.nothing() && live_->lost().ok() && layout->digest() == layout_;
+  if (!usable) {
+    Close();
+    if (std::chrono::steady_clock::now() < open_again_) return;
+    if (const Status opened = Open(layout, std::move(stop)); !opened.ok()) {
+      open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
+      telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribe_failed",
+                     {{"model", options_.model}, {"message", opened.ToString()}});
+      return;
+    }
+  }
+  bytes_ = 0;
+  live_->Ask(base.version);
+  base_ = base;
+}
+
+Status Subscription::Open(const Layout& layout, std::stop_token stop) {
+  v1::OpenLiveRequest request;
+  request.set_model(options_.model);
+  request.set_receiver(options_.receiver);
+  request.set_layout_digest(ToBytes(layout->digest()));
+  request.set_lanes_wanted(static_cast<uint32_t>(options_.lanes));
+  LS_ASSIGN_OR_RETURN(const v1::LivePlan answer, agent_.OpenLive(request, std::move(stop)));
+  LS_ASSIGN_OR_RETURN(pull::LanePeer peer, ReadLivePlan(answer, layout, agent_.control()));
+  pull_id_ = peer.pull_id;
+  in_plaintext_ = peer.InPlaintext();
+  layout_ = layout->digest();
+  auto live = std::make_unique<pull::LivePull>(io_, std::move(peer));
+  std::lock_guard lock(mutex_);
+  live_ = std::move(live);
+  return OkStatus();
+}
+
+Status Subscription::FetchBlocks(const pull::FullRequest& request, pull::BlockSink&) {
+  if (request.blocks.empty()) return OkStatus();
+  return {ErrorCode::kNotFound, "a live delta has no blocks in full"};
+}
+
+Status Subscription::FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) {
+  if (request.steps.empty()) return OkStatus();
+  if (request.steps.size() > 1) return {ErrorCode::kNotFound, "a live delta is one step"};
+  const pull::DeltaStep& step = request.steps[0];
+  LS_ASSIGN_OR_RETURN(pull::LivePull::Delta delta, Take({request.run, step.base}, step));
+  for (payload::DeltaBlock& block : delta.blocks) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(block)));
+  bytes_ = delta.bytes;
+  return OkStatus();
+}
+
+// The delta from `base` on, when that is what was asked for and it is `step`.
+Result<pull::LivePull::Delta> Subscription::Take(const Held& base, const pull::DeltaStep& step) {
+  if (!asked()) return Status(ErrorCode::kNotFound, "no live delta was asked for");
+  const Held asked = std::exchange(base_, Held());
+  // Another base than ours leads nowhere, and the lanes are still busy with it.
+  if (asked != base) {
+    Close();
+    return Status(ErrorCode::kState, Cat("the live delta starts from version ", asked.version, ", not ", step.base));
+  }
+  Result<pull::LivePull::Delta> delta = live_->Take(kPatience);
+  if (!delta.ok()) {
+    const ErrorCode code = delta.status().code();
+    if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
+    return delta;
+  }
+  if (delta->target == step.target && delta->blocks.size() == step.entries && delta->bytes == step.data_bytes) {
+    AddSpanOf(*delta, base.run);
+    return delta;
+  }
+  return Status(ErrorCode::kState,
+                Cat("the live delta leads to version ", delta->target, " with ", delta->blocks.size(), " blocks and ",
+                    delta->bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));
+}
+
+void Subscription::AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const {
+  if (delta.blocks.empty()) return;
+  telemetry::Span span{.name = "live",
+                       .model = options_.model,
+                       .run = run,
+                       .version = delta.target,
+                       .transfer = pull_id_,
+                       .bytes = delta.bytes};
+  telemetry::AddSpan(options_.timeline, std::move(span), telemetry::Moment(delta.begun), delta.ended);
+}
+
+void Subscription::Close() {
+  base_ = {};
+  std::unique_ptr<pull::LivePull> live;
+  {
+    std::lock_guard lock(mutex_);
+    live = std::move(live_);
+  }
+  if (live == nullptr) return;
+  live.reset();
+  (void)agent_.ClosePull(pull_id_, {}, OkStatus());  // it ends with its lanes anyway
+}
+
+void Subscription::Cancel() {
+  std::lock_guard lock(mutex_);
+  if (live_ != nullptr) live_->Cancel();
+}
+
+pull::SourceCounters Subscription::counters() const {
+  const uint64_t bytes = bytes_;
+  return {.payload_bytes = bytes, .plain_bytes = in_plaintext_ ? bytes : 0, .live_bytes = bytes};
+}
+
+}  // namespace lockstep::origin

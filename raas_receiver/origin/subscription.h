@@ -1,0 +1,63 @@
+// Subscription: asks an agent for deltas while they are made. For AgentOrigin.
+//
+// After each sync the delta is asked for that starts at what is held; when the next version is announced its blocks are
+// here already, or on their way. It only ever spares a wait: what does not come so is pulled by other ways.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+
+#include "common/telemetry/timeline.h"
+#include "raas_receiver/origin/agent_origin.h"
+#include "raas_receiver/origin/agent_plan.h"
+#include "raas_receiver/pull/live_pull.h"
+
+namespace lockstep::origin {
+
+// A source of the deltas that it asked for, and of nothing else. One thread calls; Cancel and counters may be called
+// from any.
+class Subscription final : public pull::BlockSource {
+ public:
+  // What is given outlives this.
+  Subscription(const AgentOriginOptions& options, AgentClient& agent, net::IoThreads& io)
+      : options_(options), agent_(agent), io_(io) {}
+
+  // Asks for the delta from `base` on, over lanes that are opened when there are none. Waits for no more than a call to
+  // the agent.
+  void Ask(const Held& base, const Layout& layout, std::stop_token stop);
+  // Whether a delta was asked for, and not yet taken.
+  bool asked() const { return live_ != nullptr && !base_.nothing(); }
+  // Ends the subscription, until something is asked for again.
+  void Close();
+
+  std::string_view name() const override { return "live"; }
+  Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override;
+  // Of the one step that was asked for: waits for the rest of it as long as it keeps coming.
+  Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override;
+  // Ends the fetch in progress; what was asked for does not come any more.
+  void Cancel() override;
+  // Of the delta that was asked for last.
+  pull::SourceCounters counters() const override;
+
+ private:
+  Status Open(const Layout& layout, std::stop_token stop);
+  Result<pull::LivePull::Delta> Take(const Held& base, const pull::DeltaStep& step);
+  void AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const;
+
+  const AgentOriginOptions& options_;
+  AgentClient& agent_;
+  net::IoThreads& io_;
+  uint64_t pull_id_ = 0;
+  std::atomic<bool> in_plaintext_ = false;
+  std::atomic<uint64_t> bytes_ = 0;  // taken of the delta that was asked for last
+  Held base_;                        // of the delta that was asked for; nothing: none was
+  LayoutDigest layout_;
+  std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
+
+  std::mutex mutex_;  // guards live_ against Cancel
+  std::unique_ptr<pull::LivePull> live_;
+};
+
+}  // namespace lockstep::origin
