@@ -30,7 +30,6 @@ constexpr Row kRows[] = {
     {"lockstep.v1.TrainerAgent.OpenPull", kReads},
     {"lockstep.v1.TrainerAgent.CatchUp", kReads},
     {"lockstep.v1.TrainerAgent.RenewTickets", kReads},
-    {"lockstep.v1.TrainerAgent.OpenLive", kReads},
     {"lockstep.v1.TrainerAgent.ClosePull", kReads},
     {"lockstep.v1.TrainerAgent.GetManifest", kReads | kSteers},
     {"lockstep.v1.TrainerAgent.Verify", kSteers},

@@ -75,13 +75,8 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
 
 Result<v1::PullPlan> AgentClient::OpenPull(v1::OpenPullRequest request, std::stop_token stop) {
   request.set_peer(peer::ToLine(self_));
-  return Call("OpenPull", &Stub::OpenPull, request, kCallTimeout, std::move(stop));
-}
-
-Result<v1::LivePlan> AgentClient::OpenLive(v1::OpenLiveRequest request, std::stop_token stop) {
-  request.set_peer(peer::ToLine(self_));
-  // Briefly: who calls has a version to make known, and can do without.
-  return Call("OpenLive", &Stub::OpenLive, request, kCloseTimeout, std::move(stop));
+  const auto timeout = request.standing() ? kCloseTimeout : kCallTimeout;
+  return Call("OpenPull", &Stub::OpenPull, request, timeout, std::move(stop));
 }
 
 Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop) {

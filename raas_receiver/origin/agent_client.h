@@ -42,8 +42,8 @@ class AgentClient {
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model, std::stop_token stop);
+  // A standing one briefly: it is wanted for the sake of speed.
   Result<v1::PullPlan> OpenPull(v1::OpenPullRequest request, std::stop_token stop);
-  Result<v1::LivePlan> OpenLive(v1::OpenLiveRequest request, std::stop_token stop);
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes, std::stop_token stop);
   // Briefly, and whatever stops: the agent should know how a pull ended.

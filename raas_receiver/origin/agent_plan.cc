@@ -9,8 +9,7 @@ namespace {
 constexpr size_t kMaxSteps = 4096;
 constexpr size_t kMaxLanes = 1024;
 
-template <typename Proto>
-Status Broken(const Proto& proto, std::string rule) {
+Status Broken(const v1::PullPlan& proto, std::string rule) {
   return {ErrorCode::kProtocol, Cat("the plan of pull ", proto.pull_id(), " ", rule)};
 }
 
@@ -68,9 +67,7 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   return plan;
 }
 
-// `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
-template <typename Proto>
-Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const Control& control) {
+Result<pull::LanePeer> ReadLanes(const v1::PullPlan& proto, const Layout& layout, const Control& control) {
   pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout, .plain = control.plain};
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
@@ -132,7 +129,8 @@ Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, cons
   return read;
 }
 
-Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const Control& control) {
+Result<pull::LanePeer> ReadStandingPlan(const v1::PullPlan& proto, const Layout& layout, const Control& control) {
+  if (proto.mode() != v1::PULL_MODE_STANDING) return Broken(proto, "is of no standing pull");
   if (proto.pull_id() == 0) return Broken(proto, "has no id");
   return ReadLanes(proto, layout, control);
 }

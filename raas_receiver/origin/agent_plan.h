@@ -26,8 +26,8 @@ struct AgentPlan {
 // breaks.
 Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control);
 
-// The answer to OpenLive. kProtocol names the rule that it breaks.
-Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const Control& control);
+// The plan of a standing pull: its lanes. kProtocol names the rule that it breaks.
+Result<pull::LanePeer> ReadStandingPlan(const v1::PullPlan& proto, const Layout& layout, const Control& control);
 
 // The answer to CatchUp(oldest) within a full pull planned as `full`: its plan, with steps, on the lanes that are open.
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full, Version oldest);

@@ -81,22 +81,23 @@ TEST_CASE("Lanes are encrypted where the plan says so, and a receiver whose call
   const Fixture fixture;
   const Control encrypted{.address = kControl.address, .encrypted = true};
   v1::PullPlan proto = fixture.Chain();
-  v1::LivePlan live;
+  v1::PullPlan live;
+  live.set_mode(v1::PULL_MODE_STANDING);
   live.set_pull_id(78);
   live.set_lane_address(":7701");
   live.add_tickets(ToBytes(RandomId<Ticket>()));
   const auto& layout = fixture.model.layout();
   CHECK(ReadPlan(proto, layout, fixture.held, kControl)->lanes.tls == nullptr);
-  CHECK(ReadLivePlan(live, layout, kControl)->tls == nullptr);
+  CHECK(ReadStandingPlan(live, layout, kControl)->tls == nullptr);
   CHECK_THAT(ReadPlan(proto, layout, fixture.held, encrypted),
              FailsWith(ErrorCode::kProtocol, "the plan of pull 77 has lanes in plaintext although"));
-  CHECK_THAT(ReadLivePlan(live, layout, encrypted),
+  CHECK_THAT(ReadStandingPlan(live, layout, encrypted),
              FailsWith(ErrorCode::kProtocol, "the plan of pull 78 has lanes in plaintext although"));
   proto.set_lanes_encrypted(true);
   live.set_lanes_encrypted(true);
   for (const Control& control : {kControl, encrypted}) {
     CHECK(ReadPlan(proto, layout, fixture.held, control)->lanes.tls != nullptr);
-    CHECK(ReadLivePlan(live, layout, control)->tls != nullptr);
+    CHECK(ReadStandingPlan(live, layout, control)->tls != nullptr);
   }
 }
 

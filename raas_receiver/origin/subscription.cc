@@ -35,17 +35,22 @@ void Subscription::Ask(const Held& base, const Layout& layout, std::stop_token s
 }
 
 Status Subscription::Open(const Layout& layout, std::stop_token stop) {
-  v1::OpenLiveRequest request;
+  v1::OpenPullRequest request;
+  request.set_standing(true);
   request.set_model(options_.model);
   request.set_receiver(options_.receiver);
   request.set_layout_digest(ToBytes(layout->digest()));
   request.set_lanes_wanted(static_cast<uint32_t>(options_.lanes));
-  LS_ASSIGN_OR_RETURN(const v1::LivePlan answer, agent_.OpenLive(request, std::move(stop)));
-  LS_ASSIGN_OR_RETURN(pull::LanePeer peer, ReadLivePlan(answer, layout, agent_.control()));
-  pull_id_ = peer.pull_id;
-  in_plaintext_ = peer.InPlaintext();
+  LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, agent_.OpenPull(request, std::move(stop)));
+  pull_id_ = answer.pull_id();
+  Result<pull::LanePeer> peer = ReadStandingPlan(answer, layout, agent_.control());
+  if (!peer.ok()) {
+    (void)agent_.ClosePull(pull_id_, {}, peer.status());
+    return peer.status();
+  }
+  in_plaintext_ = peer->InPlaintext();
   layout_ = layout->digest();
-  auto live = std::make_unique<pull::LivePull>(io_, std::move(peer));
+  auto live = std::make_unique<pull::LivePull>(io_, *std::move(peer));
   std::lock_guard lock(mutex_);
   live_ = std::move(live);
   return OkStatus();

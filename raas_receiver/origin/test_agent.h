@@ -91,6 +91,14 @@ class TestAgent final : public v1::TrainerAgent::Service {
   }
 
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) override {
+    for (uint32_t lane = 0; lane < request->lanes_wanted(); ++lane) plan->add_tickets(ToBytes(RandomId<Ticket>()));
+    plan->set_lane_address(":" + std::to_string(lanes_.port()));
+    if (request->standing()) {
+      if (!live) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+      plan->set_pull_id(1'000'000);
+      plan->set_mode(v1::PULL_MODE_STANDING);
+      return grpc::Status::OK;
+    }
     const Held held = *FromProto(request->held());
     const Version newest = newest_;
     const bool knows = held.run == model_.run() && held.version > 0 && !request->force_full();
@@ -100,8 +108,6 @@ class TestAgent final : public v1::TrainerAgent::Service {
       plan->set_mode(v1::PULL_MODE_UP_TO_DATE);
       return grpc::Status::OK;
     }
-    for (uint32_t lane = 0; lane < request->lanes_wanted(); ++lane) plan->add_tickets(ToBytes(RandomId<Ticket>()));
-    plan->set_lane_address(":" + std::to_string(lanes_.port()));
     plan->set_mode(v1::PULL_MODE_FULL);
     if (knows) {
       AddSteps(held.version, newest, *plan);
@@ -109,14 +115,6 @@ class TestAgent final : public v1::TrainerAgent::Service {
       plan->set_mode(plan->steps_size() == 1 ? v1::PULL_MODE_DELTA : v1::PULL_MODE_CHAIN);
     }
     twist(*plan);
-    return grpc::Status::OK;
-  }
-
-  grpc::Status OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) override {
-    if (!live) return {grpc::StatusCode::UNIMPLEMENTED, ""};
-    plan->set_pull_id(1'000'000);
-    for (uint32_t lane = 0; lane < request->lanes_wanted(); ++lane) plan->add_tickets(ToBytes(RandomId<Ticket>()));
-    plan->set_lane_address(":" + std::to_string(lanes_.port()));
     return grpc::Status::OK;
   }
 

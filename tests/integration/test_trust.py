@@ -21,7 +21,6 @@ AGENT_CALLS = {
     "OpenPull": "receiver",
     "CatchUp": "receiver",
     "RenewTickets": "receiver",
-    "OpenLive": "receiver",
     "ClosePull": "receiver",
     "GetManifest": "receiver operator",
     "Verify": "operator",
@@ -153,7 +152,7 @@ def test_a_receiver_that_opens_too_many_pulls_is_refused_and_another_syncs_on(cl
         publisher.publish(1, model.step())
         arguments = [agent.address, MODEL, "5", *(str(path) for path in ca.files("receiver-greedy").values())]
         output = subprocess.run([MANY_PULLS, *arguments], check=True, capture_output=True, text=True).stdout
-        for call, things in (("OpenPull", "pulls"), ("OpenLive", "subscriptions")):
+        for call, things in (("pull", "pulls"), ("standing", "standing pulls")):
             answers = [line.split(" ", 2)[1:] for line in output.splitlines() if line.startswith(call)]
             assert [int(code) for code, _ in answers] == 3 * [0] + 2 * [RESOURCE_EXHAUSTED]
             assert answers[-1][1].startswith(f"3 {things} of spiffe://test/receiver-greedy,")

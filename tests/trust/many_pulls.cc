@@ -1,7 +1,6 @@
-// Opens full pulls of a model, and subscriptions to its deltas, as often as asked, ends none, and prints how each call
-// ended:
+// Opens full and standing pulls of a model as often as asked, ends none, and prints how each call ended:
 //
-//   many_pulls ADDRESS MODEL TIMES CERT KEY CA    lines "OpenPull 0 " and "OpenLive 8 why", by gRPC's numbers
+//   many_pulls ADDRESS MODEL TIMES CERT KEY CA    lines "pull 0 " and "standing 8 why", by gRPC's numbers
 #include <grpcpp/grpcpp.h>
 
 #include <cstdlib>
@@ -41,22 +40,15 @@ int main(int argc, char** argv) {
     std::cerr << "many_pulls: " << status.error_message() << "\n";
     return 1;
   }
-  const std::string peer = "raas_receiver/0.2.0 protocol=1-1 lane-tls";
-  lockstep::v1::OpenPullRequest pull;
-  pull.set_model(argv[2]);
-  pull.set_receiver("greedy");
-  pull.set_peer(peer);
-  pull.set_layout_digest(layout.digest());
-  lockstep::v1::OpenLiveRequest live;
-  live.set_model(argv[2]);
-  live.set_receiver("greedy");
-  live.set_peer(peer);
-  live.set_layout_digest(layout.digest());
-  for (int i = 0; i < std::atoi(argv[3]); ++i) {
+  lockstep::v1::OpenPullRequest request;
+  request.set_model(argv[2]);
+  request.set_receiver("greedy");
+  request.set_peer("raas_receiver/0.2.0 protocol=1-1 lane-tls");
+  request.set_layout_digest(layout.digest());
+  for (int i = 0; i < 2 * std::atoi(argv[3]); ++i) {
+    request.set_standing(i % 2 == 1);
     lockstep::v1::PullPlan plan;
-    lockstep::v1::LivePlan subscription;
-    Print("OpenPull", Call(*stub, &TrainerAgent::Stub::OpenPull, pull, plan));
-    Print("OpenLive", Call(*stub, &TrainerAgent::Stub::OpenLive, live, subscription));
+    Print(request.standing() ? "standing" : "pull", Call(*stub, &TrainerAgent::Stub::OpenPull, request, plan));
   }
   return 0;
 }

@@ -138,7 +138,7 @@ const std::vector<metrics::Row<AgentFacts>>& AgentTable() {
            return IsConnected(receiver) && !receiver.last_error().empty();
          }));
        })},
-      {{"trainer_agent_open_pulls", MetricType::Gauge, {"model"}, "pulls, and subscriptions to live deltas"},
+      {{"trainer_agent_open_pulls", MetricType::Gauge, {"model"}, "pulls; standing ones are not counted"},
        EachModel(&v1::AgentModel::open_pulls)},
       {{"trainer_agent_model_bytes", MetricType::Gauge, {"model"}, "one version; the double buffer holds two"},
        EachModel(&v1::AgentModel::model_bytes)},

@@ -29,16 +29,6 @@ Status CheckReceiver(const std::string& line, const LaneOffer& lanes) {
   return OkStatus();
 }
 
-// What requests of both kinds have.
-template <typename Proto>
-Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes, const std::string& owner) {
-  PullRequest wanted{
-      .model = request.model(), .receiver = request.receiver(), .owner = owner, .lanes = request.lanes_wanted()};
-  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
-  LS_RETURN_IF_ERROR(CheckReceiver(request.peer(), lanes));
-  return wanted;
-}
-
 uint64_t SecondsSince(ReceiverReport::Clock::time_point time) {
   const auto ago = ReceiverReport::Clock::now() - time;
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count());
@@ -52,15 +42,17 @@ Result<Held> FromProto(const v1::Held& held) {
 }
 
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes, const std::string& owner) {
-  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, lanes, owner));
+  PullRequest wanted{.model = request.model(),
+                     .receiver = request.receiver(),
+                     .owner = owner,
+                     .lanes = request.lanes_wanted(),
+                     .force_full = request.force_full(),
+                     .standing = request.standing()};
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
-  wanted.force_full = request.force_full();
+  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  LS_RETURN_IF_ERROR(CheckReceiver(request.peer(), lanes));
   return wanted;
-}
-
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const LaneOffer& lanes, const std::string& owner) {
-  return CommonOf(request, lanes, owner);
 }
 
 void ToProto(const Held& held, v1::Held* out) {

@@ -14,8 +14,6 @@ namespace lockstep::serve {
 Result<Held> FromProto(const v1::Held& held);
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes,
                               const std::string& owner = "");
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const LaneOffer& lanes,
-                              const std::string& owner = "");
 
 void ToProto(const Held& held, v1::Held* out);
 void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out);

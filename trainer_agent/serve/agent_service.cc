@@ -1,5 +1,7 @@
 #include "trainer_agent/serve/agent_service.h"
 
+#include <array>
+
 #include "common/base/text.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/log.h"
@@ -9,7 +11,7 @@
 namespace lockstep::serve {
 namespace {
 
-// A receiver has one, and a pull and a subscription at most, of either of which a quarter may be of one identity.
+// A receiver has one, and a pull and a standing one at most, of either of which a quarter may be of one identity.
 access::Quota::Limits StreamLimits(const PullLimits& pulls) {
   return {.all = 4 * pulls.max_pulls, .each = pulls.max_pulls};
 }
@@ -18,8 +20,9 @@ access::Quota::Limits StreamLimits(const PullLimits& pulls) {
 constexpr int kMaxNamedModels = 32;
 
 std::string_view NameOf(v1::PullMode mode) {
-  constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain"};
-  return kNames[mode];
+  constexpr std::array<std::string_view, v1::PullMode_ARRAYSIZE> kNames{"",      "up_to_date", "full",
+                                                                        "delta", "chain",      "standing"};
+  return kNames.at(mode);
 }
 
 void LogOpened(const PullRequest& request, const PullPlan& plan) {
@@ -151,26 +154,10 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lanes_, plan);
-  if (!local_socket_.empty()) {
+  if (!local_socket_.empty() && !request->standing()) {
     plan->set_local_socket(local_socket_);
     plan->set_local_ticket(ToBytes(planned.local_ticket));
   }
-  return grpc::Status::OK;
-}
-
-grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::OpenLiveRequest* request,
-                                    v1::LivePlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
-  if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller.name));
-  wanted.allowed = Still(*context, __func__, request->model());
-  LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
-  telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
-                 {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
-  plan->set_pull_id(opened.pull_id);
-  plan->set_lane_address(lanes_.address);
-  plan->set_lanes_encrypted(lanes_.encrypted);
-  for (const Ticket& ticket : opened.tickets) plan->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
 

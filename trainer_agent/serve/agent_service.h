@@ -39,7 +39,6 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
                                                             const v1::WatchVersionsRequest*) override;
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*, v1::PullPlan*) override;
-  grpc::Status OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest*, v1::LivePlan*) override;
   grpc::Status CatchUp(grpc::ServerContext*, const v1::CatchUpRequest*, v1::PullPlan*) override;
   grpc::Status RenewTickets(grpc::ServerContext*, const v1::RenewTicketsRequest*, v1::RenewTicketsResponse*) override;
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;

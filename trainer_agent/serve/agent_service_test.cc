@@ -82,10 +82,9 @@ Status Call(v1::TrainerAgent::Stub& stub,
   return rpc::FromGrpc((stub.*method)(&context, request, response));
 }
 
-// To open a pull, or the deltas to come.
-template <typename Request>
-Request Opening(const Guarded& guarded) {
-  Request open;
+v1::OpenPullRequest Opening(const Guarded& guarded, bool standing = false) {
+  v1::OpenPullRequest open;
+  open.set_standing(standing);
   open.set_model("actor");
   open.set_peer(peer::ToLine(wire::Self("raas_receiver")));
   open.set_receiver("r");
@@ -97,7 +96,7 @@ TEST_CASE("Another's pull does not exist, whoever knows its number") {
   Guarded guarded;
   const auto own = guarded.StubOf("infer-0");
   const auto other = guarded.StubOf("infer-1");
-  const auto open = Opening<v1::OpenPullRequest>(guarded);
+  const auto open = Opening(guarded);
   v1::PullPlan plan;
   REQUIRE(Call(*own, &v1::TrainerAgent::Stub::OpenPull, open, &plan).ok());
 
@@ -127,9 +126,9 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   Guarded guarded;
   const auto stub = guarded.StubOf("infer-0");
   v1::PullPlan plan;
-  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening<v1::OpenPullRequest>(guarded), &plan).ok());
-  v1::LivePlan live;
-  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenLive, Opening<v1::OpenLiveRequest>(guarded), &live).ok());
+  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded), &plan).ok());
+  v1::PullPlan live;
+  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded, true), &live).ok());
   guarded.served.pulls.Expire();  // which ends nothing yet
   const auto ticket_of = [](const auto& opened) {
     Ticket ticket;
@@ -160,7 +159,7 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   CHECK((*live_lane)->closed());
 
   guarded.Allow(R"("actor")");
-  CHECK(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening<v1::OpenPullRequest>(guarded), &plan).ok());
+  CHECK(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded), &plan).ok());
 }
 
 // A stream of versions, as its reader has it.

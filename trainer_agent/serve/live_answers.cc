@@ -66,7 +66,7 @@ asio::awaitable<Status> LiveAnswers::SendShare(const wire::BlockRequest& request
 // Until there may be more to send. kUnavailable: the peer went away meanwhile.
 asio::awaitable<Status> LiveAnswers::UntilWoken() {
   co_await wakeup_->Wait();
-  if (pull_.closed()) co_return Status(ErrorCode::kUnavailable, "the subscription was closed");
+  if (pull_.closed()) co_return Status(ErrorCode::kUnavailable, "the pull was closed");
   if (!*peer_spoke_) co_return OkStatus();
   std::byte byte;
   const ssize_t there = ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);

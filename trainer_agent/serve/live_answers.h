@@ -1,4 +1,4 @@
-// LiveAnswers: what a subscription's lane answers: its share of a delta while that is being made
+// LiveAnswers: what a lane of a standing pull answers: its share of a delta while that is being made
 // (common/wire/FORMAT.md, "Live").
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace lockstep::serve {
 
 // Used by the one coroutine that owns the lane, on the strand of `socket`. An error ends the lane; kUnavailable: the
-// peer or its subscription is gone.
+// peer or its pull is gone.
 class LiveAnswers {
  public:
   // All but the gate outlive this.

@@ -27,12 +27,11 @@ wire::BlockRequest ShareRequest(uint32_t share, uint32_t shares, Version base) {
           .exact_version = base};
 }
 
-// A subscription with two lanes.
+// A standing pull with two lanes.
 struct Following {
   Served served;
   std::unique_ptr<LaneServer> server = StartLanes(served, {.timeouts = {.idle = milliseconds(30)}});
-  LivePlan plan =
-      *served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 2});
+  PullPlan plan = *served.pulls.Open(served.StandingRequest(2));
   std::array<TestLane, 2> lanes{TestLane(server->port()), TestLane(server->port())};
   store::LiveFeed& feed = served.run->live();
 
@@ -114,24 +113,22 @@ TEST_CASE("A follower that leaves while it waits makes room, and wakes that come
   CHECK(following.lanes[1].ReceiveBlock().first.block == 1);
 }
 
-TEST_CASE("A closed subscription lets nobody in, and counts until its lanes have ended") {
+TEST_CASE("A closed standing pull lets nobody in, and counts until its lanes have ended") {
   Following following;
   PullTable& pulls = following.served.pulls;
-  const auto open = [&] {
-    return pulls.OpenLive({.model = "actor", .receiver = "r", .layout = following.served.layout->digest(), .lanes = 1});
-  };
+  const auto open = [&] { return pulls.Open(following.served.StandingRequest(1)); };
   following.Ask(1);
   pulls.Close(following.plan.pull_id, {}, "ok");
   CHECK_THAT(pulls.RenewTickets(following.plan.pull_id, 1),
              FailsWith(ErrorCode::kNotFound, "is not open; it may have expired"));
   CHECK(open().ok());
   CHECK(open().ok());
-  CHECK_THAT(open(), FailsWith(ErrorCode::kResourceExhausted, "subscriptions are open, the limit"));
+  CHECK_THAT(open(), FailsWith(ErrorCode::kResourceExhausted, "standing pulls are open, the limit"));
   following.feed.Begin(1, 2);  // wakes them, and they end
   for (TestLane& lane : following.lanes) CHECK(lane.Closed());
   CHECK(Eventually([&] { return open().ok(); }));
   CHECK_THAT(open(), FailsWith(ErrorCode::kResourceExhausted,
-                               "subscriptions are open, the limit"));  // the place was taken again
+                               "standing pulls are open, the limit"));  // the place was taken again
 }
 
 TEST_CASE("A server that ends while its lanes wait is not called when the delta comes") {

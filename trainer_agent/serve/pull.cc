@@ -49,7 +49,7 @@ bool Pull::TouchedSince(Clock::time_point time) const {
 }
 
 bool Pull::Expired(Clock::time_point time) const {
-  if (live() && has_lanes()) return false;
+  if (standing() && has_lanes()) return false;
   return closed() || !TouchedSince(time);
 }
 

@@ -1,7 +1,7 @@
 // Pull: one pull in progress as its lanes see it, and the tickets that let them in.
 //
-// It keeps alive what was promised: its payloads, and for a full pull the deltas from its target on. A pull of
-// PullTable::OpenLive is a subscription: it has no target, and lasts as long as its lanes.
+// It keeps alive what was promised: its payloads, and for a full pull the deltas from its target on. A standing
+// pull has no target, and lasts as long as its lanes.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ class Pull {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null; `allowed`: why the
+  // `owner`: the identity of the peer that opened it; `follower`: of a standing pull, else null; `allowed`: why the
   // owner may not have the model any more (null: it may).
   Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
        std::unique_ptr<store::LiveFeed::Follower> follower, std::function<Status()> allowed)
@@ -54,12 +54,12 @@ class Pull {
 
   void Touch();
   bool TouchedSince(Clock::time_point time) const;
-  bool live() const { return follower_ != nullptr; }
+  bool standing() const { return follower_ != nullptr; }
   // From now on no lane is let in; those that are there end, at the latest with the next version.
   void Close() { closed_ = true; }
   bool closed() const { return closed_; }
   bool revoked() const { return allowed_ && !allowed_().ok(); }
-  // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no subscription with lanes.
+  // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no standing one with lanes.
   bool Expired(Clock::time_point time) const;
   bool has_lanes() const { return lanes_ > 0; }
 

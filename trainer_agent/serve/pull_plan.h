@@ -13,7 +13,6 @@
 
 namespace lockstep::serve {
 
-// For a pull, or for the next deltas while they are made: then nothing is said of what is held.
 struct PullRequest {
   std::string model;
   std::string receiver;
@@ -23,6 +22,7 @@ struct PullRequest {
   LayoutDigest layout;
   uint32_t lanes = 1;
   bool force_full = false;
+  bool standing = false;                 // for the next deltas, while they are made: nothing is said of what is held
   std::function<Status()> allowed = {};  // why its owner may not have the model, asked now and then; null: it may
 };
 
@@ -38,8 +38,8 @@ struct PlannedStep {
 };
 
 struct PullPlan {
-  uint64_t pull_id = 0;  // 0 when up to date: nothing was opened
-  v1::PullMode mode = v1::PULL_MODE_UP_TO_DATE;
+  uint64_t pull_id = 0;                          // 0 when up to date: nothing was opened
+  v1::PullMode mode = v1::PULL_MODE_UP_TO_DATE;  // a standing one has tickets and nothing else
   Held base;
   Held target;
   ManifestDigest target_digest;
@@ -49,11 +49,6 @@ struct PullPlan {
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;
   Ticket local_ticket;  // for a connection on this host (local_server.h)
-};
-
-struct LivePlan {
-  uint64_t pull_id = 0;
-  std::vector<Ticket> tickets;
 };
 
 }  // namespace lockstep::serve

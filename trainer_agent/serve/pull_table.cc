@@ -39,7 +39,7 @@ void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome
                  {{"model", pull.run->model()},
                   {"receiver", pull.receiver},
                   {"pull", pull.id},
-                  {"live", pull.live()},
+                  {"standing", pull.standing()},
                   {"outcome", CleanText(outcome, kMaxOutcome)}});
 }
 
@@ -57,7 +57,7 @@ void PullTable::Expire(Pull::Clock::time_point now) {
         (pull->closed() ? ended : expired).push_back(pull);
         pull->Close();
       }
-      at = over || (pull->closed() && !pull->live()) ? pulls_.erase(at) : std::next(at);
+      at = over || (pull->closed() && !pull->standing()) ? pulls_.erase(at) : std::next(at);
     }
   }
   for (const auto& pull : expired) {
@@ -97,11 +97,11 @@ Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& 
 Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   Expire();
   std::lock_guard lock(mutex_);
-  const std::string_view kind = pull->live() ? " subscriptions" : " pulls";
+  const std::string_view kind = pull->standing() ? " standing pulls" : " pulls";
   size_t alike = 0;
   size_t own = 0;
   for (const auto& [id, other] : pulls_) {
-    if (other->live() != pull->live()) continue;
+    if (other->standing() != pull->standing()) continue;
     ++alike;
     if (other->owner == pull->owner) ++own;
   }
@@ -139,6 +139,7 @@ void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPl
 
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
+  if (request.standing) return OpenStanding(request, run);
   LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   reports_.OfPull({request.model, request.receiver, request.owner, ""}, request.held, "");
   PullPlan plan{.base = request.held,
@@ -167,13 +168,12 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   return plan;
 }
 
-Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
+Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run) {
   auto follower = std::make_unique<store::LiveFeed::Follower>(&run->live());
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
                                            request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
-  return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
+  return PullPlan{.pull_id = pull->id, .mode = v1::PULL_MODE_STANDING, .tickets = IssueTickets(*pull, request.lanes)};
 }
 
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
@@ -232,11 +232,11 @@ std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::stri
     if (at == pulls_.end() || at->second->owner != owner) return "";
     pull = at->second;
     pull->Close();
-    // The lanes of a subscription may be slow to end, and count until they have.
-    if (!pull->live() || !pull->has_lanes()) pulls_.erase(at);
+    // The lanes of a standing pull may be slow to end, and count until they have.
+    if (!pull->standing() || !pull->has_lanes()) pulls_.erase(at);
   }
   LogEnd("pull_closed", *pull, outcome);
-  if (pull->live()) return pull->run->model();
+  if (pull->standing()) return pull->run->model();
   reports_.OfPull({pull->run->model(), pull->receiver, pull->owner, ""}, held, outcome);
   return pull->run->model();
 }
@@ -258,7 +258,7 @@ Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket)
 size_t PullTable::open_pulls(const std::string& model) const {
   std::lock_guard lock(mutex_);
   return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
-    return item.second->run->model() == model && !item.second->live();
+    return item.second->run->model() == model && !item.second->standing();
   }));
 }
 

@@ -1,8 +1,7 @@
 // PullTable: the pulls in progress. It plans them, admits their lanes, and ends those that nobody uses.
 //
-// A pull ends by Close(), or by Expire(): after idle_timeout without a call or a block (a live one, without a lane), or
-// once its owner may no longer have the model.
-// Nothing here waits for a receiver.
+// A pull ends by Close(), or by Expire(): after idle_timeout without a call or a block (a standing one, without a
+// lane), or once its owner may no longer have the model. Nothing here waits for a receiver.
 #pragma once
 
 #include <chrono>
@@ -20,7 +19,7 @@
 namespace lockstep::serve {
 
 struct PullLimits {
-  size_t max_pulls = 256;   // and as many subscriptions; of either, one identity that has a name may have a quarter
+  size_t max_pulls = 256;   // and as many standing ones; of either, one identity that has a name may have a quarter
   uint32_t max_lanes = 16;  // of one pull; twice that while broken ones have not been noticed yet
   std::chrono::milliseconds idle_timeout{120'000};
 };
@@ -33,11 +32,9 @@ class PullTable {
 
   const PullLimits& limits() const { return limits_; }
 
-  // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
-  // kCancelled: who asked has gone, and nothing is opened.
+  // kNotFound: no such model. kState: no version yet, unless it is to be a standing one, or another layout.
+  // kResourceExhausted: too many pulls.
   Result<PullPlan> Open(const PullRequest& request);
-  // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
-  Result<LivePlan> OpenLive(const PullRequest& request);
   // A pull that another identity than `owner` opened is, in these, as one that does not exist.
   Result<std::shared_ptr<store::ServedRun>> RunOf(uint64_t pull_id, const std::string& owner) const;
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
@@ -66,6 +63,7 @@ class PullTable {
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it
   Result<std::shared_ptr<Pull>> FindOwn(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
+  Result<PullPlan> OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run);
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);

@@ -121,6 +121,9 @@ struct Served {
     if (version > 1) Retain(version);
     REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version), label}).ok());
   }
+  PullRequest StandingRequest(uint32_t lanes) const {
+    return {.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = lanes, .standing = true};
+  }
   PullRequest Request(Version held = 0) const {
     PullRequest request{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};
     if (held != 0) {

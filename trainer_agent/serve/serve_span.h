@@ -1,6 +1,6 @@
 // ServeSpan: when a lane served, and how much (common/telemetry/timeline.h, "serve").
 //
-// A pull's lane has one span, from its first request to the last byte it was sent; a live subscription's lane has one
+// A pull's lane has one span, from its first request to the last byte it was sent; a standing pull's lane has one
 // for every delta.
 #pragma once
 
@@ -18,7 +18,7 @@ class ServeSpan {
   ServeSpan(telemetry::Timeline* timeline, const Pull& pull, uint32_t lane)
       : timeline_(timeline), pull_(pull), lane_(lane) {}
   ~ServeSpan() {
-    if (!pull_.live()) End(pull_.target);
+    if (!pull_.standing()) End(pull_.target);
   }
   ServeSpan(const ServeSpan&) = delete;
   ServeSpan& operator=(const ServeSpan&) = delete;

@@ -68,8 +68,7 @@ TEST_CASE("A live lane leaves a span for every delta it served, and none for one
   const auto server = StartLanes(served, {.timeline = &timeline});
   store::LiveFeed& feed = served.run->live();
   feed.SetNewest(1);
-  const auto plan =
-      served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 1});
+  const auto plan = served.pulls.Open(served.StandingRequest(1));
   TestLane lane(server->port());
   REQUIRE(lane.Enter(*plan, 0) == ErrorCode::kOk);
   const wire::BlockRequest ask{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),

@@ -5,12 +5,13 @@
 namespace lockstep::serve {
 namespace {
 
-// A subscription's lanes are idle for as long as the trainer is; keepalive notices when the peer is gone.
-constexpr std::chrono::hours kLiveIdle{24 * 365};
+// The lanes of a standing pull are idle for as long as the trainer is; keepalive notices when the peer is gone.
+constexpr std::chrono::hours kStandingIdle{24 * 365};
 
 LaneAnswer WrongKind() {
-  return {.refusal = {ErrorCode::kState,
-                      "lanes of OpenLive answer live requests and nothing else; those of a pull no live ones"}};
+  return {.refusal = {
+              ErrorCode::kState,
+              "lanes of a standing pull answer live requests and nothing else; those of another pull no live ones"}};
 }
 
 }  // namespace
@@ -18,7 +19,7 @@ LaneAnswer WrongKind() {
 ServedLane::ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
                        std::shared_ptr<WakeupGate> gate, ServeSpan& span)
     : stream_(stream),
-      idle_timeout_(pull.live() ? kLiveIdle : timeouts.idle),
+      idle_timeout_(pull.standing() ? kStandingIdle : timeouts.idle),
       pull_(pull),
       span_(span),
       writer_(stream, timeouts.send, std::move(pace), pull, span),
@@ -31,10 +32,10 @@ asio::awaitable<Status> ServedLane::Run() {
     Status status = co_await stream_.ReadExact(std::as_writable_bytes(std::span(&request, 1)), idle_timeout_);
     if (status.code() == ErrorCode::kUnavailable || pull_.closed()) co_return OkStatus();
     if (status.ok()) status = wire::CheckRequest(request, pull_.run->layout().block_count());
-    if (status.ok() && !pull_.live()) span_.Begin();
+    if (status.ok() && !pull_.standing()) span_.Begin();
     if (status.ok()) status = co_await Answer(request);
     // A follower leaves when it likes, and its connection may break any hour.
-    if (pull_.live() && status.code() == ErrorCode::kUnavailable) co_return OkStatus();
+    if (pull_.standing() && status.code() == ErrorCode::kUnavailable) co_return OkStatus();
     if (!status.ok()) co_return status;
   }
 }
@@ -54,7 +55,7 @@ asio::awaitable<Status> ServedLane::Answer(const wire::BlockRequest& request) {
 
 asio::awaitable<Result<LaneAnswer>> ServedLane::Send(const wire::BlockRequest& request) {
   const auto kind = static_cast<wire::RequestKind>(request.kind);
-  if ((kind == wire::RequestKind::kLive) != pull_.live()) co_return WrongKind();
+  if ((kind == wire::RequestKind::kLive) != pull_.standing()) co_return WrongKind();
   switch (kind) {
     case wire::RequestKind::kFull:
       co_return co_await SendFull(request, pull_, writer_);

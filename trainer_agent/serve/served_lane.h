@@ -15,7 +15,7 @@
 namespace lockstep::serve {
 
 struct LaneTimeouts {
-  std::chrono::milliseconds idle{120'000};  // between requests; lanes of live subscriptions have none
+  std::chrono::milliseconds idle{120'000};  // between requests; lanes of standing pulls have none
   std::chrono::milliseconds send{60'000};   // for one burst of frames
 };
 

@@ -1,4 +1,4 @@
-// What an agent answers to a receiver's OpenPull, OpenLive and CatchUp (raas_receiver/origin/agent_plan.h). An input is
+// What an agent answers to a receiver's OpenPull and CatchUp (raas_receiver/origin/agent_plan.h). An input is
 // a byte that says which, and a message in protobuf's encoding.
 #include "common/model/label.h"
 #include "raas_receiver/origin/agent_plan.h"
@@ -10,7 +10,7 @@ namespace {
 
 using origin::Plan;
 
-enum class Answer : uint8_t { kPull, kLive, kCatchUp };
+enum class Answer : uint8_t { kPull, kStanding, kCatchUp };
 
 const Held kHeld{SmallRun(), 3};
 const origin::Control kPlain{.address = net::HostPort{"10.1.2.3", 7700}, .plain = {}};
@@ -28,17 +28,17 @@ std::string Id(char filled_with) {
   return std::string(16, filled_with);
 }
 
-template <typename Proto>
-void OfferLanes(Proto& plan) {
+v1::PullPlan Lanes(v1::PullMode mode) {
+  v1::PullPlan plan;
   plan.set_pull_id(77);
+  plan.set_mode(mode);
   plan.add_tickets(Id('t'));
   plan.set_lane_address(":7701");
+  return plan;
 }
 
 v1::PullPlan PlanTo(v1::PullMode mode, Version target) {
-  v1::PullPlan plan;
-  OfferLanes(plan);
-  plan.set_mode(mode);
+  v1::PullPlan plan = Lanes(mode);
   *plan.mutable_target() = ToProto({SmallRun(), target});
   plan.set_target_digest(Id('d'));
   return plan;
@@ -102,9 +102,9 @@ void TestPull(const v1::PullPlan& proto, ByteView input) {
   }
 }
 
-void TestLive(const v1::LivePlan& proto) {
+void TestStanding(const v1::PullPlan& proto) {
   for (const origin::Control& control : {kPlain, kEncrypted}) {
-    const auto lanes = origin::ReadLivePlan(proto, SmallLayout(), control);
+    const auto lanes = origin::ReadStandingPlan(proto, SmallLayout(), control);
     if (!lanes.ok()) {
       CheckRefusal(lanes.status(), {ErrorCode::kProtocol});
       continue;
@@ -125,15 +125,14 @@ void TestCatchUp(const v1::PullPlan& proto) {
 }  // namespace
 
 std::vector<Bytes> Seeds() {
-  v1::LivePlan live;
-  OfferLanes(live);
-  live.set_lanes_encrypted(true);
+  v1::PullPlan standing = Lanes(v1::PULL_MODE_STANDING);
+  standing.set_lanes_encrypted(true);
   v1::PullPlan encrypted = PlanTo(v1::PULL_MODE_FULL, 6);
   encrypted.set_lanes_encrypted(true);
   encrypted.set_lane_address("[::1]:7701");
-  return {InputOf(Answer::kPull, Chain()),   InputOf(Answer::kPull, PlanTo(v1::PULL_MODE_FULL, 6)),
-          InputOf(Answer::kPull, encrypted), InputOf(Answer::kPull, PlanTo(v1::PULL_MODE_UP_TO_DATE, 3)),
-          InputOf(Answer::kLive, live),      InputOf(Answer::kCatchUp, Chain())};
+  return {InputOf(Answer::kPull, Chain()),      InputOf(Answer::kPull, PlanTo(v1::PULL_MODE_FULL, 6)),
+          InputOf(Answer::kPull, encrypted),    InputOf(Answer::kPull, PlanTo(v1::PULL_MODE_UP_TO_DATE, 3)),
+          InputOf(Answer::kStanding, standing), InputOf(Answer::kCatchUp, Chain())};
 }
 
 void TestInput(ByteView input) {
@@ -142,13 +141,8 @@ void TestInput(ByteView input) {
   if (!reader.Take(answer)) return;
   const ByteView message = reader.rest();
   v1::PullPlan plan;
-  v1::LivePlan live;
-  const bool is_live = answer == Answer::kLive;
-  if (is_live ? !live.ParseFromArray(message.data(), static_cast<int>(message.size()))
-              : !plan.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
-    return;
-  }
-  if (is_live) return TestLive(live);
+  if (!plan.ParseFromArray(message.data(), static_cast<int>(message.size()))) return;
+  if (answer == Answer::kStanding) return TestStanding(plan);
   if (answer == Answer::kCatchUp) return TestCatchUp(plan);
   TestPull(plan, input);
 }

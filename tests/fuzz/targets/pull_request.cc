@@ -1,5 +1,5 @@
-// What a receiver asks an agent for by OpenPull and OpenLive (trainer_agent/serve/agent_protos.h). An input is a byte
-// that says which, and a message in protobuf's encoding.
+// What a receiver asks an agent for by OpenPull (trainer_agent/serve/agent_protos.h). An input is a message in
+// protobuf's encoding.
 #include "common/wire/features.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
@@ -10,9 +10,8 @@ namespace {
 
 const std::string kOwner = "spiffe://test/receiver";
 
-template <typename Proto>
-Proto Request() {
-  Proto request;
+v1::OpenPullRequest Request() {
+  v1::OpenPullRequest request;
   request.set_model("actor");
   request.set_receiver("infer-0");
   request.set_layout_digest(ToBytes(SmallLayout()->digest()));
@@ -21,18 +20,26 @@ Proto Request() {
   return request;
 }
 
-Bytes InputOf(bool live, const google::protobuf::Message& message) {
-  Bytes input;
-  Append(input, static_cast<uint8_t>(live));
-  const std::string encoded = message.SerializeAsString();
-  AppendBytes(input, AsBytes(std::string_view(encoded)));
-  return input;
+Bytes InputOf(const v1::OpenPullRequest& request) {
+  const std::string encoded = request.SerializeAsString();
+  const ByteView bytes = AsBytes(std::string_view(encoded));
+  return {bytes.begin(), bytes.end()};
 }
 
-template <typename Proto>
-void Test(ByteView message, ByteView input) {
-  Proto proto;
-  if (!proto.ParseFromArray(message.data(), static_cast<int>(message.size()))) return;
+}  // namespace
+
+std::vector<Bytes> Seeds() {
+  v1::OpenPullRequest pull = Request();
+  serve::ToProto(Held{SmallRun(), 3}, pull.mutable_held());
+  pull.set_held_digest(ToBytes(SmallManifest(3).digest));
+  v1::OpenPullRequest standing = Request();
+  standing.set_standing(true);
+  return {InputOf(pull), InputOf(standing)};
+}
+
+void TestInput(ByteView input) {
+  v1::OpenPullRequest proto;
+  if (!proto.ParseFromArray(input.data(), static_cast<int>(input.size()))) return;
   const serve::LaneOffer plain{":7701", false};
   const serve::LaneOffer encrypted{":7701", true};
   const auto request = serve::FromProto(proto, plain, kOwner);
@@ -44,23 +51,6 @@ void Test(ByteView message, ByteView input) {
   if (!request.ok()) return;
   LS_FUZZ_RULE(request->owner == kOwner);
   Accepted(input, {request->lanes > 100, request->force_full, request->model != "actor"});
-}
-
-}  // namespace
-
-std::vector<Bytes> Seeds() {
-  auto pull = Request<v1::OpenPullRequest>();
-  serve::ToProto(Held{SmallRun(), 3}, pull.mutable_held());
-  pull.set_held_digest(ToBytes(SmallManifest(3).digest));
-  return {InputOf(false, pull), InputOf(true, Request<v1::OpenLiveRequest>())};
-}
-
-void TestInput(ByteView input) {
-  ByteReader reader(input);
-  uint8_t live = 0;
-  if (!reader.Take(live)) return;
-  if (live != 0) return Test<v1::OpenLiveRequest>(reader.rest(), input);
-  Test<v1::OpenPullRequest>(reader.rest(), input);
 }
 
 }  // namespace lockstep::fuzz
