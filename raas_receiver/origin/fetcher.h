@@ -38,6 +38,11 @@ class Fetcher {
  private:
   Status Fetch(const std::function<Status(pull::BlockSource&)>& fetch, const std::function<bool()>& complete) const;
 
+  bool cancelled() const {
+    std::lock_guard lock(mutex_);
+    return cancelled_;
+  }
+
   const std::string model_;
   mutable std::mutex mutex_;                                 // guards sources_ and cancelled_ against other threads
   std::vector<std::shared_ptr<pull::BlockSource>> sources_;  // changed by the fetching thread only
