@@ -77,8 +77,9 @@ PublishedVersion ReplicaPair::previous() const {
 
 PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
   if (!replica.whole) return {};
-  return {replica.whole->manifest.held, replica.whole->manifest.digest,   replica.whole->layout,
-          tree_.PathOf(replica.name),   replica.whole->committed_unix_ns, replica.whole->label};
+  const ReplicaState& whole = *replica.whole;
+  return {whole.manifest.held,     whole.manifest.digest, whole.layout, tree_.PathOf(replica.name),
+          whole.committed_unix_ns, whole.label,           whole.damaged};
 }
 
 Result<VerifyReport> ReplicaPair::Verify() const {
@@ -241,49 +242,46 @@ Status ReplicaPair::DropOther() {
 
 // The kept deltas that lead from the target's version to the current one. None: not all of them are at hand.
 payload::DeltaChain ReplicaPair::ChainOfTarget() const {
-  if (!target().whole) return {};
+  if (!target().whole || target().whole->damaged) return {};
   return kept_.Between(target().whole->manifest.held, replicas_[current_].whole->manifest.held);
+}
+
+void ReplicaPair::MarkDamaged(Side side) {
+  std::lock_guard lock(mutex_);
+  Replica& replica = side == Side::kCurrent ? replicas_[current_] : target();
+  if (replica.whole) replica.whole->damaged = true;
 }
 
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
   const ReplicaState& base = *replicas_[current_].whole;
   payload::DeltaChain chain = ChainOfTarget();
-  const bool reaches = !chain.empty();
-  Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
-
   LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(base.layout));
+  const bool led = content_kept && !chain.empty();
+  const std::span<const std::byte> from = replicas_[current_].file.data();
+  const std::span<std::byte> to = target().file.data();
+  const auto apply = [&](const payload::DeltaChain& applied) {
+    const std::vector<Version> versions(base.layout->block_count(), applied.front()->base().version);
+    return ApplyChain(*base.layout, applied, versions, to, pool_);
+  };
+  Edge("applying");
   std::vector<BlockIndex> bad;
-  if (!reaches || !content_kept) {
-    bad = CopyBlocks(*base.layout, base.manifest.block_hashes, replicas_[current_].file.data(), target().file.data(),
-                     pool_);
+  if (base.damaged) {
+    if (led) (void)apply(chain);  // what does not come out right is copied
+    bad = CompleteBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
     chain.clear();
-    from = base.manifest.held.version;
+  } else if (!led) {
+    bad = CopyBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
+    chain.clear();
   }
   chain.insert(chain.end(), steps.begin(), steps.end());
-  Edge("applying");
-  const std::vector<Version> versions(base.layout->block_count(), from);
-  const auto damaged = ApplyChain(*base.layout, chain, versions, target().file.data(), pool_);
-  bad.insert(bad.end(), damaged.begin(), damaged.end());
-  std::sort(bad.begin(), bad.end());
-  bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
+  if (!chain.empty()) {
+    const std::vector<BlockIndex> damaged = apply(chain);
+    bad.insert(bad.end(), damaged.begin(), damaged.end());
+    std::sort(bad.begin(), bad.end());
+    bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
+  }
   Edge("applied");
   return bad;
-}
-
-Result<std::vector<BlockIndex>> ReplicaPair::Mend() {
-  const ReplicaState& damaged = *replicas_[current_].whole;
-  const payload::DeltaChain chain = ChainOfTarget();
-  LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(damaged.layout));
-  Edge("applying");
-  if (content_kept && !chain.empty()) {
-    const std::vector<Version> versions(damaged.layout->block_count(), chain.front()->base().version);
-    // What does not come out right is copied below.
-    (void)ApplyChain(*damaged.layout, chain, versions, target().file.data(), pool_);
-  }
-  std::vector<BlockIndex> lost = CompleteBlocks(*damaged.layout, damaged.manifest.block_hashes,
-                                                replicas_[current_].file.data(), target().file.data(), pool_);
-  Edge("applied");
-  return lost;
 }
 
 Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout) {
@@ -321,7 +319,7 @@ void ReplicaPair::EndWriting() {
 
 Status ReplicaPair::SwitchToOther() {
   Replica& replica = target();
-  if (!replica.whole) {
+  if (!replica.whole || replica.whole->damaged) {
     return {ErrorCode::kState,
             Cat("model ", options_.model, ": the other replica holds no whole version to switch to")};
   }

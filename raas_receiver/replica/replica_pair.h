@@ -4,7 +4,7 @@
 // what it was, an older whole version to roll back to, until the next sync brings it forward or fills it again. A sync
 // is
 //
-//   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)   or   Mend()
+//   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
 //   [damaged blocks written again, whole, into target_block()]
 //   Commit(...)           or   Abandon()
 //
@@ -58,6 +58,7 @@ struct PublishedVersion {
   std::string path;               // the published directory, absolute
   int64_t committed_unix_ns = 0;  // when the trainer committed it
   std::string label;              // what the trainer calls it; empty: nothing
+  bool damaged = false;           // some block is known not to have its hash
 };
 
 struct VerifyReport {
@@ -93,15 +94,16 @@ class ReplicaPair {
   // left.
   bool WarmTarget();
 
-  // The next three have kResourceExhausted while the target is still what it was.
+  // What a replica holds is known to be damaged: nothing is made from it unseen, and nobody returns to it.
+  enum class Side { kCurrent, kOther };
+  void MarkDamaged(Side side);
 
-  // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
-  // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
+  // The next two have kResourceExhausted while the target is still what it was.
+
+  // Makes the target equal to the current version with `steps`, if any, applied. Answers the damaged blocks, rising: of
+  // a current version that is damaged those that are whole in neither replica, and those of ApplyChain. REQUIRES steps
+  // to be consecutive and start at the current version, verified against their digests.
   Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
-
-  // Makes the target equal to the current version, of which blocks may be damaged, with what is whole in either.
-  // Answers the blocks, rising, that are whole in neither. REQUIRES a current version.
-  Result<std::vector<BlockIndex>> Mend();
 
   // Makes the target writable memory of `layout`, content unspecified, and no version.
   Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
@@ -117,7 +119,7 @@ class ReplicaPair {
   // What was written is of no use; the memory is kept for the next attempt.
   void Abandon() { EndWriting(); }
 
-  // Makes the other replica's version current. kState when it holds no whole one.
+  // Makes the other replica's version current. kState when it holds no whole one, or a damaged one.
   Status SwitchToOther();
   // The other replica holds nothing from here on, and is not published.
   Status DropOther();
@@ -134,7 +136,6 @@ class ReplicaPair {
   Status EndRollback();
 
   // What a replica holds: of it all, or nothing.
-  enum class Side { kCurrent, kOther };
   struct HeldBytes {
     const ReplicaState* state = nullptr;  // null: no version
     std::span<const std::byte> data;

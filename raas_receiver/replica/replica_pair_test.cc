@@ -218,7 +218,9 @@ TEST_CASE(
   const bool both = GENERATE(true, false);
   if (both) fixture.FlipByte(other);
   fixture.pair().target_block(0)[7] ^= std::byte{1};
-  const auto lost = fixture.pair().Mend();
+  fixture.pair().MarkDamaged(ReplicaPair::Side::kCurrent);
+  CHECK(fixture.pair().current().damaged);
+  const auto lost = fixture.pair().BringForward({});
   REQUIRE(lost.ok());
   const bool here = !both && (!led_to || fixture.options.keep_delta_bytes > 0);
   CHECK(*lost == (here ? std::vector<BlockIndex>{} : std::vector<BlockIndex>{damaged}));
@@ -226,6 +228,33 @@ TEST_CASE(
   std::copy(bytes.begin(), bytes.end(), fixture.pair().target_block(damaged).begin());
   REQUIRE(fixture.pair().Commit(fixture.model.manifest(held.version), 1, {}).ok());
   fixture.CheckCurrent(held.version);
+  CHECK_FALSE(fixture.pair().current().damaged);
+  CHECK(fixture.pair().previous().damaged);
+  CHECK(fixture.pair().SwitchToOther().code() == ErrorCode::kState);
+}
+
+TEST_CASE("A delta to a damaged version is made from what is whole in either replica, too") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.FlipByte(fixture.pair().current().path + "/model.safetensors");
+  fixture.pair().MarkDamaged(ReplicaPair::Side::kCurrent);
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.CheckCurrent(3);
+  CHECK_FALSE(fixture.pair().current().damaged);
+}
+
+TEST_CASE("A version that was dropped for its damage is no base of the next") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.FlipByte(fixture.pair().previous().path + "/model.safetensors");
+  fixture.pair().MarkDamaged(ReplicaPair::Side::kOther);
+  if (GENERATE(true, false)) REQUIRE(fixture.pair().DropOther().ok());
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.CheckCurrent(3);
 }
 
 TEST_CASE("Replica files that were removed are replaced by the next sync") {

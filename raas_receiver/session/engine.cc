@@ -187,11 +187,12 @@ EngineVersions Engine::VersionsOf(const replica::PublishedVersion& version, std:
           {version.held, version.layout, data, version.label}};
 }
 
-void Engine::Begin(const std::string& mode, uint64_t transfer, bool may_return) {
+void Engine::Begin(const std::string& mode, uint64_t transfer) {
   const replica::ReplicaPair& replicas = context_.replicas;
   EngineAttempt with{.current = VersionsOf(replicas.current(), replicas.current_data(), mode), .transfer = transfer};
   const replica::PublishedVersion previous = replicas.previous();
-  if (may_return && !previous.held.nothing()) with.before = VersionsOf(previous, replicas.previous_data(), "last_good");
+  if (!previous.held.nothing() && !previous.damaged)
+    with.before = VersionsOf(previous, replicas.previous_data(), "last_good");
   if (with.current.version.held != tried_ && !late()) backoff_.Reset();
   tried_ = with.current.version.held;
   Track();

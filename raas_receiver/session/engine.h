@@ -61,9 +61,8 @@ class Engine {
   // that came to compare. One that was restarted serves its own weights: it is behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
-  // current version, that somebody is notified, and that no attempt is under way. `may_return`: to the other replica's
-  // version.
-  void Begin(const std::string& mode, uint64_t transfer = 0, bool may_return = true);
+  // current version, that somebody is notified, and that no attempt is under way.
+  void Begin(const std::string& mode, uint64_t transfer = 0);
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;
   bool ended() const;

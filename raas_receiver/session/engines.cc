@@ -248,12 +248,12 @@ void Engines::Forget() {
   });
 }
 
-void Engines::Begin(const std::string& mode, uint64_t transfer, Which which, bool may_return) {
+void Engines::Begin(const std::string& mode, uint64_t transfer, Which which) {
   for (const auto& engine : all()) {
     if (engine->under_way() || engine->retired()) continue;
     const bool behind = which != Which::kDue && engine->Behind();
     const bool due = engine->Due() || (behind && (which == Which::kAll || !engine->late()));
-    if (due) engine->Begin(mode, transfer, may_return);
+    if (due) engine->Begin(mode, transfer);
   }
 }
 

@@ -59,9 +59,8 @@ class Engines {
     kBehind,  // also those whose wait is not over, unless they are late
     kAll,     // late ones, too
   };
-  // Begins attempts. Engines that have one under way are left alone. `may_return`: they may be made to return to the
-  // version before.
-  void Begin(const std::string& mode, uint64_t transfer, Which which, bool may_return);
+  // Begins attempts. Engines that have one under way are left alone.
+  void Begin(const std::string& mode, uint64_t transfer, Which which);
   bool under_way() const;  // at any
   bool ended() const;      // at any
   bool ReadPrevious() const;

@@ -47,7 +47,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
       feed_(feed),
       requests_(options_.model, changed_),
       context_{options_.model, *origin_, *replicas_, options_.timeline},
-      care_(options_.model, options_.scrub_round, *replicas_, engines_, history_),
+      scrubber_(options_.scrub_round),
       freshness_(options_.unready_after),
       follower_(options_.model, options_.follow, *origin_, *replicas_, changed_),
       engine_context_{.model = options_.model,
@@ -149,7 +149,7 @@ v1::SessionState Session::Resting() const {
 // Meanwhile it looks after what is held.
 v1::SessionState Session::Wait() {
   const auto called = [this] {
-    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || care_.MendDue();
+    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || RepairDue() || EngineDue();
   };
   while (!called()) {
     state_ = Resting();
@@ -157,8 +157,8 @@ v1::SessionState Session::Wait() {
     engines_.Check();
     if (SyncWanted()) engines_.GiveWay();
     Settle();
-    care_.Scrub();
-    milliseconds idle = std::min(engines_.UntilDue(), care_.UntilDue());
+    Scrub();
+    milliseconds idle = std::min(engines_.UntilDue(), UntilScrub());
     if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
     if (!busy)
       changed_.WaitFor(idle, [&] {
@@ -169,7 +169,7 @@ v1::SessionState Session::Wait() {
   if (requests_.stopping()) return Resting();
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
-  if (care_.MendDue()) return Mend();
+  if (RepairDue()) return Repair();
   TendEngines();
   return Resting();
 }
@@ -180,7 +180,6 @@ v1::SessionState Session::Synchronize() {
   const bool asked = PullDue();
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   const Held announced = follower_.newest();
-  care_.DropDamaged();
   Sync sync(context_,
             {.force_full = pulls.force_full,
              .layout = follower_.layout(),
@@ -202,8 +201,6 @@ v1::SessionState Session::Synchronize() {
     // At once: engines may take their time with what came now.
     if (options_.follow && origin_->can().follow)
       origin_->Follow(replicas_->current().held, sync.layout(), stop_.get_token());
-    const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
-    if (pulls.force_full || other_bytes) engines_.Distrust();
   }
   follower_.SetLayout(sync.layout());
   if (!ended) history_.Add(status, sync.record(), sync.lane_retries());
@@ -215,13 +212,18 @@ v1::SessionState Session::Synchronize() {
   return Resting();
 }
 
+// While an engine reads the other replica, nothing is written there.
+bool Session::RepairDue() const {
+  return replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_ && !engines_.ReadPrevious();
+}
+
 // The states of Sync. After: the state before; engines that are behind now are due.
-v1::SessionState Session::Mend() {
+v1::SessionState Session::Repair() {
   const telemetry::Moment begun;
-  Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .announced = {}}, state_);
+  Sync sync(context_, {.repair = true, .layout = replicas_->current().layout, .announced = {}}, state_);
   const Status status = RunSync(sync);
-  if (!status.ok()) care_.MendFailed();
-  history_.AddMend(status, sync.record(), sync.lane_retries());
+  if (!status.ok()) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
+  history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return Resting();
@@ -234,13 +236,44 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   } else if (record.mode() != "up_to_date") {
-    care_.Switched();
+    repair_backoff_.Reset();
+    // Engines may have read what is not what it is called.
+    if (sync.forced() || sync.base().damaged || sync.base().held == replicas_->current().held) engines_.Distrust();
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
   if (engines_.ended()) (void)FinishServe();
   changed_.Notify();  // whoever reports it
+}
+
+// Hashes the next piece of what is held, when it is due. While an engine loads, nothing that it may read is withdrawn.
+void Session::Scrub() {
+  using Side = replica::ReplicaPair::Side;
+  if (engines_.under_way()) return;
+  if (const auto damage = scrubber_.Step(*replicas_)) {
+    const bool current = damage->side == Side::kCurrent;
+    const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
+                                               damage->held.version, " have changed in memory")};
+    telemetry::LogError("scrub_found_damage", what,
+                        {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
+    history_.AddDamage(what, damage->blocks.size());
+    if (current && !replicas_->current().damaged) repair_again_ = {};
+    replicas_->MarkDamaged(damage->side);
+  }
+  if (!replicas_->previous().damaged) return;
+  const Status dropped = replicas_->DropOther();
+  if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
+  drop_failed_ = !dropped.ok();
+  if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
+}
+
+milliseconds Session::UntilScrub() const {
+  if (engines_.under_way()) return milliseconds::max();
+  const milliseconds scrub = scrubber_.UntilDue();
+  if (!replicas_->current().damaged) return scrub;
+  const auto repair = std::chrono::ceil<milliseconds>(repair_again_ - std::chrono::steady_clock::now());
+  return std::clamp(repair, milliseconds(0), scrub);
 }
 
 // Where RequestStop and Rollback can reach it.
@@ -266,8 +299,7 @@ void Session::TendEngines() {
 }
 
 void Session::BeginServe(Engines::Which which) {
-  if (!engines_.under_way()) care_.DropDamaged();
-  engines_.Begin(mode_, transfer_, which, /*may_return=*/!care_.other_damaged());
+  engines_.Begin(mode_, transfer_, which);
   notifying_ = engines_.under_way();
   if (engines_.ended()) (void)FinishServe();
 }

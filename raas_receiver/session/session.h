@@ -13,8 +13,10 @@
 // have to say then is Notifying.
 //
 // It decides on what others know: Requests what the service's threads ask for, VersionFollower what the origin
-// announced, Engines what engines serve. Each has a lock of its own, held for no call to another. What is held
-// is looked after by Caretaker.
+// announced, Engines what engines serve. Each has a lock of its own, held for no call to another.
+//
+// What is held is hashed again meanwhile. A current version that is found damaged is made again in the other replica by
+// a sync of its own; another one is dropped, for it can be had again.
 //
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
@@ -34,7 +36,7 @@
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/caretaker.h"
+#include "raas_receiver/replica/scrubber.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/freshness.h"
@@ -77,7 +79,7 @@ class Session {
   const std::string& model() const { return options_.model; }
   v1::ReceiverModel Describe() const;
   // Whether there is a version that is whole, as far as is known.
-  bool HoldsVersion() const { return !replicas_->current().held.nothing() && !care_.damaged(); }
+  bool HoldsVersion() const;
   // Whether there is a version to be used: HoldsVersion, served by the engine where there is one, and not too old. By
   // one thread, now and then.
   bool Ready();
@@ -100,7 +102,7 @@ class Session {
   v1::SessionState Wait();
   v1::SessionState Synchronize();
   v1::SessionState RollBack();
-  v1::SessionState Mend();
+  v1::SessionState Repair();
 
   // A sync that is committed, and answered once engines have ended their attempts at its version.
   struct Unanswered {
@@ -121,6 +123,9 @@ class Session {
   bool VerifyDue() const { return requests_.due(Requests::kVerify) && !engines_.under_way(); }
   bool EngineDue() const { return VerifyDue() || engines_.Due(); }
 
+  bool RepairDue() const;
+  void Scrub();
+  std::chrono::milliseconds UntilScrub() const;
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
   v1::SessionState Resting() const;              // Waiting, Held or BackingOff
   bool Behind() const;                           // and to be brought forward: no rollback is in the way
@@ -147,7 +152,10 @@ class Session {
   SyncHistory history_;
   Backoff backoff_;
   std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it
-  Caretaker care_;
+  replica::Scrubber scrubber_;
+  Backoff repair_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
+  std::chrono::steady_clock::time_point repair_again_;  // of a current version that is damaged: not before
+  bool drop_failed_ = false;                            // of another one; it was logged
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at an engine is under way
   std::atomic<bool> ended_ = false;

@@ -53,12 +53,13 @@ Status Session::CheckHeld(const replica::Rollback& chosen) const {
   const Held other = replicas_->previous().held;
   const bool stays = chosen.skip == (chosen.version != current);
   if (stays && !current.nothing()) return OkStatus();
-  const bool there = !other.nothing() && !care_.other_damaged();
+  const bool damaged = replicas_->previous().damaged;
+  const bool there = !other.nothing() && !damaged;
   if (there && (chosen.skip || chosen.version == other)) return OkStatus();
   return {ErrorCode::kState,
           Cat("model ", options_.model, ": the other replica holds no whole version ",
               chosen.skip || chosen.version.nothing() ? Cat("before ", current.version) : Cat(chosen.version.version),
-              other.nothing() ? "" : Cat(", but ", other.version, care_.other_damaged() ? ", damaged" : ""),
+              other.nothing() ? "" : Cat(", but ", other.version, damaged ? ", damaged" : ""),
               "; nothing to roll back to")};
 }
 
@@ -98,13 +99,14 @@ v1::SessionState Session::RollBack() {
 
 Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(CheckHeld(chosen));
-  const Held before = replicas_->current().held;
+  const replica::PublishedVersion left = replicas_->current();
+  const Held& before = left.held;
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
   const Held now = replicas_->current().held;
   sync_again_ = {};
   origin_->Follow({}, nullptr, stop_.get_token());
-  if (now != before) care_.Switched();
-  if (PullDue()) {  // it would lead on at once
+  if (now != before && left.damaged) engines_.Distrust();  // they may have read it
+  if (PullDue()) {                                         // it would lead on at once
     Answer();
     requests_.End(Requests::kPull, requests_.Begin(Requests::kPull),
                   {ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")});

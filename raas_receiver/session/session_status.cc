@@ -12,6 +12,11 @@ constexpr int kMostReportedEngines = 256;  // that an agent takes
 
 }  // namespace
 
+bool Session::HoldsVersion() const {
+  const replica::PublishedVersion current = replicas_->current();
+  return !current.held.nothing() && !current.damaged;
+}
+
 bool Session::Ready() {
   const bool fresh = freshness_.Update(replicas_->current().held, Behind());
   const std::string late = engines_.LateAttempt();
@@ -46,7 +51,7 @@ v1::ReceiverModel Session::Describe() const {
   model.set_newest_version(head.held.version);
   model.set_newest_committed_unix_ns(head.committed_unix_ns);
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
-  model.set_scrubbed_bytes(care_.scrubbed_bytes());
+  model.set_scrubbed_bytes(scrubber_.bytes());
   engines_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) {

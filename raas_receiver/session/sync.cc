@@ -61,9 +61,6 @@ const Sync::StateRow& Sync::RowOf(State state) {
       {"catch_up", &Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED, &Record::pull_us, &Record::set_pull_us},
       {"verify", &Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
       {"apply", &Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
-      {"mend", &Sync::Mend, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
-      {"ask_for_lost", &Sync::AskForLost, "negotiate", v1::SESSION_STATE_NEGOTIATING, &Record::negotiate_us,
-       &Record::set_negotiate_us},
       {"repair", &Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
       {"commit", &Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
       {"switch", &Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
@@ -84,7 +81,8 @@ Status Sync::Run() {
 }
 
 Status Sync::RunStates() {
-  State state = request_.mend ? State::kMend : State::kNegotiate;
+  State state = request_.repair ? State::kApply : State::kNegotiate;
+  if (request_.repair) TargetHeld();
   while (state != State::kDone) {
     if (stop_.stop_requested()) return {ErrorCode::kCancelled, kCancelled};
     const telemetry::Moment begun;
@@ -121,7 +119,7 @@ Status Sync::OpenPull() {
   auto opened = context_.origin.Open({.held = base_.held,
                                       .digest = base_.digest,
                                       .layout = request_.layout,
-                                      .whole = request_.force_full || request_.mend},
+                                      .whole = request_.force_full || request_.repair},
                                      stop_.get_token());
   // The trainer may have come back with another layout: ask for it again next time.
   if (opened.status().code() == ErrorCode::kState) request_.layout.reset();
@@ -154,7 +152,7 @@ Result<Sync::State> Sync::Negotiate() {
     return State::kDone;
   }
   const replica::PublishedVersion other = context_.replicas.previous();
-  const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
+  const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest && !other.damaged;
   if (held_already && !request_.force_full) return State::kSwitch;
   return plan_.full ? State::kPullFull : State::kPullDelta;
 }
@@ -219,7 +217,7 @@ Result<Sync::State> Sync::Verify() {
   return State::kApply;
 }
 
-// Before: Verify. After: Repair when blocks did not come out as promised, else Commit.
+// Before: Verify; the first state of a repair. After: Repair when blocks did not come out as promised, else Commit.
 Result<Sync::State> Sync::Apply() {
   if (full_) {
     damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
@@ -229,29 +227,23 @@ Result<Sync::State> Sync::Apply() {
   return damaged_.empty() ? State::kCommit : State::kRepair;
 }
 
-// First state of a mend. After: AskForLost when blocks are not here whole, else Commit. The version is made again in
-// the other replica: readers may have the file that is damaged.
-Result<Sync::State> Sync::Mend() {
-  record_.set_mode("repair");
-  record_.set_model_bytes(request_.layout->data_bytes());
-  TargetHeld();
-  expected_ = context_.replicas.current_hashes();
-  LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.Mend());
-  return damaged_.empty() ? State::kCommit : State::kAskForLost;
-}
-
-// Before: Mend. After: Repair. A version of another run has the number, and not the bytes.
-Result<Sync::State> Sync::AskForLost() {
+// The origin is asked for blocks that neither replica has whole, and for nothing else. A version of another run has the
+// number, and not the bytes.
+Status Sync::OpenForLost() {
   LS_RETURN_IF_ERROR(OpenPull());
   if (plan_.target.run != base_.held.run) {
-    return Status(ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version, " is damaged, and ",
-                                         context_.origin.name(), " has another run by now; pull that"));
+    return {ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version, " is damaged, and ",
+                                   context_.origin.name(), " has another run by now; pull that")};
   }
   TargetHeld();
-  return State::kRepair;
+  return OkStatus();
 }
 
+// What is held is what is wanted.
 void Sync::TargetHeld() {
+  record_.set_mode("repair");
+  record_.set_model_bytes(request_.layout->data_bytes());
+  expected_ = context_.replicas.current_hashes();
   plan_.target = base_.held;
   plan_.target_digest = base_.digest;
   plan_.committed_unix_ns = base_.committed_unix_ns;
@@ -259,13 +251,14 @@ void Sync::TargetHeld() {
   RecordTarget();
 }
 
-// Before: Apply, AskForLost. After: Commit; an error refuses the version.
+// Before: Apply. After: Commit; an error refuses the version.
 Result<Sync::State> Sync::Repair() {
   telemetry::Log(telemetry::LogLevel::kWarn, "blocks_damaged",
                  {{"model", context_.model},
                   {"version", plan_.target.version},
                   {"blocks", damaged_.size()},
                   {"first", damaged_[0]}});
+  if (pull_ == nullptr) LS_RETURN_IF_ERROR(OpenForLost());
   if (!full_) StageBlocks();
   LS_RETURN_IF_ERROR(pull_->FetchBlocks({damaged_, plan_.target.version, /*exact=*/true}, *full_));
   for (const BlockIndex block : damaged_) {
@@ -278,7 +271,7 @@ Result<Sync::State> Sync::Repair() {
   return State::kCommit;
 }
 
-// Before: Apply, Mend, Repair. After: done.
+// Before: Apply, Repair. After: done.
 Result<Sync::State> Sync::Commit() {
   const bool delta = !plan_.full;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
@@ -286,7 +279,7 @@ Result<Sync::State> Sync::Commit() {
                                               delta ? chain_ : payload::DeltaChain(), plan_.label));
   const bool first = base_.layout == nullptr || base_.layout->digest() != request_.layout->digest();
   if (first) WarnOfConfig(context_.model, context_.replicas.current().path, *request_.layout);
-  if (!request_.mend) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
+  if (!request_.repair) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;
 }

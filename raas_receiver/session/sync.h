@@ -6,7 +6,7 @@
 //       +-----> Switch          (the other replica holds the target already)
 //       +-----> done            (up to date)
 //
-//   Mend --> [AskForLost --> Repair] --> Commit     (the current version made anew, of which blocks are damaged)
+//   Apply --> [Repair] --> Commit     (of what is held, which is damaged: made again in the other replica)
 //
 // Any state may fail: then the target replica holds nothing (what it held, where room is missing for more), the current
 // one is untouched, and the origin is told the reason.
@@ -39,7 +39,7 @@ struct SyncContext {
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  bool mend = false;       // not the newest version: the current one made anew; `layout` is its
+  bool repair = false;     // not the newest version: the current one again, which is damaged; `layout` is its
   origin::Layout layout;   // the last one known; null: none
   LayoutDigest announced;  // of the layout that the origin announced; zero: not known
   Held skipped;            // a version that is not made current; nothing: any may be
@@ -51,32 +51,20 @@ class Sync {
   // `context` and `shown`, which status shows meanwhile, outlive this.
   Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
-  // OK: the newest version is current (or was already), or the current one is mended. kCancelled after Cancel.
+  // OK: the newest version is current (or was already), or the current one is whole again. kCancelled after Cancel.
   Status Run();
   // Any thread. Run ends soon: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
   void Cancel() { stop_.request_stop(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const origin::Layout& layout() const { return request_.layout; }
-  const Held& base() const { return base_.held; }  // what was current before
+  const replica::PublishedVersion& base() const { return base_; }  // what was current before
+  bool forced() const { return request_.force_full; }
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:
   // In the order of RowOf.
-  enum class State {
-    kNegotiate,
-    kPullDelta,
-    kPullFull,
-    kCatchUp,
-    kVerify,
-    kApply,
-    kMend,
-    kAskForLost,
-    kRepair,
-    kCommit,
-    kSwitch,
-    kDone
-  };
+  enum class State { kNegotiate, kPullDelta, kPullFull, kCatchUp, kVerify, kApply, kRepair, kCommit, kSwitch, kDone };
   Status RunStates();
   struct StateRow;
   static const StateRow& RowOf(State state);
@@ -86,8 +74,6 @@ class Sync {
   Result<State> CatchUp();
   Result<State> Verify();
   Result<State> Apply();
-  Result<State> Mend();
-  Result<State> AskForLost();
   Result<State> Repair();
   Result<State> Commit();
   Result<State> Switch();
@@ -96,6 +82,7 @@ class Sync {
   Status OpenPull();
   Status CheckWanted() const;
   void TargetHeld();
+  Status OpenForLost();
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
   void Close(const Status& status);

@@ -16,18 +16,16 @@ class SyncHistory {
  public:
   void Add(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
     std::lock_guard lock(mutex_);
-    Count(outcome, record, lane_retries);
-    Set(sync_error_, outcome);
-    if (!outcome.ok()) return;
+    failures_ += outcome.ok() ? 0 : 1;
+    repaired_blocks_ += record.repaired_blocks();
+    lane_retries_ += lane_retries;
+    plain_bytes_ += record.plain_bytes();
+    const bool repair = record.mode() == "repair";  // which is no news of the origin
+    Set(repair ? damage_ : sync_error_, outcome);
+    if (!outcome.ok() || repair) return;
     ++syncs_;
     last_sync_unix_ns_ = telemetry::UnixNanos();
     if (record.mode() != "up_to_date") damage_ = {};
-  }
-  // An attempt to mend the current version. It is no news of the agent.
-  void AddMend(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
-    std::lock_guard lock(mutex_);
-    Count(outcome, record, lane_retries);
-    Set(damage_, outcome);
   }
   // Blocks of what is held were found to be damaged.
   void AddDamage(const Status& what, size_t blocks) {
@@ -64,13 +62,6 @@ class SyncHistory {
   };
   static void Set(Error& error, const Status& outcome) {
     error = outcome.ok() ? Error() : Error{outcome.ToString(), telemetry::UnixNanos()};
-  }
-  // REQUIRES mutex_.
-  void Count(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
-    failures_ += outcome.ok() ? 0 : 1;
-    repaired_blocks_ += record.repaired_blocks();
-    lane_retries_ += lane_retries;
-    plain_bytes_ += record.plain_bytes();
   }
 
   mutable std::mutex mutex_;

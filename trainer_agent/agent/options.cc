@@ -146,7 +146,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("overlap-percent", &options->overlap_percent,
              "of the worker threads, those that may compare a version while the trainer still writes it");
-  parser.Add("max-pulls", &options->max_pulls, "pulls open at a time, and as many standing ones; a quarter for each identity");
+  parser.Add("max-pulls", &options->max_pulls,
+             "pulls open at a time, and as many standing ones; a quarter for each identity");
   parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
   parser.Add("lane-rate-limit", &options->lane_rate_limit, "bytes a second of all lanes together; 0: no limit");
   parser.Add("receiver-rate-limit", &options->receiver_rate_limit,

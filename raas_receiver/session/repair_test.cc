@@ -1,3 +1,4 @@
+// A session whose replicas lose bits: what is found, made again, dropped, and what engines and operators see of it.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <fstream>
