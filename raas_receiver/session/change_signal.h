@@ -29,18 +29,23 @@ class ChangeSignal {
     while (true) {
       const uint64_t seen = changes();
       if (done()) return true;
-      if (std::chrono::steady_clock::now() >= until) return false;
-      std::unique_lock lock(mutex_);
-      if (!changed_.wait_until(lock, until, [&] { return changes_ != seen; })) return false;
+      const auto left = until - std::chrono::steady_clock::now();
+      if (left.count() <= 0 || !WaitPast(seen, left)) return false;
     }
   }
 
- private:
+  // How many changes there were.
   uint64_t changes() const {
     std::lock_guard lock(mutex_);
     return changes_;
   }
+  // Waits until there were more than `seen`. False when there were not after `timeout`.
+  bool WaitPast(uint64_t seen, std::chrono::nanoseconds timeout) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, timeout, [&] { return changes_ != seen; });
+  }
 
+ private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t changes_ = 0;

@@ -11,6 +11,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr std::chrono::hours kLongestWait{1};
+
 // Engines side by side: the longest of each time, and all bytes.
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
@@ -45,7 +47,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
       origin_(std::move(origin)),
       replicas_(std::move(replicas)),
       feed_(feed),
-      requests_(options_.model, changed_),
+      orders_(options_.model, changed_),
       context_{options_.model, *origin_, *replicas_, options_.timeline},
       scrubber_(options_.scrub_round),
       freshness_(options_.unready_after),
@@ -72,7 +74,7 @@ void Session::Start() {
 
 void Session::RequestStop() {
   stop_.request_stop();
-  requests_.Stop();
+  orders_.Stop();
   std::lock_guard lock(mutex_);
   if (running_ != nullptr) running_->Cancel();
 }
@@ -86,13 +88,13 @@ void Session::Join(milliseconds timeout) {
   reporter_.Join();
 }
 
-Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, const Requests::Cancelled& cancelled) {
-  return requests_.Ask(Requests::kPull, timeout, cancelled, force_full);
+Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, const Orders::Cancelled& cancelled) {
+  return orders_.Ask(Order::kPull, timeout, cancelled, force_full);
 }
 
-Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
+Result<size_t> Session::VerifyEngines(const Orders::Cancelled& cancelled) {
   if (!engines_.HaveRanks()) return 0;
-  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kVerify, kEngineCallTime, cancelled));
+  LS_RETURN_IF_ERROR(orders_.Ask(Order::kVerify, kEngineCallTime, cancelled));
   return engines_verified_.load();
 }
 
@@ -101,15 +103,22 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
   return Status(ErrorCode::kNotFound, Cat("the layout of model ", options_.model, " is not known yet"));
 }
 
+// In this order. Those of the second half are for time that nothing else needs.
+const Session::Task Session::kTasks[] = {
+    &Session::TakeEngines,   &Session::RollBack, &Session::Synchronize, &Session::Repair,  &Session::CompareEngines,
+    &Session::NotifyEngines, &Session::Settle,   &Session::GiveWay,     &Session::Prepare, &Session::Scrub,
+};
+
 void Session::Loop() {
   // A receiver killed between commit and engines notifies them when it comes back.
   if (engines_.Behind()) BeginServe(Engines::Which::kBehind);
-  v1::SessionState state = Resting();
-  while (true) {
-    state_ = state;
-    if (engines_.ended()) (void)FinishServe();
-    if (requests_.stopping()) break;
-    state = state == v1::SESSION_STATE_NEGOTIATING ? Synchronize() : Wait();
+  while (!orders_.stopping()) {
+    const uint64_t seen = changed_.changes();
+    state_ = Resting();
+    const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
+    if (did) continue;
+    engines_.Check();
+    (void)changed_.WaitPast(seen, UntilDue());
   }
   while (notifying_) {
     engines_.AwaitOne(changed_);
@@ -120,12 +129,15 @@ void Session::Loop() {
   changed_.Notify();
 }
 
-bool Session::PullDue() const {
-  return unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull);
-}
-
-bool Session::SyncWanted() const {
-  return PullDue() || (UntilRetry().count() <= 0 && Behind());
+// How long no task becomes due by time alone.
+milliseconds Session::UntilDue() const {
+  milliseconds until = std::min<milliseconds>(engines_.UntilDue(), kLongestWait);
+  if (!engines_.under_way()) until = std::min(until, scrubber_.UntilDue());
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto again : {sync_again_, repair_again_}) {
+    if (again > now) until = std::min(until, std::chrono::ceil<milliseconds>(again - now));
+  }
+  return until;
 }
 
 bool Session::Behind() const {
@@ -133,6 +145,10 @@ bool Session::Behind() const {
   const bool held_back = rollback.skip ? follower_.newest() == rollback.version : !rollback.version.nothing();
   const replica::PublishedVersion current = replicas_->current();
   return !held_back && follower_.Behind(current.held, current.digest);
+}
+
+bool Session::SyncWanted() const {
+  return orders_.due(Order::kPull) || (UntilRetry().count() <= 0 && Behind());
 }
 
 milliseconds Session::UntilRetry() const {
@@ -145,55 +161,22 @@ v1::SessionState Session::Resting() const {
   return rollback.version.nothing() || rollback.skip ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_HELD;
 }
 
-// States Waiting, Held and BackingOff. After: Negotiating when a sync is due, Held after a rollback, else one of these.
-// Meanwhile it looks after what is held.
-v1::SessionState Session::Wait() {
-  const auto called = [this] {
-    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || RepairDue() || EngineDue();
-  };
-  while (!called()) {
-    state_ = Resting();
-    const bool busy = follower_.Prepare(stop_.get_token()) || replicas_->WarmTarget();
-    engines_.Check();
-    if (SyncWanted()) engines_.GiveWay();
-    Settle();
-    Scrub();
-    milliseconds idle = std::min(engines_.UntilDue(), UntilScrub());
-    if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
-    if (!busy)
-      changed_.WaitFor(idle, [&] {
-        return called() || follower_.Unprepared() || engines_.CheckDue() || Settleable() ||
-               (SyncWanted() && engines_.MayGiveWay());
-      });
-  }
-  if (requests_.stopping()) return Resting();
-  if (requests_.due(Requests::kRollback)) return RollBack();
-  if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
-  if (RepairDue()) return Repair();
-  TendEngines();
-  return Resting();
-}
-
-// The states of Sync. After: Waiting, or BackingOff after an error.
-v1::SessionState Session::Synchronize() {
+// A newer version, or what a pull asks for. Not while an engine reads the other replica: a sync writes there.
+bool Session::Synchronize() {
+  if (!SyncWanted() || engines_.ReadPrevious()) return false;
   const telemetry::Moment begun;
-  const bool asked = PullDue();
-  const Requests::Turn pulls = requests_.Begin(Requests::kPull);
+  std::vector<Order> pulls = orders_.Take(Order::kPull);
   const Held announced = follower_.newest();
   Sync sync(context_,
-            {.force_full = pulls.force_full,
+            {.force_full = std::ranges::any_of(pulls, &Order::force_full),
              .layout = follower_.layout(),
              .announced = follower_.head().layout,
-             .skipped = asked ? Held() : replicas_->rollback().version},
+             .skipped = pulls.empty() ? replicas_->rollback().version : Held()},
             state_);
   const Status status = RunSync(sync);
-  const bool ended = status.code() == ErrorCode::kCancelled && requests_.due(Requests::kRollback);
-  if (ended) {
-    sync_again_ = {};
-  } else if (!status.ok()) {
-    sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
-  } else {
-    sync_again_ = {};
+  const bool ended = status.code() == ErrorCode::kCancelled && orders_.due(Order::kRollback);
+  sync_again_ = {};
+  if (status.ok()) {
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());
     const Status forgotten = replicas_->EndRollback();
@@ -201,24 +184,23 @@ v1::SessionState Session::Synchronize() {
     // At once: engines may take their time with what came now.
     if (options_.follow && origin_->can().follow)
       origin_->Follow(replicas_->current().held, sync.layout(), stop_.get_token());
+  } else if (!ended) {
+    sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
   }
   follower_.SetLayout(sync.layout());
   if (!ended) history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and some engine has not ended with it yet
-  unanswered_ = {pulls, status, sync.record(), replicas_->current().held, engines_.Waiting()};
+  unanswered_ = {std::move(pulls), status, sync.record(), replicas_->current().held, engines_.Waiting()};
   if (!status.ok() || unanswered_->waiting.empty()) Answer();
   if (status.ok()) BeginServe(Engines::Which::kBehind);
-  return Resting();
+  return true;
 }
 
-// While an engine reads the other replica, nothing is written there.
-bool Session::RepairDue() const {
-  return replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_ && !engines_.ReadPrevious();
-}
-
-// The states of Sync. After: the state before; engines that are behind now are due.
-v1::SessionState Session::Repair() {
+// A current version that is damaged, made again in the other replica.
+bool Session::Repair() {
+  const bool due = replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_;
+  if (!due || engines_.ReadPrevious()) return false;
   const telemetry::Moment begun;
   Sync sync(context_, {.repair = true, .layout = replicas_->current().layout, .announced = {}}, state_);
   const Status status = RunSync(sync);
@@ -226,7 +208,7 @@ v1::SessionState Session::Repair() {
   history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
-  return Resting();
+  return true;
 }
 
 // What any sync leaves: in the log, and for the engine.
@@ -247,41 +229,12 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
   changed_.Notify();  // whoever reports it
 }
 
-// Hashes the next piece of what is held, when it is due. While an engine loads, nothing that it may read is withdrawn.
-void Session::Scrub() {
-  using Side = replica::ReplicaPair::Side;
-  if (engines_.under_way()) return;
-  if (const auto damage = scrubber_.Step(*replicas_)) {
-    const bool current = damage->side == Side::kCurrent;
-    const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
-                                               damage->held.version, " have changed in memory")};
-    telemetry::LogError("scrub_found_damage", what,
-                        {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
-    history_.AddDamage(what, damage->blocks.size());
-    if (current && !replicas_->current().damaged) repair_again_ = {};
-    replicas_->MarkDamaged(damage->side);
-  }
-  if (!replicas_->previous().damaged) return;
-  const Status dropped = replicas_->DropOther();
-  if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
-  drop_failed_ = !dropped.ok();
-  if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
-}
-
-milliseconds Session::UntilScrub() const {
-  if (engines_.under_way()) return milliseconds::max();
-  const milliseconds scrub = scrubber_.UntilDue();
-  if (!replicas_->current().damaged) return scrub;
-  const auto repair = std::chrono::ceil<milliseconds>(repair_again_ - std::chrono::steady_clock::now());
-  return std::clamp(repair, milliseconds(0), scrub);
-}
-
 // Where RequestStop and Rollback can reach it.
 Status Session::RunSync(Sync& sync) {
   {
     std::lock_guard lock(mutex_);
     running_ = &sync;
-    if (rollback_ || requests_.stopping()) sync.Cancel();
+    if (rollback_ || orders_.stopping()) sync.Cancel();
   }
   Status status = sync.Run();
   std::lock_guard lock(mutex_);
@@ -289,13 +242,39 @@ Status Session::RunSync(Sync& sync) {
   return status;
 }
 
-// What EngineDue is for. Attempts that have ended Loop takes.
-void Session::TendEngines() {
-  if (!VerifyDue()) return BeginServe(Engines::Which::kDue);
-  const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
+// What engines have in memory, for those that ordered it.
+bool Session::CompareEngines() {
+  if (!orders_.due(Order::kVerify) || engines_.under_way()) return false;
+  std::vector<Order> verifies = orders_.Take(Order::kVerify);
   const Result<size_t> verified = engines_.Verify();
   engines_verified_ = verified.ok() ? *verified : 0;
-  requests_.End(Requests::kVerify, verifies, ToStatus(verified));
+  AnswerAll(std::move(verifies), verified.ok() ? Orders::Answer(v1::SyncRecord()) : verified.status());
+  return true;
+}
+
+// Engines that are behind, once the wait after their last failure is over.
+bool Session::NotifyEngines() {
+  if (!engines_.Due()) return false;
+  BeginServe(Engines::Which::kDue);
+  return true;
+}
+
+bool Session::TakeEngines() {
+  if (!engines_.ended()) return false;
+  (void)FinishServe();
+  return true;
+}
+
+// A late engine gives up the replica that a sync is to write.
+bool Session::GiveWay() {
+  if (!SyncWanted() || !engines_.MayGiveWay()) return false;
+  engines_.GiveWay();
+  return true;
+}
+
+// Memory for what comes next, before it comes.
+bool Session::Prepare() {
+  return follower_.Prepare(stop_.get_token()) || replicas_->WarmTarget();
 }
 
 void Session::BeginServe(Engines::Which which) {
@@ -320,22 +299,46 @@ Status Session::FinishServe() {
 }
 
 // Answers the last sync once no engine is to be waited for: not one that is late, and not one that went.
-void Session::Settle() {
-  if (!unanswered_) return;
+bool Session::Settle() {
+  if (!unanswered_) return false;
   std::erase_if(unanswered_->waiting, IsSettled);
-  if (unanswered_->waiting.empty()) Answer();
-}
-
-bool Session::Settleable() const {
-  return unanswered_ && std::ranges::any_of(unanswered_->waiting, IsSettled);
+  if (!unanswered_->waiting.empty()) return false;
+  Answer();
+  return true;
 }
 
 // Those that wait for the last sync and those that watch.
 void Session::Answer() {
   if (!unanswered_) return;
   feed_.Publish(unanswered_->record);
-  requests_.End(Requests::kPull, unanswered_->pulls, unanswered_->status, unanswered_->record);
+  const Orders::Answer answer =
+      unanswered_->status.ok() ? Orders::Answer(unanswered_->record) : Orders::Answer(unanswered_->status);
+  AnswerAll(std::move(unanswered_->pulls), answer);
   unanswered_.reset();
+}
+
+// Drops a damaged version that is not current, and hashes the next piece of what is held when that is due. While an
+// engine loads, nothing that it may read is withdrawn.
+bool Session::Scrub() {
+  using Side = replica::ReplicaPair::Side;
+  if (engines_.under_way()) return false;
+  if (replicas_->previous().damaged) {
+    const Status dropped = replicas_->DropOther();
+    if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
+    drop_failed_ = !dropped.ok();
+    if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
+  }
+  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
+  if (!damage) return false;
+  const bool current = damage->side == Side::kCurrent;
+  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
+                                             damage->held.version, " have changed in memory")};
+  telemetry::LogError("scrub_found_damage", what,
+                      {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
+  history_.AddDamage(what, damage->blocks.size());
+  if (current && !replicas_->current().damaged) repair_again_ = {};
+  replicas_->MarkDamaged(damage->side);
+  return true;
 }
 
 }  // namespace lockstep::session

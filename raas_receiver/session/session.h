@@ -1,22 +1,36 @@
-// The session of one model: an explicit state machine on a thread of its own that keeps its replicas in step with the
-// model's origin.
+// The session of one model: one thread that keeps the model's replicas in step with its origin, and engines with them.
 //
-//   Waiting --(a newer version, or a Pull)--> the states of Sync --> Waiting
-//      |                                         |
-//      |                                         +--(error)--> BackingOff --> the states of Sync
-//      +--(Rollback)--> Notifying --> Held --(Pull)--> the states of Sync
+// The thread has one loop. Each turn it does the first of its tasks that is due (kTasks), and waits when none is, until
+// something changes: a version is announced, an operator's order comes, an engine has ended or its ranks have changed;
+// or until it is time for a task. States, as status shows them:
 //
-// A rollback ends the sync that runs. One that skips a version is in Waiting afterwards, not in Held.
+//   state          is left by                          for
+//   Waiting        a newer version, or a pull          Negotiating
+//                  damage to what is held              Applying
+//                  a rollback                          Held; Waiting for one that skips a version
+//   Held           a pull                              Negotiating
+//                  damage to what is held              Applying
+//                  a rollback                          Held, or Waiting
+//   Negotiating    a plan with something to pull       Pulling
+//                  the other replica holds it          Committing
+//                  nothing newer                       Waiting
+//   Pulling        all bytes are here                  Verifying
+//   Verifying      they are what was promised          Applying
+//   Applying       every block has its hash            Committing
+//   Committing     it is current                       Waiting; Held after a repair of what is held back
+//   BackingOff     the wait after an error is over     Negotiating
+//                  damage, or a rollback               as from Waiting
 //
-// After a sync engines are notified, which may take minutes, while the next version is pulled and committed: one, for
-// the replica that an engine is being told to load is not written, unless that engine is late. What Waiting and Held
-// have to say then is Notifying.
-//
-// It decides on what others know: Requests what the service's threads ask for, VersionFollower what the origin
-// announced, Engines what engines serve. Each has a lock of its own, held for no call to another.
+// From every state of a sync (Negotiating to Committing, sync.h) an error leads to BackingOff, and a rollback ends it.
+// While engines are told, which may take minutes, Waiting and Held are shown as Notifying, and the next version is
+// pulled and committed: one, for the replica that an engine is being told to load is not written, unless that engine is
+// late.
 //
 // What is held is hashed again meanwhile. A current version that is found damaged is made again in the other replica by
 // a sync of its own; another one is dropped, for it can be had again.
+//
+// It decides on what others know: Orders what the service's threads want, VersionFollower what the origin announced,
+// Engines what engines serve. Each has a lock of its own, held for no call to another.
 //
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
@@ -40,8 +54,8 @@
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/freshness.h"
+#include "raas_receiver/session/orders.h"
 #include "raas_receiver/session/reporter.h"
-#include "raas_receiver/session/requests.h"
 #include "raas_receiver/session/sync.h"
 #include "raas_receiver/session/sync_feed.h"
 #include "raas_receiver/session/sync_history.h"
@@ -85,28 +99,38 @@ class Session {
   bool Ready();
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
-  Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
+  Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Orders::Cancelled& cancelled);
   // As receiver.proto says. kUsage for both versions at once; kState, and nothing is changed, when the replicas do not
   // hold what it takes; the engine's error when it does not take it. kDeadline and kCancelled as Pull.
-  Result<v1::ReceiverModel> Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled);
+  Result<v1::ReceiverModel> Rollback(const v1::RollbackRequest& request, const Orders::Cancelled& cancelled);
   Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
   // As Engines::Verify. kDeadline and kCancelled as Pull.
-  Result<size_t> VerifyEngines(const Requests::Cancelled& cancelled);
+  Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
   Engines& engines() { return engines_; }
   // kNotFound before the first layout is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
  private:
+  // What the loop does: each answers whether it did something. The first that did ends the turn.
+  using Task = bool (Session::*)();
+  static const Task kTasks[];
+  bool TakeEngines();
+  bool RollBack();
+  bool Synchronize();
+  bool Repair();
+  bool CompareEngines();
+  bool NotifyEngines();
+  bool GiveWay();
+  bool Settle();
+  bool Prepare();
+  bool Scrub();
   void Loop();
-  v1::SessionState Wait();
-  v1::SessionState Synchronize();
-  v1::SessionState RollBack();
-  v1::SessionState Repair();
+  std::chrono::milliseconds UntilDue() const;
 
   // A sync that is committed, and answered once engines have ended their attempts at its version.
   struct Unanswered {
-    Requests::Turn pulls;
+    std::vector<Order> pulls;
     Status status;
     v1::SyncRecord record;
     Held to;
@@ -116,29 +140,17 @@ class Session {
   // What the origin is told of it. Any thread.
   v1::ReportRequest Report() const;
 
-  // What it waits for, in any state.
-  bool PullDue() const;
   bool SyncWanted() const;
-  bool SyncDue() const { return SyncWanted() && !engines_.ReadPrevious(); }  // it would write there
-  bool VerifyDue() const { return requests_.due(Requests::kVerify) && !engines_.under_way(); }
-  bool EngineDue() const { return VerifyDue() || engines_.Due(); }
-
-  bool RepairDue() const;
-  void Scrub();
-  std::chrono::milliseconds UntilScrub() const;
+  bool Behind() const;                           // and to be brought forward: no rollback is in the way
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
   v1::SessionState Resting() const;              // Waiting, Held or BackingOff
-  bool Behind() const;                           // and to be brought forward: no rollback is in the way
   Result<replica::Rollback> Choose(const v1::RollbackRequest& request) const;
   Status CheckHeld(const replica::Rollback& chosen) const;
   Status Return(const replica::Rollback& chosen);
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
-  void TendEngines();
   void BeginServe(Engines::Which which);
   Status FinishServe();
-  void Settle();
-  bool Settleable() const;
   void Answer();
 
   const SessionOptions options_;
@@ -146,7 +158,7 @@ class Session {
   const std::unique_ptr<replica::ReplicaPair> replicas_;
   SyncFeed& feed_;
   ChangeSignal changed_;  // of whatever the session's thread waits for, and of its answers
-  Requests requests_;
+  Orders orders_;
   std::stop_source stop_;  // what waits for the origin, but for the sync that runs
   const SyncContext context_;
   SyncHistory history_;

@@ -5,8 +5,8 @@
 
 namespace lockstep::session {
 
-Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled) {
-  uint64_t number = 0;
+Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, const Orders::Cancelled& cancelled) {
+  std::future<Orders::Answer> answer;
   {
     std::lock_guard lock(mutex_);
     LS_ASSIGN_OR_RETURN(const replica::Rollback chosen, Choose(request));
@@ -14,10 +14,10 @@ Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, 
       return Status(ErrorCode::kState, Cat("model ", options_.model, ": a rollback to another version is under way"));
     }
     rollback_ = chosen;
-    number = requests_.Post(Requests::kRollback);
+    answer = orders_.Post(Order::kRollback);
     if (running_ != nullptr) running_->Cancel();
   }
-  LS_RETURN_IF_ERROR(requests_.Await(Requests::kRollback, number, kEngineCallTime, cancelled));
+  LS_RETURN_IF_ERROR(orders_.Await(std::move(answer), kEngineCallTime, cancelled));
   return Describe();
 }
 
@@ -63,8 +63,8 @@ Status Session::CheckHeld(const replica::Rollback& chosen) const {
               "; nothing to roll back to")};
 }
 
-// After: Held, or Waiting: for a newer version than one that is skipped, or because nothing was done.
-v1::SessionState Session::RollBack() {
+bool Session::RollBack() {
+  if (!orders_.due(Order::kRollback)) return false;
   replica::Rollback chosen;
   {
     std::lock_guard lock(mutex_);
@@ -92,9 +92,9 @@ v1::SessionState Session::RollBack() {
   state_ = Resting();
   std::lock_guard lock(mutex_);
   // Also for those that came while it ran: they asked for the same.
-  requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
+  AnswerAll(orders_.Take(Order::kRollback), status.ok() ? Orders::Answer(v1::SyncRecord()) : Orders::Answer(status));
   rollback_.reset();
-  return Resting();
+  return true;
 }
 
 Status Session::Return(const replica::Rollback& chosen) {
@@ -106,11 +106,9 @@ Status Session::Return(const replica::Rollback& chosen) {
   sync_again_ = {};
   origin_->Follow({}, nullptr, stop_.get_token());
   if (now != before && left.damaged) engines_.Distrust();  // they may have read it
-  if (PullDue()) {                                         // it would lead on at once
-    Answer();
-    requests_.End(Requests::kPull, requests_.Begin(Requests::kPull),
-                  {ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")});
-  }
+  // They would lead on at once.
+  AnswerAll(orders_.Take(Order::kPull),
+            Status(ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")));
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model},
                   {"run", ToHex(now.run)},

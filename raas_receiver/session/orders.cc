@@ -1,0 +1,83 @@
+#include "raas_receiver/session/orders.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "common/base/text.h"
+
+namespace lockstep::session {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often a waiting call checks whether its caller has gone.
+constexpr milliseconds kCallerPoll{100};
+
+}  // namespace
+
+std::future<Orders::Answer> Orders::Post(Order::Kind kind, bool force_full) {
+  Order order{.kind = kind, .force_full = force_full, .answer = {}};
+  std::future<Answer> answer = order.answer.get_future();
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) {
+      order.answer.set_value(Stopped());
+    } else {
+      queue_.push_back(std::move(order));
+    }
+  }
+  changed_.Notify();
+  return answer;
+}
+
+Orders::Answer Orders::Await(std::future<Answer> answer, milliseconds timeout, const Cancelled& cancelled) const {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (answer.wait_for(std::min(timeout, kCallerPoll)) != std::future_status::ready) {
+    if (cancelled()) return Status(ErrorCode::kCancelled, "the caller has gone");
+    if (std::chrono::steady_clock::now() >= until) {
+      return Status(ErrorCode::kDeadline, Cat("model ", model_, ": not done within ", timeout.count(),
+                                              " ms; it continues in the background"));
+    }
+  }
+  return answer.get();
+}
+
+void Orders::Stop() {
+  std::vector<Order> left;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    left.swap(queue_);
+  }
+  AnswerAll(std::move(left), Stopped());
+  changed_.Notify();
+}
+
+Status Orders::Stopped() const {
+  return {ErrorCode::kCancelled, Cat("model ", model_, ": the receiver stops")};
+}
+
+bool Orders::stopping() const {
+  std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
+bool Orders::due(Order::Kind kind) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(queue_, [kind](const Order& order) { return order.kind == kind; });
+}
+
+std::vector<Order> Orders::Take(Order::Kind kind) {
+  std::lock_guard lock(mutex_);
+  const auto others = std::ranges::stable_partition(queue_, [kind](const Order& order) { return order.kind != kind; });
+  std::vector<Order> taken(std::make_move_iterator(others.begin()), std::make_move_iterator(others.end()));
+  queue_.erase(others.begin(), others.end());
+  return taken;
+}
+
+void AnswerAll(std::vector<Order> orders, const Orders::Answer& answer) {
+  for (Order& order : orders) order.answer.set_value(answer);
+}
+
+}  // namespace lockstep::session
