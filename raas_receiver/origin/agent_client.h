@@ -1,5 +1,5 @@
-// The agent's control plane as the receiver calls it. Every call has a deadline, and ends with kCancelled once a stop
-// is requested of its token.
+// The agent's control plane as the receiver calls it. Every call but WatchVersions has a deadline, and all end with
+// kCancelled once a stop is requested of its token.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -38,7 +38,6 @@ class AgentClient {
   explicit AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls = {});
 
   const Control& control() const { return control_; }
-  const net::ControlAddress& address() const { return control_.address; }
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model, std::stop_token stop);

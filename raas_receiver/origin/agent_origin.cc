@@ -63,6 +63,7 @@ class AgentPull final : public Pull {
     const pull::SourceCounters counters = fetcher_.counters();
     if (counters.payload_bytes > 0) agent_.by_memory = counters.local_bytes > 0;
     fetcher_.Close();
+    if (plan().transfer == 0) return;  // there was nothing to open
     const Status closed = agent_.client.ClosePull(plan().transfer, held, outcome);
     if (closed.ok()) return;
     telemetry::LogWarn("pull_close_failed", closed, {{"model", agent_.options.model}, {"pull", plan().transfer}});
@@ -147,7 +148,7 @@ class AgentOrigin final : public Origin {
           sense = head.status();
           senseless.request_stop();
         });
-    return sense.ok() ? ended : sense;
+    return sense.ok() ? ended : sense.WithContext(Cat("agent ", name()));
   }
 
   Result<Layout> GetLayout(std::stop_token stop) override {
@@ -165,8 +166,12 @@ class AgentOrigin final : public Origin {
     request.set_force_full(want.whole);
     LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, agent_.client.OpenPull(request, stop));
     Result<AgentPlan> plan = ReadPlan(answer, want.layout, want.held, agent_.client.control());
+    if (plan.ok() && want.whole && !plan->plan.full) {
+      plan = Status(ErrorCode::kProtocol, Cat("agent ", name(), " was asked for a full pull, and plans ",
+                                              plan->plan.mode(), "; upgrade the trainer_agent"));
+    }
     if (!plan.ok()) {
-      (void)agent_.client.ClosePull(answer.pull_id(), want.held, plan.status());
+      if (answer.pull_id() != 0) (void)agent_.client.ClosePull(answer.pull_id(), want.held, plan.status());
       return plan.status();
     }
     telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
@@ -180,11 +185,11 @@ class AgentOrigin final : public Origin {
     return std::unique_ptr<Pull>(std::make_unique<AgentPull>(agent_, *std::move(plan), want.layout, std::move(stop)));
   }
 
-  void Follow(const Held& base, const Layout& layout, std::stop_token stop) override {
-    if (!options().live || base.nothing() || agent_.by_memory.value_or(true)) {
+  void Follow(const Want& from, std::stop_token stop) override {
+    if (from.held.nothing() || agent_.by_memory.value_or(true)) {
       agent_.subscription->Close();
     } else {
-      agent_.subscription->Ask(base, layout, std::move(stop));
+      agent_.subscription->Ask(from, std::move(stop));
     }
   }
 

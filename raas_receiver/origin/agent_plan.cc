@@ -140,6 +140,7 @@ Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& la
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   if (plan.target.run != full.target.run) return Broken(proto, "catches up with another run");
   plan.full = true;
+  plan.transfer = full.transfer;
   plan.base = {full.target.run, oldest};
   LS_RETURN_IF_ERROR(ReadSteps(proto, layout, plan));
   return plan;

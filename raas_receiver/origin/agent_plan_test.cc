@@ -101,6 +101,18 @@ TEST_CASE("Lanes are encrypted where the plan says so, and a receiver whose call
   }
 }
 
+TEST_CASE("A plan of another pull than a standing one opens no lanes for what is to come") {
+  const Fixture fixture;
+  v1::PullPlan plan = fixture.Chain();
+  CHECK_THAT(ReadStandingPlan(plan, fixture.model.layout(), kControl),
+             FailsWith(ErrorCode::kProtocol, "is of no standing pull"));
+  plan.set_mode(v1::PULL_MODE_STANDING);
+  CHECK(ReadStandingPlan(plan, fixture.model.layout(), kControl)->tickets.size() == 1);
+  CHECK(fixture.CodeOf(plan) == ErrorCode::kProtocol);
+  plan.set_pull_id(0);
+  CHECK_THAT(ReadStandingPlan(plan, fixture.model.layout(), kControl), FailsWith(ErrorCode::kProtocol, "has no id"));
+}
+
 TEST_CASE("A plan that breaks a rule is refused") {
   const Fixture fixture;
   const std::function<void(v1::PullPlan&)> foul[] = {

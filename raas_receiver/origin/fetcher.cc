@@ -25,7 +25,8 @@ Status Fetcher::Fetch(const std::function<Status(pull::BlockSource&)>& fetch,
   Status status;
   for (const auto& source : sources_) {
     status = fetch(*source);
-    if (status.ok() || cancelled()) break;
+    if (status.ok()) break;
+    if (cancelled()) return {ErrorCode::kCancelled, "the pull was cancelled"};
     // The last source's failure is the caller's error, and is logged there.
     if (source != sources_.back()) {
       telemetry::Log(telemetry::LogLevel::kDebug, "source_fetch_failed",

@@ -5,7 +5,7 @@
 #include "common/base/status.h"
 #include "proto/lockstep/v1/model.pb.h"
 
-namespace lockstep {
+namespace lockstep::origin {
 
 inline v1::Held ToProto(const Held& held) {
   v1::Held proto;
@@ -21,4 +21,4 @@ inline Result<Held> FromProto(const v1::Held& held) {
   return Held{{run}, held.version()};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::origin

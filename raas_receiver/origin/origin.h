@@ -31,7 +31,7 @@ struct Head {
   std::string withdrawn;          // why there is none any more; empty: there is one, or there never was
 };
 
-// What a pull starts from.
+// What is there to start from.
 struct Want {
   Held held;              // nothing: no version
   ManifestDigest digest;  // of it
@@ -90,7 +90,8 @@ struct Abilities {
   bool report = false;  // Report is
 };
 
-// Of one model. Open, Follow and the pulls belong to one thread at a time; the others may be called by any.
+// Of one model. Open, Follow and the pulls belong to one thread at a time; the others may be called by any. Its pulls
+// end before it does.
 class Origin {
  public:
   virtual ~Origin() = default;
@@ -109,11 +110,11 @@ class Origin {
   // A pull of the newest version. kState: the model has another layout than `want.layout` by now, or no version.
   virtual Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) = 0;
 
-  // What follows `base`, which is held, may be sent while it is made: a pull opened later has it sooner. Nothing is
-  // waited for, and nothing lost where the origin cannot. With nothing for a base: no more is to be sent.
-  virtual void Follow(const Held& base, const Layout& layout, std::stop_token stop) = 0;
+  // What follows `from` may be sent while it is made: a pull opened later has it sooner. Nothing is waited for, and
+  // nothing lost where the origin cannot. From nothing: no more is to be sent.
+  virtual void Follow(const Want& from, std::stop_token stop) = 0;
 
-  // Tells the origin what is held and served; the names in `report` are filled in. Answers why no version will come, as
+  // Tells the origin what is held and served; who reports is filled in. Answers why no version will come, as
   // far as the origin knows: empty, there is no such reason. An error: it was not told.
   virtual Result<std::string> Report(v1::ReportRequest report, std::stop_token stop) = 0;
 };

@@ -320,7 +320,7 @@ TEST_CASE("A stop ends every call, before and while it is made, and a pull is cl
   CHECK(host.origin->Open(host.Holding(0), stop.get_token()).status().code() == ErrorCode::kCancelled);
   CHECK(host.origin->Report({}, stop.get_token()).status().code() == ErrorCode::kCancelled);
   CHECK(host.origin->Watch(stop.get_token(), [](const Head&) {}).code() == ErrorCode::kCancelled);
-  host.origin->Follow({host.run->run(), 1}, host.layout, stop.get_token());  // waits for nothing
+  host.origin->Follow(host.Holding(1), stop.get_token());  // waits for nothing
   for (const auto& pull : {full.get(), delta.get()}) pull->Close({}, {ErrorCode::kCancelled, "stopped"});
   CHECK(host.pulls.open_pulls("actor") == 0);
   CHECK(host.Open(0)->plan().full);  // what was stopped stops nothing else
@@ -337,7 +337,7 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
   for (const bool followed : {true, false}) {
     host.run->live().SetNewest(followed ? 1 : 2);
     const Version base = followed ? 1 : 2;
-    host.origin->Follow(followed ? Held{held.run, base} : Held(), host.layout, {});
+    host.origin->Follow(followed ? host.Holding(base) : Want(), {});
     const bool early = followed && host.kind == Kind::kAgentByLanes;
     CHECK(Eventually([&] { return host.run->live().followed() == early; }));  // its lanes may be slow to end
     host.Publish(base + 1);

@@ -15,14 +15,14 @@ constexpr std::chrono::seconds kOpenAgain{10};
 
 }  // namespace
 
-void Subscription::Ask(const Held& base, const Layout& layout, std::stop_token stop) {
-  if (base == base_) return;
+void Subscription::Ask(const Want& from, std::stop_token stop) {
+  if (from.held == base_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
-  const bool usable = live_ != nullptr && base_.nothing() && live_->lost().ok() && layout->digest() == layout_;
+  const bool usable = live_ != nullptr && base_.nothing() && live_->lost().ok() && from.layout->digest() == layout_;
   if (!usable) {
     Close();
     if (std::chrono::steady_clock::now() < open_again_) return;
-    if (const Status opened = Open(layout, std::move(stop)); !opened.ok()) {
+    if (const Status opened = Open(from, std::move(stop)); !opened.ok()) {
       open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
       telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribe_failed",
                      {{"model", options_.model}, {"message", opened.ToString()}});
@@ -30,26 +30,29 @@ void Subscription::Ask(const Held& base, const Layout& layout, std::stop_token s
     }
   }
   bytes_ = 0;
-  live_->Ask(base.version);
-  base_ = base;
+  live_->Ask(from.held.version);
+  base_ = from.held;
 }
 
-Status Subscription::Open(const Layout& layout, std::stop_token stop) {
+Status Subscription::Open(const Want& from, std::stop_token stop) {
   v1::OpenPullRequest request;
   request.set_standing(true);
+  // For an agent that does not know standing pulls: it is up to date then, and opens none.
+  *request.mutable_held() = ToProto(from.held);
+  request.set_held_digest(ToBytes(from.digest));
   request.set_model(options_.model);
   request.set_receiver(options_.receiver);
-  request.set_layout_digest(ToBytes(layout->digest()));
+  request.set_layout_digest(ToBytes(from.layout->digest()));
   request.set_lanes_wanted(static_cast<uint32_t>(options_.lanes));
   LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, agent_.OpenPull(request, std::move(stop)));
   pull_id_ = answer.pull_id();
-  Result<pull::LanePeer> peer = ReadStandingPlan(answer, layout, agent_.control());
+  Result<pull::LanePeer> peer = ReadStandingPlan(answer, from.layout, agent_.control());
   if (!peer.ok()) {
-    (void)agent_.ClosePull(pull_id_, {}, peer.status());
+    if (pull_id_ != 0) (void)agent_.ClosePull(pull_id_, from.held, peer.status());
     return peer.status();
   }
   in_plaintext_ = peer->InPlaintext();
-  layout_ = layout->digest();
+  layout_ = from.layout->digest();
   auto live = std::make_unique<pull::LivePull>(io_, *std::move(peer));
   std::lock_guard lock(mutex_);
   live_ = std::move(live);

@@ -24,9 +24,9 @@ class Subscription final : public pull::BlockSource {
   Subscription(const AgentOriginOptions& options, AgentClient& agent, net::IoThreads& io)
       : options_(options), agent_(agent), io_(io) {}
 
-  // Asks for the delta from `base` on, over lanes that are opened when there are none. Waits for no more than a call to
+  // Asks for the delta from there on, over lanes that are opened when there are none. Waits for no more than a call to
   // the agent.
-  void Ask(const Held& base, const Layout& layout, std::stop_token stop);
+  void Ask(const Want& from, std::stop_token stop);
   // Whether a delta was asked for, and not yet taken.
   bool asked() const { return live_ != nullptr && !base_.nothing(); }
   // Ends the subscription, until something is asked for again.
@@ -42,7 +42,7 @@ class Subscription final : public pull::BlockSource {
   pull::SourceCounters counters() const override;
 
  private:
-  Status Open(const Layout& layout, std::stop_token stop);
+  Status Open(const Want& from, std::stop_token stop);
   Result<pull::LivePull::Delta> Take(const Held& base, const pull::DeltaStep& step);
   void AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const;
 

@@ -52,6 +52,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   // Changed by tests, before what they are to act on.
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
+  std::function<void(v1::VersionEvent&)> twist_event = [](v1::VersionEvent&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
   std::string peer = peer::ToLine(wire::Self("trainer_agent"));
@@ -85,6 +86,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
       event.set_peer(peer);
       event.set_layout_digest(ToBytes(model_.layout()->digest()));
       event.set_manifest_digest(ToBytes(model_.manifest(announced).digest));
+      twist_event(event);
       writer->Write(event);
     }
     return grpc::Status::OK;
@@ -103,11 +105,11 @@ class TestAgent final : public v1::TrainerAgent::Service {
     const Version newest = newest_;
     const bool knows = held.run == model_.run() && held.version > 0 && !request->force_full();
     Fill(newest, *plan);
-    plan->set_pull_id(static_cast<uint64_t>(++pulls_opened));
     if (knows && held.version == newest) {
       plan->set_mode(v1::PULL_MODE_UP_TO_DATE);
       return grpc::Status::OK;
     }
+    plan->set_pull_id(static_cast<uint64_t>(++pulls_opened));
     plan->set_mode(v1::PULL_MODE_FULL);
     if (knows) {
       AddSteps(held.version, newest, *plan);

@@ -1,7 +1,7 @@
-// BlockSource: what a sync gets blocks and deltas from. The lanes of an agent, the agent's memory on the same host and
-// the live delta already collected are sources; a store, or one agent of several, would be one more.
+// BlockSource: what a pull of an agent gets blocks and deltas from: the agent's memory on the same host, a delta that
+// was sent while it was made, the agent's lanes. What is no agent is another origin (raas_receiver/origin/origin.h).
 //
-// A sync asks its sources in order, each for what those before it did not bring, and does not know which is which. What
+// A pull asks its sources in order, each for what those before it did not bring, and does not know which is which. What
 // came is in the sink, checked; it stays good when the source fails afterwards. That a source does not have something
 // is therefore no error of the sync: only what the last one could not bring is.
 #pragma once

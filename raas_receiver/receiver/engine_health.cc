@@ -8,7 +8,7 @@ namespace lockstep::receiver {
 namespace {
 
 Held ReadHeld(const v1::Held& proto) {
-  const Result<Held> held = FromProto(proto);
+  const Result<Held> held = origin::FromProto(proto);
   return held.ok() ? *held : Held();
 }
 

@@ -19,7 +19,7 @@ v1::ReceiverModel Model(Held held, uint64_t newest) {
   v1::ReceiverModel model;
   model.set_name("actor");
   model.set_engine("none");
-  *model.mutable_held() = ToProto(held);
+  *model.mutable_held() = origin::ToProto(held);
   model.set_newest_version(newest);
   return model;
 }
@@ -32,7 +32,7 @@ v1::ReceiverModel Notified(Held held, uint64_t newest, Held served) {
   v1::Engine& engine = *model.add_engine_table();
   engine.set_name("default");
   engine.set_kind("vllm");
-  *engine.mutable_served() = ToProto(served);
+  *engine.mutable_served() = origin::ToProto(served);
   return model;
 }
 
@@ -41,7 +41,7 @@ v1::EngineTargets& Attach(v1::ReceiverModel& model, Held serving) {
   engine.set_name("rollout 0");
   engine.set_world(2);
   engine.set_attached(2);
-  *engine.mutable_serving() = ToProto(serving);
+  *engine.mutable_serving() = origin::ToProto(serving);
   return engine;
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("Each engine has a name, and one for all serves when all do") {
   model.set_served_version(0);
   CHECK(health.Update(model) ==
         EngineHealth::Serving{{kNotified, false}, {kNotified + "/default", true}, {kNotified + "/second", false}});
-  *second.mutable_served() = ToProto({kRun, 3});
+  *second.mutable_served() = origin::ToProto({kRun, 3});
   model.set_served_version(3);
   CHECK(health.Update(model) ==
         EngineHealth::Serving{{kNotified, true}, {kNotified + "/default", true}, {kNotified + "/second", true}});

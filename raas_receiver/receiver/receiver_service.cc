@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kCallerPoll{200};
 
 v1::VerifyResult ToProto(const replica::VerifyReport& report) {
   v1::VerifyResult result;
-  *result.mutable_held() = lockstep::ToProto(report.held);
+  *result.mutable_held() = origin::ToProto(report.held);
   result.set_recorded_digest(ToBytes(report.recorded));
   result.set_computed_digest(ToBytes(report.computed));
   result.mutable_bad_blocks()->Add(report.bad_blocks.begin(), report.bad_blocks.end());

@@ -108,7 +108,6 @@ class ReplicaPair {
   // Makes the target writable memory of `layout`, content unspecified, and no version.
   Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
-  WorkerPool& pool() const { return pool_; }  // for filling the target
   // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
   std::vector<BlockIndex> CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions);
 

@@ -26,7 +26,7 @@ void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_name(report.engine);
   proto.set_world(report.world);
   proto.set_attached(report.attached);
-  *proto.mutable_serving() = ToProto(report.serving());
+  *proto.mutable_serving() = origin::ToProto(report.serving());
   proto.set_waiting(report.waiting);
   proto.set_asleep(report.asleep);
   proto.set_comparing(report.comparing);
@@ -104,7 +104,7 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_url(driver_->where());
   engine.set_in_place(in_place());
   engine.set_late(late());
-  *engine.mutable_served() = ToProto(served());
+  *engine.mutable_served() = origin::ToProto(served());
   engine.set_failures(driver_->failures());
   std::lock_guard lock(mutex_);
   engine.set_state(State(groups));
@@ -238,8 +238,9 @@ bool Engine::ended() const {
 }
 
 bool Engine::RanksReadPrevious() const {
-  const Held previous = context_.replicas.previous().held;
-  return !previous.nothing() && previous != context_.replicas.current().held && route_->RanksRead(previous);
+  const replica::PublishedVersion previous = context_.replicas.previous();
+  return !previous.held.nothing() && !previous.damaged && previous.held != context_.replicas.current().held &&
+         route_->RanksRead(previous.held);
 }
 
 bool Engine::ReadsPrevious() const {

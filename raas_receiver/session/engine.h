@@ -74,8 +74,6 @@ class Engine {
   void GiveWay();
   // Whether GiveWay would, of an attempt that reads the version before the current one.
   bool MayGiveWay() const;
-  // Whether Check has ranks to answer.
-  bool CheckDue() const { return !in_place() && ranks_changed_ && Idle(); }
   // Cancels the attempt under way, if there is one. It is to be taken as ever.
   void Interrupt() { CancelAttempt(/*gives_way=*/false); }
   // It is given nothing any more. Any thread.

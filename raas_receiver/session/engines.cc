@@ -279,10 +279,6 @@ bool Engines::MayGiveWay() const {
   return Any(&Engine::MayGiveWay);
 }
 
-bool Engines::CheckDue() const {
-  return Any(&Engine::CheckDue);
-}
-
 void Engines::Interrupt() {
   for (const auto& engine : all()) engine->Interrupt();
 }

@@ -66,7 +66,6 @@ class Engines {
   bool ReadPrevious() const;
   void GiveWay();
   bool MayGiveWay() const;
-  bool CheckDue() const;
   void Interrupt();
   // Takes the attempts that have ended.
   void Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use);

@@ -1,4 +1,4 @@
-// Freshness: for how long a session has been behind its agent without getting on.
+// Freshness: for how long a session has been behind its origin without getting on.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ class Freshness {
   // `limit` zero: nothing is ever too old.
   explicit Freshness(std::chrono::milliseconds limit) : limit_(limit) {}
 
-  // To be called now and then. False when the agent has had another version than `held`, and `held` was the same, for
+  // To be called now and then. False when the origin has had another version than `held`, and `held` was the same, for
   // longer than the limit.
   bool Update(const Held& held, bool behind, Clock::time_point now = Clock::now()) {
     if (!behind || held != held_ || !behind_) since_ = now;

@@ -34,6 +34,7 @@ std::future<Orders::Answer> Orders::Post(Order::Kind kind, bool force_full) {
 Orders::Answer Orders::Await(std::future<Answer> answer, milliseconds timeout, const Cancelled& cancelled) const {
   const auto until = std::chrono::steady_clock::now() + timeout;
   while (answer.wait_for(std::min(timeout, kCallerPoll)) != std::future_status::ready) {
+    if (stopping()) return Stopped();
     if (cancelled()) return Status(ErrorCode::kCancelled, "the caller has gone");
     if (std::chrono::steady_clock::now() >= until) {
       return Status(ErrorCode::kDeadline, Cat("model ", model_, ": not done within ", timeout.count(),

@@ -77,5 +77,16 @@ TEST_CASE("Stopping answers every order, those that wait and those that come") {
   CHECK(fixture.orders.Ask(Order::kPull, kForEver, Never).status().code() == ErrorCode::kCancelled);
 }
 
+TEST_CASE("Stopping ends the wait for an order that was taken and is not answered yet") {
+  Fixture fixture;
+  Orders::Answer answer = Status(ErrorCode::kInternal, "none yet");
+  std::thread caller([&] { answer = fixture.orders.Ask(Order::kPull, kForEver, Never); });
+  REQUIRE(fixture.changed.WaitFor(kForEver, [&] { return fixture.orders.due(Order::kPull); }));
+  const std::vector<Order> taken = fixture.orders.Take(Order::kPull);
+  fixture.orders.Stop();
+  caller.join();
+  CHECK(answer.status().code() == ErrorCode::kCancelled);
+}
+
 }  // namespace
 }  // namespace lockstep::session

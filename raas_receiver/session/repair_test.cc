@@ -142,6 +142,30 @@ TEST_CASE("A damaged block is not asked of an agent that is at another run, whic
   fixture.Stop();
 }
 
+TEST_CASE("An agent that plans no full pull for damaged blocks is not believed, and asked again later") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  std::atomic<bool> lies = true;
+  fixture.agent.twist = [&](v1::PullPlan& plan) {
+    if (!lies) return;
+    plan.clear_tickets();
+    plan.set_mode(v1::PULL_MODE_UP_TO_DATE);
+  };
+  const auto records = fixture.feed.Subscribe("actor");
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK_THAT(record.error(), Catch::Contains("was asked for a full pull, and plans up_to_date"));
+  CHECK_FALSE(fixture.session->HoldsVersion());
+  lies = false;
+  fixture.WaitFor([&] { return fixture.session->HoldsVersion(); });
+  fixture.Check(1);
+  fixture.Stop();
+}
+
 TEST_CASE("A bit that flips in the version before is found, and that version is given up") {
   SessionFixture fixture;
   fixture.options.scrub_round = milliseconds(20);

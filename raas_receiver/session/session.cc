@@ -105,20 +105,21 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 
 // In this order. Those of the second half are for time that nothing else needs.
 const Session::Task Session::kTasks[] = {
-    &Session::TakeEngines,   &Session::RollBack, &Session::Synchronize, &Session::Repair,  &Session::CompareEngines,
-    &Session::NotifyEngines, &Session::Settle,   &Session::GiveWay,     &Session::Prepare, &Session::Scrub,
+    &Session::TakeEngines, &Session::RollBack,       &Session::Synchronize,   &Session::Repair,
+    &Session::DropDamaged, &Session::CompareEngines, &Session::NotifyEngines, &Session::Settle,
+    &Session::GiveWay,     &Session::Prepare,        &Session::Scrub,
 };
 
 void Session::Loop() {
   // A receiver killed between commit and engines notifies them when it comes back.
   if (engines_.Behind()) BeginServe(Engines::Which::kBehind);
-  while (!orders_.stopping()) {
-    const uint64_t seen = changed_.changes();
+  // What changes, and what falls due, after these questions ends the wait.
+  for (uint64_t seen = changed_.changes(); !orders_.stopping(); seen = changed_.changes()) {
     state_ = Resting();
-    const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
-    if (did) continue;
     engines_.Check();
-    (void)changed_.WaitPast(seen, UntilDue());
+    const milliseconds until = UntilDue();
+    const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
+    if (!did) (void)changed_.WaitPast(seen, until);
   }
   while (notifying_) {
     engines_.AwaitOne(changed_);
@@ -174,7 +175,6 @@ bool Session::Synchronize() {
              .skipped = pulls.empty() ? replicas_->rollback().version : Held()},
             state_);
   const Status status = RunSync(sync);
-  const bool ended = status.code() == ErrorCode::kCancelled && orders_.due(Order::kRollback);
   sync_again_ = {};
   if (status.ok()) {
     backoff_.Reset();
@@ -182,13 +182,13 @@ bool Session::Synchronize() {
     const Status forgotten = replicas_->EndRollback();
     if (!forgotten.ok()) telemetry::LogError("rollback_end_failed", forgotten, {{"model", options_.model}});
     // At once: engines may take their time with what came now.
+    const replica::PublishedVersion current = replicas_->current();
     if (options_.follow && origin_->can().follow)
-      origin_->Follow(replicas_->current().held, sync.layout(), stop_.get_token());
-  } else if (!ended) {
+      origin_->Follow({current.held, current.digest, current.layout}, stop_.get_token());
+  } else if (!Ended(status)) {
     sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
   }
   follower_.SetLayout(sync.layout());
-  if (!ended) history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and some engine has not ended with it yet
   unanswered_ = {std::move(pulls), status, sync.record(), replicas_->current().held, engines_.Waiting()};
@@ -204,16 +204,21 @@ bool Session::Repair() {
   const telemetry::Moment begun;
   Sync sync(context_, {.repair = true, .layout = replicas_->current().layout, .announced = {}}, state_);
   const Status status = RunSync(sync);
-  if (!status.ok()) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
-  history_.Add(status, sync.record(), sync.lane_retries());
+  if (!status.ok() && !Ended(status)) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return true;
 }
 
+// Whether a sync was ended by a rollback, and went neither well nor badly.
+bool Session::Ended(const Status& status) const {
+  return status.code() == ErrorCode::kCancelled && orders_.due(Order::kRollback);
+}
+
 // What any sync leaves: in the log, and for the engine.
 void Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
   const v1::SyncRecord& record = sync.record();
+  if (!Ended(status)) history_.Add(status, record, sync.lane_retries());
   if (!status.ok()) {
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
@@ -317,17 +322,20 @@ void Session::Answer() {
   unanswered_.reset();
 }
 
-// Drops a damaged version that is not current, and hashes the next piece of what is held when that is due. While an
-// engine loads, nothing that it may read is withdrawn.
+// A damaged version that is not current, once no engine reads it: it can be had again.
+bool Session::DropDamaged() {
+  if (!replicas_->previous().damaged || engines_.ReadPrevious()) return false;
+  const Status dropped = replicas_->DropOther();
+  if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
+  drop_failed_ = !dropped.ok();
+  if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
+  return dropped.ok();
+}
+
+// Hashes the next piece of what is held, when it is due. Not while an engine loads: it needs the memory more.
 bool Session::Scrub() {
   using Side = replica::ReplicaPair::Side;
   if (engines_.under_way()) return false;
-  if (replicas_->previous().damaged) {
-    const Status dropped = replicas_->DropOther();
-    if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
-    drop_failed_ = !dropped.ok();
-    if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
-  }
   const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
   if (!damage) return false;
   const bool current = damage->side == Side::kCurrent;

@@ -19,9 +19,10 @@
 //   Applying       every block has its hash            Committing
 //   Committing     it is current                       Waiting; Held after a repair of what is held back
 //   BackingOff     the wait after an error is over     Negotiating
-//                  damage, or a rollback               as from Waiting
+//                  a pull, damage, or a rollback       as from Waiting
 //
-// From every state of a sync (Negotiating to Committing, sync.h) an error leads to BackingOff, and a rollback ends it.
+// From every state of a sync (Negotiating to Committing, sync.h) an error leads to BackingOff, or of a repair, which
+// has a wait of its own, to where it came from; and a rollback ends it.
 // While engines are told, which may take minutes, Waiting and Held are shown as Notifying, and the next version is
 // pulled and committed: one, for the replica that an engine is being told to load is not written, unless that engine is
 // late.
@@ -35,7 +36,6 @@
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -119,6 +119,7 @@ class Session {
   bool RollBack();
   bool Synchronize();
   bool Repair();
+  bool DropDamaged();
   bool CompareEngines();
   bool NotifyEngines();
   bool GiveWay();
@@ -148,6 +149,7 @@ class Session {
   Status CheckHeld(const replica::Rollback& chosen) const;
   Status Return(const replica::Rollback& chosen);
   Status RunSync(Sync& sync);
+  bool Ended(const Status& status) const;
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void BeginServe(Engines::Which which);
   Status FinishServe();

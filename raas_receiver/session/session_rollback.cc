@@ -104,7 +104,7 @@ Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
   const Held now = replicas_->current().held;
   sync_again_ = {};
-  origin_->Follow({}, nullptr, stop_.get_token());
+  origin_->Follow({}, stop_.get_token());
   if (now != before && left.damaged) engines_.Distrust();  // they may have read it
   // They would lead on at once.
   AnswerAll(orders_.Take(Order::kPull),

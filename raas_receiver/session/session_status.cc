@@ -32,8 +32,8 @@ v1::ReceiverModel Session::Describe() const {
   v1::ReceiverModel model;
   model.set_name(options_.model);
   model.set_agent(origin_->name());
-  *model.mutable_held() = ToProto(current.held);
-  *model.mutable_previous() = ToProto(replicas_->previous().held);
+  *model.mutable_held() = origin::ToProto(current.held);
+  *model.mutable_previous() = origin::ToProto(replicas_->previous().held);
   if (!current.held.nothing()) {
     model.set_held_digest(ToBytes(current.digest));
     model.set_current_path(current.path);
@@ -73,6 +73,7 @@ v1::ReceiverModel Session::Describe() const {
 v1::ReportRequest Session::Report() const {
   const v1::ReceiverModel model = Describe();
   v1::ReportRequest report;
+  report.set_model(options_.model);
   *report.mutable_held() = model.held();
   report.set_served_version(model.served_version());
   report.set_served_run(model.served_run());

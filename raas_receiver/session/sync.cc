@@ -35,8 +35,8 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const ori
 Sync::Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown)
     : context_(context), request_(std::move(request)), shown_(shown), base_(context.replicas.current()) {
   record_.set_model(context_.model);
-  *record_.mutable_from() = ToProto(base_.held);
-  *record_.mutable_to() = ToProto(base_.held);
+  *record_.mutable_from() = origin::ToProto(base_.held);
+  *record_.mutable_to() = origin::ToProto(base_.held);
 }
 
 // What each state is called in logs, what it does, what its time counts to: a span and a duration of the record, and
@@ -168,7 +168,7 @@ Status Sync::LearnLayout() {
 }
 
 void Sync::RecordTarget() {
-  *record_.mutable_to() = ToProto(plan_.target);
+  *record_.mutable_to() = origin::ToProto(plan_.target);
   record_.set_manifest_digest(ToHex(plan_.target_digest));
   if (plan_.full) return;
   record_.set_changed_elements(plan_.changed_elements);

@@ -9,7 +9,8 @@
 //   Apply --> [Repair] --> Commit     (of what is held, which is damaged: made again in the other replica)
 //
 // Any state may fail: then the target replica holds nothing (what it held, where room is missing for more), the current
-// one is untouched, and the origin is told the reason.
+// one is untouched, and an origin that was asked is told the
+// reason.
 #pragma once
 
 #include <atomic>
@@ -85,7 +86,6 @@ class Sync {
   Status OpenForLost();
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
-  void Close(const Status& status);
   void RecordTarget();
   void StageBlocks();
   telemetry::Span SpanOf(std::string_view name) const;

@@ -102,6 +102,13 @@ TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
   CHECK_THAT(refused.message(), Catch::EndsWith("speaks protocol 7; upgrade the raas_receiver"));
 }
 
+TEST_CASE("An announcement that makes no sense is no news; the error names the agent") {
+  replica::ReplicaFixture replicas;
+  origin::TestAgent agent(replicas.model);
+  agent.twist_event = [](v1::VersionEvent& event) { event.set_layout_digest("short"); };
+  CHECK_THAT(Actor(agent.address()).Watch(), FailsWith(ErrorCode::kProtocol, "agent 127.0.0.1:", "16-byte"));
+}
+
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
   Fixture fixture;
   fixture.WaitForNewest(1);

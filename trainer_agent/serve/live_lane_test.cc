@@ -1,4 +1,4 @@
-// Lanes of live subscriptions, over real TCP.
+// Lanes of standing pulls, over real TCP.
 #include <set>
 #include <thread>
 

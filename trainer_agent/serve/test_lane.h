@@ -52,9 +52,7 @@ class TestLane {
     REQUIRE(Run(stream_.ReadExact(bytes, kPatience)).ok());
     return bytes;
   }
-  // Works for plans of pulls and of live subscriptions.
-  template <typename AnyPlan>
-  ErrorCode Enter(const AnyPlan& plan, size_t ticket) {
+  ErrorCode Enter(const PullPlan& plan, size_t ticket) {
     wire::LaneHello hello{.pull_id = plan.pull_id};
     if (!encrypted_) hello.ticket = plan.tickets.at(ticket);
     Send(hello);

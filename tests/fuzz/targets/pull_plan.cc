@@ -39,14 +39,14 @@ v1::PullPlan Lanes(v1::PullMode mode) {
 
 v1::PullPlan PlanTo(v1::PullMode mode, Version target) {
   v1::PullPlan plan = Lanes(mode);
-  *plan.mutable_target() = ToProto({SmallRun(), target});
+  *plan.mutable_target() = origin::ToProto({SmallRun(), target});
   plan.set_target_digest(Id('d'));
   return plan;
 }
 
 v1::PullPlan Chain() {
   v1::PullPlan plan = PlanTo(v1::PULL_MODE_CHAIN, 5);
-  *plan.mutable_base() = ToProto(kHeld);
+  *plan.mutable_base() = origin::ToProto(kHeld);
   plan.set_label("step 5");
   plan.set_local_socket("/run/pull.sock");
   plan.set_local_ticket(Id('l'));
