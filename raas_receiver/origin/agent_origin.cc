@@ -1,6 +1,8 @@
 #include "raas_receiver/origin/agent_origin.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"

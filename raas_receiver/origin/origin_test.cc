@@ -35,7 +35,7 @@ struct Blocks : serve::MadeUpBlocks {
   }
 };
 
-enum class Kind { kAgentByLanes, kAgentByMemory };
+enum class Kind { kAgentByLanes, kAgentByEncryptedLanes, kAgentByMemory };
 
 std::vector<v1::AgentModel> OpenModels() {
   std::vector<v1::AgentModel> models(1);
@@ -49,7 +49,9 @@ struct Host : serve::Served {
   os::TempDir dir;
   const std::string socket = dir.File("pull.sock");
   std::unique_ptr<os::UnixServer> local_server = *serve::StartLocalServer({.path = socket}, &pulls);
-  std::unique_ptr<serve::LaneServer> lane_server = *serve::LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
+  const bool encrypted = kind == Kind::kAgentByEncryptedLanes;
+  std::unique_ptr<serve::LaneServer> lane_server =
+      *serve::LaneServer::Start({.address = {"127.0.0.1", 0}, .encrypted = encrypted}, &pulls);
   telemetry::Timeline timeline;
   store::Scrubber scrubber{&catalog, std::chrono::milliseconds(0)};
   std::unique_ptr<access::AccessControl> access = *access::AccessControl::Create("");
@@ -59,7 +61,7 @@ struct Host : serve::Served {
                               &pulls,
                               OpenModels,
                               v1::BuildInfo(),
-                              {.address = Cat(":", lane_server->port())},
+                              {.address = Cat(":", lane_server->port()), .encrypted = encrypted},
                               kind == Kind::kAgentByMemory ? socket : "",
                               &timeline};
   std::unique_ptr<rpc::RpcServer> rpc =
@@ -68,7 +70,7 @@ struct Host : serve::Served {
   std::unique_ptr<Origin> origin = Of("actor");
 
   explicit Host(uint64_t retain_bytes = 2ull << 30)
-      : Served(retain_bytes), kind(GENERATE(Kind::kAgentByLanes, Kind::kAgentByMemory)) {
+      : Served(retain_bytes), kind(GENERATE(Kind::kAgentByLanes, Kind::kAgentByEncryptedLanes, Kind::kAgentByMemory)) {
     UNSCOPED_INFO("origin " << static_cast<int>(kind));
   }
   ~Host() {
@@ -190,9 +192,29 @@ TEST_CASE("Who holds nothing gets every block, with the hashes that the version'
   for (BlockIndex block = 0; block < kBlocks; ++block) CHECK(memory.Holds(1, block));
   CHECK(model::ComputeManifestDigest(host.layout->digest(), memory.staging.hashes()) == host.Digest(1));
   CHECK(pull->counters().payload_bytes == uint64_t{kBlocks} * kBlock);
+  CHECK(pull->counters().live_bytes == 0);
+  CHECK(pull->counters().retries == 0);
   CHECK((pull->counters().local_bytes > 0) == (host.kind == Kind::kAgentByMemory));
   pull->Close({host.run->run(), 1}, OkStatus());
   CHECK(host.pulls.open_pulls("actor") == 0);
+}
+
+TEST_CASE("No other blocks come than those asked for, wherever they lie, and none where none is asked for") {
+  Host host;
+  const auto pull = host.Open(0);
+  Memory memory(*host.layout);
+  REQUIRE(pull->FetchBlocks({{}, 1, false}, memory.staging).ok());
+  DeltaStaging no_steps(*host.layout, host.run->run(), {});
+  REQUIRE(pull->FetchDeltas(no_steps).ok());
+  CHECK(pull->counters().payload_bytes == 0);
+  const std::vector<BlockIndex> some{0, 3, 4, 5, 17, kBlocks - 1};
+  REQUIRE(pull->FetchBlocks({some, 1, true}, memory.staging).ok());
+  for (BlockIndex block = 0; block < kBlocks; ++block) {
+    const bool asked = std::ranges::find(some, block) != some.end();
+    CHECK(memory.staging.versions()[block] == (asked ? 1 : 0));
+    CHECK(memory.Holds(1, block) == asked);
+  }
+  CHECK(pull->counters().payload_bytes == some.size() * kBlock);
 }
 
 TEST_CASE("Who holds a version gets the deltas from there on, and who holds the newest nothing") {
@@ -209,13 +231,36 @@ TEST_CASE("Who holds a version gets the deltas from there on, and who holds the 
   INFO(chain.status().ToString());
   REQUIRE(chain.ok());
   REQUIRE(chain->size() == 2);
+  uint64_t bytes = 0;
   for (const auto& step : *chain) {
+    bytes += step->header().data_bytes;
     CHECK(step->entries().size() == kBlocks / 2);
-    for (const payload::PayloadEntry& entry : step->entries())
-      CHECK(entry.target_hash == host.ManifestOf(step->target().version)->block_hashes[entry.block]);
+    const Version base = step->base().version;
+    const auto& made = *host.run->deltas().RouteFrom(base, base + 1, host.layout->data_bytes())[0];
+    for (size_t i = 0; i < step->entries().size(); ++i) {
+      const payload::PayloadEntry& entry = step->entries()[i];
+      CHECK(entry.target_hash == host.ManifestOf(base + 1)->block_hashes[entry.block]);
+      CHECK(entry.block == made.entries()[i].block);
+      CHECK(std::ranges::equal(step->data(entry), made.data(made.entries()[i])));
+    }
   }
+  CHECK(pull->counters().payload_bytes == bytes);
   CHECK(host.Open(2)->plan().mode() == "delta");
   CHECK(host.Open(3)->plan().mode() == "up_to_date");
+}
+
+TEST_CASE("A delta that is not to be had is an error that leaves the pull in use") {
+  Host host;
+  host.Publish(2);
+  const auto pull = host.Open(1);
+  std::vector<pull::DeltaStep> unknown = pull->plan().steps;
+  unknown[0].payload_id += 100;
+  DeltaStaging missing(*host.layout, host.run->run(), unknown);
+  CHECK(pull->FetchDeltas(missing).code() == ErrorCode::kNotFound);
+  CHECK_FALSE(missing.Assemble(host.Digest(1), 0).ok());
+  DeltaStaging staging(*host.layout, host.run->run(), pull->plan().steps);
+  REQUIRE(pull->FetchDeltas(staging).ok());
+  CHECK(staging.Assemble(host.Digest(1), 0).ok());
 }
 
 TEST_CASE("Other bytes under the number that is held are no base, nor is a version whose deltas are gone") {
@@ -338,7 +383,7 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
     host.run->live().SetNewest(followed ? 1 : 2);
     const Version base = followed ? 1 : 2;
     host.origin->Follow(followed ? host.Holding(base) : Want(), {});
-    const bool early = followed && host.kind == Kind::kAgentByLanes;
+    const bool early = followed && host.kind != Kind::kAgentByMemory;
     CHECK(Eventually([&] { return host.run->live().followed() == early; }));  // its lanes may be slow to end
     host.Publish(base + 1);
     const auto pull = host.Open(base);

@@ -50,9 +50,22 @@ Status RefuseFirst(const wire::BlockRequest& request) {
 
 }  // namespace
 
+// A session that hashes what it holds all the time.
+struct ScrubbedFixture : SessionFixture {
+  ScrubbedFixture() { options.scrub_round = milliseconds(20); }
+  void FlipCurrent() const { replica::ReplicaFixture::FlipByte(pair->current().path + "/model.safetensors"); }
+  // How the first repair went of a bit that flips in the current version.
+  v1::SyncRecord RepairAfterFlip() {
+    const auto records = feed.Subscribe("actor");
+    FlipCurrent();
+    v1::SyncRecord record;
+    while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+    return record;
+  }
+};
+
 TEST_CASE("A bit that flips in what is held is found, mended with one block of the agent's, and counted") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.options.follow = GENERATE(true, false);  // either way it is not for a sync to find it
   const auto records = fixture.feed.Subscribe("actor");
   fixture.Start();
@@ -80,16 +93,12 @@ TEST_CASE("A bit that flips in what is held is found, mended with one block of t
 }
 
 TEST_CASE("A block that the other replica has whole is mended from there, and the agent is not asked") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.options.follow = false;
   fixture.Start();
   REQUIRE(fixture.Pull().ok());
   REQUIRE(fixture.Pull(true).ok());  // no delta leads from the one replica to the other
-  const auto records = fixture.feed.Subscribe("actor");
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
-  v1::SyncRecord record;
-  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  const v1::SyncRecord record = fixture.RepairAfterFlip();
   CHECK(record.error().empty());
   CHECK(record.repaired_blocks() == 0);
   CHECK(fixture.agent.pulls_opened == 2);
@@ -98,8 +107,7 @@ TEST_CASE("A block that the other replica has whole is mended from there, and th
 }
 
 TEST_CASE("What is held is looked after also while syncs fail") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.Start();
   fixture.WaitHeld(1);
   fixture.agent.Publish();
@@ -119,8 +127,7 @@ TEST_CASE("What is held is looked after also while syncs fail") {
 }
 
 TEST_CASE("A damaged block is not asked of an agent that is at another run, which is not told that it is damaged") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.options.follow = false;
   fixture.Start();
   REQUIRE(fixture.Pull().ok());
@@ -130,10 +137,7 @@ TEST_CASE("A damaged block is not asked of an agent that is at another run, whic
     return OkStatus();
   };
   fixture.agent.twist = [](v1::PullPlan& plan) { plan.mutable_target()->set_run(std::string(16, 'r')); };
-  const auto records = fixture.feed.Subscribe("actor");
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
-  v1::SyncRecord record;
-  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  const v1::SyncRecord record = fixture.RepairAfterFlip();
   CHECK_THAT(record.error(), Catch::Contains("of version 1 is damaged, and 127.0.0.1:") &&
                                  Catch::EndsWith("has another run by now; pull that"));
   CHECK(requests == 0);
@@ -143,8 +147,7 @@ TEST_CASE("A damaged block is not asked of an agent that is at another run, whic
 }
 
 TEST_CASE("An agent that plans no full pull for damaged blocks is not believed, and asked again later") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.options.follow = false;
   fixture.Start();
   REQUIRE(fixture.Pull().ok());
@@ -154,10 +157,7 @@ TEST_CASE("An agent that plans no full pull for damaged blocks is not believed, 
     plan.clear_tickets();
     plan.set_mode(v1::PULL_MODE_UP_TO_DATE);
   };
-  const auto records = fixture.feed.Subscribe("actor");
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
-  v1::SyncRecord record;
-  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  const v1::SyncRecord record = fixture.RepairAfterFlip();
   CHECK_THAT(record.error(), Catch::Contains("was asked for a full pull, and plans up_to_date"));
   CHECK_FALSE(fixture.session->HoldsVersion());
   lies = false;
@@ -167,8 +167,7 @@ TEST_CASE("An agent that plans no full pull for damaged blocks is not believed, 
 }
 
 TEST_CASE("A bit that flips in the version before is found, and that version is given up") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.Start();
   fixture.WaitHeld(1);
   fixture.agent.Publish();
@@ -183,8 +182,7 @@ TEST_CASE("A bit that flips in the version before is found, and that version is 
 }
 
 TEST_CASE("A version that is damaged and still being loaded is not rolled back to") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
   fixture.engine = {.kind = "hook",
                     .command = "test -e " + file("may-load") + " || exit 1; touch " + file("loads") +
@@ -193,7 +191,7 @@ TEST_CASE("A version that is damaged and still being loaded is not rolled back t
   fixture.agent.refuse_full = RefuseFirst;
   fixture.Start();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
   REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
   fixture.WaitFor([&] { return os::ReadFile(file("loads")).ok(); });
@@ -207,13 +205,12 @@ TEST_CASE("A version that is damaged and still being loaded is not rolled back t
 
 TEST_CASE("A server that fails to load the next version is not to return to one that was found damaged") {
   SlowServer server;
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.agent.refuse_full = RefuseFirst;
   fixture.driver = std::make_unique<SlowDriver>(server);
   fixture.Start();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
   server.may_load = true;
   fixture.WaitFor([&] { return server.loading == 1; });
@@ -227,13 +224,12 @@ TEST_CASE("A server that fails to load the next version is not to return to one 
 }
 
 TEST_CASE("A session whose version is damaged is not ready, and has no verified replica, until another is there") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.agent.refuse_full = RefuseFirst;
   fixture.Start();
   fixture.WaitHeld(1);
   CHECK(fixture.session->Ready());
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().failures() > 0; });
   CHECK_FALSE(fixture.session->HoldsVersion());
   CHECK_FALSE(fixture.session->Ready());
@@ -245,15 +241,14 @@ TEST_CASE("A session whose version is damaged is not ready, and has no verified 
 }
 
 TEST_CASE("A version that was rolled back to and is damaged is mended, and stays") {
-  SessionFixture fixture;
-  fixture.options.scrub_round = milliseconds(20);
+  ScrubbedFixture fixture;
   fixture.Start();
   fixture.WaitHeld(1);
   fixture.agent.Publish();
   fixture.WaitHeld(2);
   REQUIRE(fixture.Rollback().ok());
   fixture.agent.lanes().version_of = [](BlockIndex) { return Version{1}; };  // it still has it
-  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().repaired_blocks() == 1; });
   fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
   fixture.Check(1);
