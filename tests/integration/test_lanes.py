@@ -1,8 +1,11 @@
 """What lanes promise a trainer that is fast and a link that is shared."""
 
+import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from harness import wait_until
 from replicas import BLOCK, ToyModel
 
 BLOCKS = 200  # 50 MiB: more than sockets hold
@@ -70,3 +73,18 @@ def test_an_agents_deltas_are_coded_as_its_codec_says(cluster):
         sizes[codec] = record["payload_bytes"]
         agent.stop()
     assert sizes["compact"] < 0.9 * sizes["fast"]
+
+
+def test_a_peer_that_leaves_before_it_has_shown_a_ticket_was_not_refused(cluster):
+    agent = cluster.agent()
+    host, _, port = agent.addresses["lanes"].rpartition(":")
+    for said in (b"", bytes(8)):
+        with socket.create_connection((host, int(port)), timeout=30) as peer:
+            peer.sendall(said)
+            peer.shutdown(socket.SHUT_WR)
+            assert len(peer.recv(1)) == 0
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        peer.sendall(bytes(4096))  # no hello
+    wait_until(lambda: "lane_refused" in agent.log(), "the one that says something else is refused")
+    refused = [json.loads(line) for line in agent.log().splitlines() if "lane_refused" in line]
+    assert [(line["times"], line["error"]) for line in refused] == [(1, "protocol")]

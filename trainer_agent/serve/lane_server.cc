@@ -166,7 +166,8 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   const auto stream = std::make_shared<net::LaneStream>(std::move(socket));
   const Result<Pull::LaneLease> pull = co_await LetIn(stream, peer);
   if (!pull.ok()) {
-    LogRefusal(pull.status(), peer.address().to_string());
+    // A peer that left was refused nothing: a lane that others were faster than may end before its first word.
+    if (pull.status().code() != ErrorCode::kUnavailable) LogRefusal(pull.status(), peer.address().to_string());
     co_return;
   }
   LogLane("lane_admitted", *pull, peer_name);
