@@ -1,0 +1,182 @@
+#include "common/objects/directory_store.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+
+#include "common/base/hash.h"
+#include "common/base/ids.h"
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/os/unique_fd.h"
+
+namespace lockstep::objects {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr size_t kReadBytes = 1 << 20;
+constexpr uint64_t kMaxTagged = 64 << 20;
+
+Status Stopped(const std::stop_token& stop, std::string_view path) {
+  if (!stop.stop_requested()) return OkStatus();
+  return {ErrorCode::kCancelled, Cat(path, " is not needed any more")};
+}
+
+Result<os::UniqueFd> OpenToRead(const std::string& path) {
+  os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  return fd;
+}
+
+// Wakes one poll when a file is put in place of another in a directory, or a stop is requested.
+class ChangeWait {
+ public:
+  ChangeWait(const std::string& directory, const std::stop_token& stop)
+      : changes_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)),
+        stopped_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        on_stop_(stop, [this] { ::eventfd_write(stopped_.get(), 1); }) {
+    // A directory that is not there yet, or cannot be watched, is looked into again after the wait.
+    ::inotify_add_watch(changes_.get(), directory.c_str(), IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_CREATE);
+  }
+
+  void Wait(milliseconds longest) {
+    std::array<pollfd, 2> both{{{changes_.get(), POLLIN, 0}, {stopped_.get(), POLLIN, 0}}};
+    ::poll(both.data(), both.size(), static_cast<int>(longest.count()));
+    alignas(inotify_event) std::array<char, 4096> events;
+    while (::read(changes_.get(), events.data(), events.size()) > 0) {
+    }
+  }
+
+ private:
+  const os::UniqueFd changes_;
+  const os::UniqueFd stopped_;
+  const std::stop_callback<std::function<void()>> on_stop_;
+};
+
+std::string TagOf(ByteView bytes) {
+  return HexEncode(Hash128(bytes));
+}
+
+int64_t UnixNanosOf(fs::file_time_type time) {
+  const auto since = std::chrono::file_clock::to_sys(time).time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ObjectStore>> DirectoryStore::Open(const std::string& path) {
+  const std::string plain = fs::path(path).lexically_normal().string();
+  if (!plain.starts_with("/")) return Status(ErrorCode::kConfig, Cat(path, " is no absolute path"));
+  std::error_code error;
+  if (!fs::is_directory(plain, error)) return Status(ErrorCode::kNotFound, Cat(plain, " is no directory; make it"));
+  const bool slash = plain.ends_with('/') && plain.size() > 1;
+  return std::shared_ptr<ObjectStore>(new DirectoryStore(plain.substr(0, plain.size() - (slash ? 1 : 0))));
+}
+
+Status DirectoryStore::Read(const std::string& name, const Take& take, std::stop_token stop) {
+  const std::string path = PathOf(name);
+  LS_ASSIGN_OR_RETURN(const os::UniqueFd fd, OpenToRead(path));
+  Bytes buffer(kReadBytes);
+  while (true) {
+    LS_RETURN_IF_ERROR(Stopped(stop, path));
+    const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, Cat("read ", path));
+    if (got == 0) return OkStatus();
+    LS_RETURN_IF_ERROR(take(std::span(buffer).first(static_cast<size_t>(got))));
+  }
+}
+
+Status DirectoryStore::Write(const std::string& name, ByteView bytes, std::stop_token stop) {
+  const std::string path = PathOf(name);
+  LS_RETURN_IF_ERROR(Stopped(stop, path));
+  const Status written = os::WriteFileAtomic(path, bytes);
+  if (written.code() != ErrorCode::kNotFound) return written;
+  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string()));
+  return os::WriteFileAtomic(path, bytes);
+}
+
+Result<TaggedObject> DirectoryStore::ReadTagged(const std::string& name, uint64_t max_bytes) const {
+  LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(PathOf(name), max_bytes));
+  const ByteView bytes = AsBytes(std::string_view(text));
+  return TaggedObject{{bytes.begin(), bytes.end()}, TagOf(bytes)};
+}
+
+Result<std::optional<TaggedObject>> DirectoryStore::ReadChanged(const std::string& name, const std::string& tag,
+                                                                uint64_t max_bytes, milliseconds wait,
+                                                                std::stop_token stop) {
+  const std::string path = PathOf(name);
+  // Watched before it is read: no change is missed between the two.
+  std::optional<ChangeWait> change;
+  if (wait.count() > 0) change.emplace(fs::path(path).parent_path().string(), stop);
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (true) {
+    LS_RETURN_IF_ERROR(Stopped(stop, path));
+    Result<TaggedObject> object = ReadTagged(name, max_bytes);
+    if (object.ok() && object->tag != tag) return std::optional(*std::move(object));
+    const bool wanted = object.ok() || object.status().code() == ErrorCode::kNotFound;
+    const auto left = std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now());
+    if (!wanted || left.count() <= 0) {
+      if (!object.ok()) return object.status();
+      return std::optional<TaggedObject>();
+    }
+    change->Wait(left);
+  }
+}
+
+Result<std::string> DirectoryStore::Replace(const std::string& name, const std::string& tag, ByteView bytes,
+                                            std::stop_token stop) {
+  const std::string path = PathOf(name);
+  LS_RETURN_IF_ERROR(Stopped(stop, path));
+  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string()));
+  const std::string lock_path = path + ".lock";
+  const os::UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!lock.valid()) return ErrnoStatus(errno, Cat("open ", lock_path));
+  if (::flock(lock.get(), LOCK_EX) != 0) return ErrnoStatus(errno, Cat("lock ", lock_path));
+  const Result<TaggedObject> present = ReadTagged(name, kMaxTagged);
+  if (!present.ok() && present.status().code() != ErrorCode::kNotFound) return present.status();
+  if ((present.ok() ? present->tag : "") != tag) {
+    return Status(ErrorCode::kAborted, Cat(path, " was written by somebody else"));
+  }
+  LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, bytes));
+  return TagOf(bytes);
+}
+
+Result<std::vector<ListedObject>> DirectoryStore::List(const std::string& prefix, std::stop_token stop) {
+  // The walk begins in the deepest directory that the prefix names whole.
+  const size_t slash = prefix.rfind('/');
+  const std::string below = slash == std::string::npos ? path_ : PathOf(prefix.substr(0, slash));
+  std::vector<ListedObject> objects;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(below, error);
+  if (error == std::errc::no_such_file_or_directory) return objects;
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    LS_RETURN_IF_ERROR(Stopped(stop, path_));
+    std::error_code gone;  // meanwhile
+    if (!entry->is_regular_file(gone)) continue;
+    ListedObject object{.name = entry->path().lexically_relative(path_).string(),
+                        .bytes = entry->file_size(gone),
+                        .written_unix_ns = UnixNanosOf(entry->last_write_time(gone))};
+    if (!gone && object.name.starts_with(prefix) && !object.name.ends_with(".lock")) objects.push_back(std::move(object));
+  }
+  if (error) return Status(ErrorCode::kIo, Cat("list ", below, ": ", error.message()));
+  return objects;
+}
+
+Status DirectoryStore::Remove(const std::string& name, std::stop_token stop) {
+  const std::string path = PathOf(name);
+  LS_RETURN_IF_ERROR(Stopped(stop, path));
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
+  return OkStatus();
+}
+
+}  // namespace lockstep::objects

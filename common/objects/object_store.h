@@ -1,0 +1,70 @@
+// ObjectStore: objects under names, in a directory or an object store.
+//
+// Objects are written whole or not at all. All but a few are immutable: their names say what they hold, so that it does
+// no harm to write one twice. The few that change have a tag, which is another whenever they hold something else, and
+// are written only over what the writer has seen.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace lockstep::objects {
+
+struct TaggedObject {
+  Bytes bytes;
+  std::string tag;  // not empty
+};
+
+struct ListedObject {
+  std::string name;
+  uint64_t bytes = 0;
+  int64_t written_unix_ns = 0;  // by the store's clock
+};
+
+// Names are relative, of [A-Za-z0-9._-] and '/'. Thread-safe. Every call ends soon, with kCancelled, once a stop is
+// requested.
+class ObjectStore {
+ public:
+  virtual ~ObjectStore() = default;
+
+  // Its URL, without credentials, for status and messages.
+  virtual const std::string& url() const = 0;
+
+  // Hands the object's bytes over, in order. An error of `take` ends the call and is its answer. kNotFound.
+  using Take = std::function<Status(ByteView)>;
+  virtual Status Read(const std::string& name, const Take& take, std::stop_token stop) = 0;
+
+  virtual Status Write(const std::string& name, ByteView bytes, std::stop_token stop) = 0;
+
+  // An object that changes: nothing while its tag is `tag`, but waits `wait` for another. kNotFound: there is none,
+  // also after `wait`. kResourceExhausted: it is longer than `max_bytes`.
+  virtual Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
+                                                          uint64_t max_bytes, std::chrono::milliseconds wait,
+                                                          std::stop_token stop) = 0;
+  // Writes it where its tag is `tag` (empty: there is none), and answers the new one. kAborted: somebody else has
+  // written it.
+  virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
+                                      std::stop_token stop) = 0;
+
+  // All objects whose names begin with `prefix`, also what a writer that was killed has left of one.
+  virtual Result<std::vector<ListedObject>> List(const std::string& prefix, std::stop_token stop) = 0;
+  // One that is not there is removed.
+  virtual Status Remove(const std::string& name, std::stop_token stop) = 0;
+};
+
+// Of file:///an/absolute/directory, which exists. kConfig: `url` is of no kind that is known.
+Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url);
+
+// As Read, of an object of at most `max_bytes`: kResourceExhausted where it is longer.
+Result<Bytes> ReadWhole(ObjectStore& store, const std::string& name, uint64_t max_bytes, std::stop_token stop);
+
+}  // namespace lockstep::objects

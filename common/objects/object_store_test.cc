@@ -1,0 +1,158 @@
+// What every object store must do, over each of them.
+#include "common/objects/object_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "common/base/ids.h"
+#include "common/base/status_testing.h"
+#include "common/base/text.h"
+#include "common/objects/sha256.h"
+#include "common/os/temp_dir.h"
+
+namespace lockstep::objects {
+namespace {
+
+using namespace std::string_view_literals;
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kNow{0};
+constexpr uint64_t kMax = 1 << 20;
+
+struct Host {
+  os::TempDir dir;
+  std::shared_ptr<ObjectStore> store = *OpenObjectStore("file://" + dir.path());
+};
+
+TEST_CASE("What is written under a name is read under it, whole, and listed; what is removed is gone") {
+  Host host;
+  Bytes big(3 << 20);
+  for (size_t i = 0; i < big.size(); ++i) big[i] = static_cast<std::byte>(i * 7 % 251);
+  REQUIRE(host.store->Write("m/chunk/a", big, {}).ok());
+  REQUIRE(host.store->Write("m/chunk/b", AsBytes("b"sv), {}).ok());
+  REQUIRE(host.store->Write("m/chunk/b", AsBytes("bb"sv), {}).ok());
+  REQUIRE(host.store->Write("n/empty", {}, {}).ok());
+  CHECK(*ReadWhole(*host.store, "m/chunk/a", big.size(), {}) == big);
+  CHECK(AsText(*ReadWhole(*host.store, "m/chunk/b", 10, {})) == "bb");
+  CHECK(ReadWhole(*host.store, "n/empty", 10, {})->empty());
+  CHECK_THAT(ReadWhole(*host.store, "m/chunk/a", 10, {}), FailsWith(ErrorCode::kResourceExhausted, "10 bytes"));
+  CHECK(ReadWhole(*host.store, "m/chunk/c", 10, {}).status().code() == ErrorCode::kNotFound);
+  auto listed = *host.store->List("m/", {});
+  std::ranges::sort(listed, {}, &ListedObject::name);
+  REQUIRE(listed.size() == 2);
+  CHECK(listed[0].name == "m/chunk/a");
+  CHECK(listed[0].bytes == big.size());
+  CHECK(listed[1].bytes == 2);
+  const int64_t now = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  CHECK(std::abs(now - listed[1].written_unix_ns) < int64_t{60} * 1'000'000'000);
+  CHECK(host.store->List("m/chunk/b", {})->size() == 1);
+  CHECK(host.store->List("nothing/", {})->empty());
+  REQUIRE(host.store->Remove("m/chunk/a", {}).ok());
+  REQUIRE(host.store->Remove("m/chunk/a", {}).ok());
+  CHECK(host.store->List("m/", {})->size() == 1);
+}
+
+TEST_CASE("An error of whoever takes the bytes ends the reading, and is its answer") {
+  Host host;
+  REQUIRE(host.store->Write("a", Bytes(5 << 20), {}).ok());
+  size_t taken = 0;
+  const auto take = [&](ByteView bytes) -> Status {
+    taken += bytes.size();
+    return {ErrorCode::kCorrupt, "not what it was"};
+  };
+  CHECK_THAT(host.store->Read("a", take, {}), FailsWith(ErrorCode::kCorrupt, "not what it was"));
+  CHECK(taken < 5 << 20);
+}
+
+TEST_CASE("What changes is written only over what its writer has seen") {
+  Host host;
+  CHECK(host.store->ReadChanged("head", "", kMax, kNow, {}).status().code() == ErrorCode::kNotFound);
+  const auto first = host.store->Replace("head", "", AsBytes("one"sv), {});
+  REQUIRE(first.ok());
+  CHECK_THAT(host.store->Replace("head", "", AsBytes("other"sv), {}), FailsWith(ErrorCode::kAborted, "somebody else"));
+  const auto read = *host.store->ReadChanged("head", "", kMax, kNow, {});
+  REQUIRE(read.has_value());
+  CHECK(AsText(read->bytes) == "one");
+  CHECK(read->tag == *first);
+  CHECK_FALSE(host.store->ReadChanged("head", *first, kMax, kNow, {})->has_value());
+  const auto second = host.store->Replace("head", *first, AsBytes("two"sv), {});
+  REQUIRE(second.ok());
+  CHECK(*second != *first);
+  CHECK(host.store->Replace("head", *first, AsBytes("late"sv), {}).status().code() == ErrorCode::kAborted);
+  CHECK(AsText((*host.store->ReadChanged("head", *first, kMax, kNow, {}))->bytes) == "two");
+  CHECK(host.store->ReadChanged("head", *first, 2, kNow, {}).status().code() == ErrorCode::kResourceExhausted);
+}
+
+TEST_CASE("Of several that write at once over the same, one does") {
+  Host host;
+  const std::string seen = *host.store->Replace("head", "", AsBytes("seen"sv), {});
+  std::atomic<int> written = 0;
+  std::vector<std::jthread> writers;
+  for (int i = 0; i < 8; ++i) {
+    writers.emplace_back(
+        [&, text = Cat("writer ", i)] { written += host.store->Replace("head", seen, AsBytes(std::string_view(text)), {}).ok() ? 1 : 0; });
+  }
+  writers.clear();
+  CHECK(written == 1);
+}
+
+TEST_CASE("Whoever waits for a change has it soon; and nothing, when there was none") {
+  Host host;
+  for (const std::string before : {"", "one"}) {
+    const std::string tag = before.empty() ? "" : (*host.store->ReadChanged("m/head", "", kMax, kNow, {}))->tag;
+    std::jthread writer([&] {
+      std::this_thread::sleep_for(milliseconds(50));
+      REQUIRE(host.store->Replace("m/head", tag, AsBytes(std::string_view(Cat(before, "one"))), {}).ok());
+    });
+    const auto read = host.store->ReadChanged("m/head", tag, kMax, std::chrono::seconds(2), {});
+    INFO(read.status().ToString());
+    REQUIRE((read.ok() && read->has_value()));
+    CHECK(AsText((*read)->bytes) == before + "one");
+  }
+  const std::string tag = (*host.store->ReadChanged("m/head", "", kMax, kNow, {}))->tag;
+  CHECK_FALSE(host.store->ReadChanged("m/head", tag, kMax, milliseconds(30), {})->has_value());
+}
+
+TEST_CASE("A stop ends every call, also one that waits") {
+  Host host;
+  REQUIRE(host.store->Replace("head", "", AsBytes("one"sv), {}).ok());
+  const std::string tag = (*host.store->ReadChanged("head", "", kMax, kNow, {}))->tag;
+  std::stop_source stop;
+  std::jthread stopper([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    stop.request_stop();
+  });
+  const auto begun = std::chrono::steady_clock::now();
+  const auto read = host.store->ReadChanged("head", tag, kMax, std::chrono::minutes(5), stop.get_token());
+  CHECK(read.status().code() == ErrorCode::kCancelled);
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::minutes(1));
+  const std::stop_token stopped = stop.get_token();
+  CHECK(host.store->Write("a", AsBytes("a"sv), stopped).code() == ErrorCode::kCancelled);
+  CHECK(host.store->Replace("head", tag, AsBytes("a"sv), stopped).status().code() == ErrorCode::kCancelled);
+  CHECK(host.store->List("", stopped).status().code() == ErrorCode::kCancelled);
+  CHECK(host.store->Remove("head", stopped).code() == ErrorCode::kCancelled);
+  CHECK(host.store->Read("head", [](ByteView) { return OkStatus(); }, stopped).code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A URL that names no store is refused with what is meant") {
+  CHECK_THAT(OpenObjectStore("mnt/weights"), FailsWith(ErrorCode::kConfig, "file:///"));
+  CHECK_THAT(OpenObjectStore("file://relative"), FailsWith(ErrorCode::kConfig, "file:///"));
+  CHECK_THAT(OpenObjectStore("file:///no/such/directory"), FailsWith(ErrorCode::kNotFound, "make it"));
+}
+
+TEST_CASE("A SHA-256 is what the world takes it for, in one piece or several") {
+  const std::string abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  CHECK(HexEncode(Sha256Of(AsBytes("abc"sv))) == abc);
+  Sha256Stream stream;
+  stream.Add(AsBytes("other"sv));
+  (void)stream.Finish();
+  stream.Add(AsBytes("a"sv));
+  stream.Add(AsBytes("bc"sv));
+  CHECK(HexEncode(stream.Finish()) == abc);
+}
+
+}  // namespace
+}  // namespace lockstep::objects

@@ -1,0 +1,32 @@
+// SHA-256: the name of what is stored where others may write, too. xxh3 (common/base/hash.h) is for accidents.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/base/bytes.h"
+
+namespace lockstep::objects {
+
+using Sha256 = std::array<uint8_t, 32>;
+
+// Of bytes that come one after another.
+class Sha256Stream {
+ public:
+  Sha256Stream();
+  ~Sha256Stream();
+
+  void Add(ByteView bytes);
+  // Of all that was added; the stream begins anew.
+  Sha256 Finish();
+
+ private:
+  struct Context;
+  std::unique_ptr<Context> context_;
+};
+
+Sha256 Sha256Of(ByteView bytes);
+
+}  // namespace lockstep::objects

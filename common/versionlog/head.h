@@ -1,0 +1,48 @@
+// The log's head (FORMAT.md): the one object that changes, and how it is read from whoever may have written it.
+//
+// A head is the message v1::LogHead; whoever has one from DecodeHead may rely on all that CheckHistory says.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/objects/sha256.h"
+#include "common/versionlog/keys.h"
+#include "proto/lockstep/v1/log.pb.h"
+
+namespace lockstep::versionlog {
+
+inline constexpr uint32_t kLogFormat = 1;
+inline constexpr uint64_t kMaxHeadBytes = 64 << 20;
+inline constexpr uint64_t kMaxPieceBytes = 256 << 20;
+
+// What an object is, and the directory that it lies in.
+inline constexpr std::string_view kLayout = "layout";
+inline constexpr std::string_view kManifest = "manifest";
+inline constexpr std::string_view kDelta = "delta";
+inline constexpr std::string_view kChunk = "chunk";
+
+std::string HeadName(std::string_view model);
+// `sha256` is 32 raw bytes.
+std::string ObjectName(std::string_view model, std::string_view kind, std::string_view sha256);
+
+// Signed where `key` is not null.
+Bytes EncodeHead(const v1::LogHead& head, const SigningKey* key);
+
+// kCorrupt: what is there is not what was written. kPermission: not signed by a trusted key. kProtocol: another format,
+// another model, or a history that breaks a rule.
+Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const TrustedKeys& trusted);
+
+// The rules of a history: sizes and counts within the limits; steps consecutive, up to the newest version; chunks in
+// their order, of versions that steps lead on from. `whole`: a chunk for each index, and every version from `oldest` on
+// can be made. kProtocol names the rule that is broken.
+Status CheckHistory(const v1::LogHistory& history, bool whole);
+
+// Whether `next` may be taken by a reader that has taken `seen`. kState: it is older, or of another run in the same
+// epoch.
+Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next);
+
+}  // namespace lockstep::versionlog

@@ -1,0 +1,48 @@
+// What a history of the log (v1::LogHistory, FORMAT.md) is good for, and how it is kept small.
+//
+// REQUIRES of every history: CheckHistory (head.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "proto/lockstep/v1/log.pb.h"
+
+namespace lockstep::versionlog {
+
+// The version that its first step leads on from; the newest where there are no steps.
+Version FirstVersion(const v1::LogHistory& history);
+
+// The newest chunk `index` that is no newer than `version`; null: there is none.
+const v1::LogChunk* FindChunk(const v1::LogHistory& history, uint32_t index, Version version);
+
+// The digest of the version's manifest; nothing: it is none of this history.
+std::optional<ManifestDigest> FindDigest(const v1::LogHistory& history, Version version);
+
+// Bytes of the deltas from `version` on.
+uint64_t StepBytes(const v1::LogHistory& history, Version version);
+
+// The chunks to be renewed, the oldest first, so that no chunk ever lacks more than half a model of deltas and they do
+// not come due together: of n chunks by age, the i-th oldest may lack (1 - i/n) halves. REQUIRES a chunk of each index.
+std::vector<uint32_t> DueChunks(const v1::LogHistory& history, uint64_t data_bytes);
+
+// The oldest version is one less old, and what nothing else needs is not named any more. False: there is only the
+// newest. REQUIRES a chunk of each index.
+bool DropOldest(v1::LogHistory& history);
+
+// Names of all objects that it names.
+void AddObjectNames(const v1::LogHistory& history, std::string_view model, std::set<std::string>& names);
+std::set<std::string> ObjectNames(const v1::LogHead& head);
+
+// Bytes of deltas, and of chunks of `data_bytes` in all; one that lies there under one name twice counts once.
+uint64_t StoredBytes(const v1::LogHistory& history, uint64_t data_bytes);
+
+// How long chunk `index` is.
+ByteRange ChunkRange(const v1::LogHistory& history, uint32_t index, uint64_t data_bytes);
+
+}  // namespace lockstep::versionlog

@@ -1,0 +1,129 @@
+#include "common/versionlog/keys.h"
+
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/objects/sha256.h"
+#include "common/os/file.h"
+
+namespace lockstep::versionlog {
+namespace {
+
+constexpr std::string_view kSigned = "lockstep log head\n";
+constexpr uint64_t kMaxPemBytes = 1 << 20;
+constexpr size_t kIdBytes = 8;
+constexpr size_t kSignatureBytes = 64;
+
+template <auto kFree>
+struct Freed {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, Freed<BIO_free>>;
+using Digest = std::unique_ptr<EVP_MD_CTX, Freed<EVP_MD_CTX_free>>;
+
+EVP_PKEY* Of(const std::shared_ptr<void>& key) {
+  return static_cast<EVP_PKEY*>(key.get());
+}
+
+std::shared_ptr<void> Own(EVP_PKEY* key) {
+  return {key, [](void* pkey) { EVP_PKEY_free(static_cast<EVP_PKEY*>(pkey)); }};
+}
+
+std::string IdOf(EVP_PKEY* key) {
+  std::array<uint8_t, 32> raw{};
+  size_t bytes = raw.size();
+  EVP_PKEY_get_raw_public_key(key, raw.data(), &bytes);
+  const objects::Sha256 sum = objects::Sha256Of(std::as_bytes(std::span(raw)));
+  return {reinterpret_cast<const char*>(sum.data()), kIdBytes};
+}
+
+// What is signed cannot be taken for anything else that the key may sign.
+Bytes Prefixed(ByteView bytes) {
+  Bytes prefixed;
+  AppendBytes(prefixed, AsBytes(kSigned));
+  AppendBytes(prefixed, bytes);
+  return prefixed;
+}
+
+const unsigned char* Raw(ByteView bytes) {
+  return reinterpret_cast<const unsigned char*>(bytes.data());
+}
+
+Status Wrong(const std::string& path, std::string_view what) {
+  return {ErrorCode::kConfig, Cat(path, " ", what)};
+}
+
+}  // namespace
+
+SigningKey::SigningKey(std::shared_ptr<void> key) : key_(std::move(key)), id_(IdOf(Of(key_))) {}
+
+Result<SigningKey> SigningKey::Read(const std::string& path) {
+  const Result<std::string> text = os::ReadSecretFile(path, kMaxPemBytes);
+  if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
+  const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
+  // A daemon has nobody to ask for a passphrase.
+  const auto no_passphrase = [](char*, int, int, void*) { return -1; };
+  std::shared_ptr<void> key = Own(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr));
+  ERR_clear_error();
+  if (key == nullptr || EVP_PKEY_id(Of(key)) != EVP_PKEY_ED25519) {
+    return Wrong(path, "has no Ed25519 key without a passphrase; make one: openssl genpkey -algorithm ed25519");
+  }
+  return SigningKey(std::move(key));
+}
+
+v1::LogSignature SigningKey::Sign(ByteView bytes) const {
+  const Bytes prefixed = Prefixed(bytes);
+  std::string signature(kSignatureBytes, '\0');
+  size_t length = signature.size();
+  const Digest digest(EVP_MD_CTX_new());
+  EVP_DigestSignInit(digest.get(), nullptr, nullptr, nullptr, Of(key_));
+  EVP_DigestSign(digest.get(), reinterpret_cast<unsigned char*>(signature.data()), &length, Raw(prefixed),
+                 prefixed.size());
+  v1::LogSignature made;
+  made.set_key(id_);
+  made.set_signature(signature);
+  return made;
+}
+
+Result<TrustedKeys> TrustedKeys::Read(const std::string& path) {
+  const Result<std::string> text = os::ReadFile(path, kMaxPemBytes);
+  if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
+  const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
+  TrustedKeys trusted;
+  while (std::shared_ptr<void> key = Own(PEM_read_bio_PUBKEY(bio.get(), nullptr, nullptr, nullptr))) {
+    if (EVP_PKEY_id(Of(key)) != EVP_PKEY_ED25519) return Wrong(path, "has a public key that is no Ed25519 key");
+    trusted.keys_.push_back({IdOf(Of(key)), key});
+  }
+  ERR_clear_error();
+  if (trusted.empty()) return Wrong(path, "has no public key in PEM; openssl pkey -pubout writes one");
+  return trusted;
+}
+
+Status TrustedKeys::Check(ByteView bytes,
+                          const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const {
+  if (empty()) return OkStatus();
+  const Bytes prefixed = Prefixed(bytes);
+  for (const v1::LogSignature& given : signatures) {
+    for (const Key& trusted : keys_) {
+      if (given.key() != trusted.id || given.signature().size() != kSignatureBytes) continue;
+      const Digest digest(EVP_MD_CTX_new());
+      EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, Of(trusted.key));
+      const int good =
+          EVP_DigestVerify(digest.get(), Raw(AsBytes(std::string_view(given.signature()))), kSignatureBytes,
+                           Raw(prefixed), prefixed.size());
+      ERR_clear_error();
+      if (good == 1) return OkStatus();
+    }
+  }
+  return {ErrorCode::kPermission, signatures.empty() ? "is not signed, and only what is signed is taken"
+                                                     : "is signed by no key that is trusted"};
+}
+
+}  // namespace lockstep::versionlog

@@ -1,0 +1,52 @@
+// Ed25519 keys: a writer signs the log's head with one, and a reader takes no head that none of its own has signed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "proto/lockstep/v1/log.pb.h"
+
+namespace lockstep::versionlog {
+
+// A private key. Thread-safe.
+class SigningKey {
+ public:
+  // From a PEM file (openssl genpkey -algorithm ed25519) that only this user and root may read. kConfig names the file
+  // and what to do.
+  static Result<SigningKey> Read(const std::string& path);
+
+  v1::LogSignature Sign(ByteView bytes) const;
+
+ private:
+  explicit SigningKey(std::shared_ptr<void> key);
+
+  std::shared_ptr<void> key_;  // an EVP_PKEY
+  std::string id_;
+};
+
+// Public keys, each of which is trusted. Thread-safe.
+class TrustedKeys {
+ public:
+  TrustedKeys() = default;  // none: what is not signed is taken, too
+
+  // From a PEM file of one public key or several (openssl pkey -pubout). kConfig names the file and what to do.
+  static Result<TrustedKeys> Read(const std::string& path);
+
+  bool empty() const { return keys_.empty(); }
+  // kPermission: none of `signatures` is that of a trusted key over `bytes`. OK where there are no keys.
+  Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const;
+
+ private:
+  struct Key {
+    std::string id;
+    std::shared_ptr<void> key;
+  };
+  std::vector<Key> keys_;
+};
+
+}  // namespace lockstep::versionlog

@@ -1,0 +1,309 @@
+#include "common/versionlog/log_reader.h"
+
+#include <algorithm>
+#include <future>
+#include <map>
+
+#include "common/base/text.h"
+#include "common/model/manifest.h"
+#include "common/objects/sha256.h"
+#include "common/payload/block_apply.h"
+#include "common/versionlog/head.h"
+#include "common/versionlog/history.h"
+
+namespace lockstep::versionlog {
+namespace {
+
+constexpr uint64_t kMaxLayoutBytes = uint64_t{1} << 30;
+constexpr uint64_t kBatchBytes = 256 << 20;  // of deltas that are in memory at once, twice; one may be larger
+
+std::string_view AsRaw(const objects::Sha256& sum) {
+  return {reinterpret_cast<const char*>(sum.data()), sum.size()};
+}
+
+// The most that a delta between versions of `layout` takes: every block, whole.
+uint64_t MaxPayloadBytes(const model::ModelLayout& layout) {
+  return sizeof(payload::PayloadHeader) + layout.block_count() * sizeof(payload::PayloadEntry) + layout.data_bytes();
+}
+
+// That what the head says of a history goes with the layout that it names.
+Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout) {
+  const uint64_t chunk = history.chunk_bytes();
+  const bool fits = ToBytes(layout.digest()) == history.layout_digest() && chunk % layout.block_bytes() == 0 &&
+                    history.manifest().bytes() == layout.block_count() * sizeof(uint64_t);
+  const uint64_t chunks = (layout.data_bytes() + chunk - 1) / chunk;
+  const bool within = history.chunks().empty() || history.chunks().rbegin()->index() < chunks;
+  if (fits && within) return OkStatus();
+  return {ErrorCode::kProtocol, "the head's layout, chunks and manifest do not go together"};
+}
+
+// What of a batch of deltas is to be done to blocks, and how they come out.
+class BlockMaker {
+ public:
+  BlockMaker(const model::ModelLayout& layout, const BlocksToMake& wanted)
+      : layout_(layout), wanted_(wanted), state_(layout.block_count()) {}
+
+  // The block is there as it is in `version`.
+  void Start(BlockIndex block, Version version) { state_[block] = {.version = version}; }
+  Version version(BlockIndex block) const { return state_[block].version; }
+
+  // Consecutive deltas. A block that does not come out as promised is not made.
+  void Apply(payload::ChainView chain, WorkerPool& pool) {
+    pool.ParallelFor(wanted_.blocks.size(), [&](size_t i) {
+      const BlockIndex block = wanted_.blocks[i];
+      State& state = state_[block];
+      if (state.version == 0 || state.failed) return;
+      thread_local std::vector<payload::EntryData> entries;
+      payload::FindEntries(chain, block, state.version, entries);
+      if (entries.empty()) return;
+      const Result<uint64_t> hash = payload::ApplyEntries(entries, wanted_.place_of(block));
+      state.failed = !hash.ok() || *hash != entries.back().entry->target_hash;
+      state.hash = hash.ok() ? *hash : 0;
+      state.hashed = true;
+    });
+  }
+
+  Status Finish(WorkerPool& pool) {
+    std::atomic<int64_t> failed = -1;
+    LS_RETURN_IF_ERROR(pool.ParallelTry(wanted_.blocks.size(), [&](size_t i) {
+      const BlockIndex block = wanted_.blocks[i];
+      State& state = state_[block];
+      if (state.failed) failed = block;
+      if (state.version == 0 || state.failed) return OkStatus();
+      if (!state.hashed) state.hash = model::BlockHash(wanted_.place_of(block));
+      return wanted_.on_made(block, state.hash);
+    }));
+    if (failed < 0) return OkStatus();
+    return {ErrorCode::kCorrupt, Cat("block ", failed, " of version ", wanted_.version,
+                                     " does not come out of its chunk and deltas as they promise")};
+  }
+
+ private:
+  struct State {
+    Version version = 0;  // that it began as; 0: it is not there
+    uint64_t hash = 0;
+    bool hashed = false;
+    bool failed = false;
+  };
+
+  const model::ModelLayout& layout_;
+  const BlocksToMake& wanted_;
+  std::vector<State> state_;  // by block
+};
+
+}  // namespace
+
+// --- The head ---
+
+Result<Head> LogReader::Take(const objects::TaggedObject& object) {
+  Result<v1::LogHead> head = DecodeHead(object.bytes, model_, trusted_);
+  std::lock_guard lock(mutex_);
+  const Status follows = head.ok() && taken_ != nullptr ? CheckFollows(*taken_, *head) : head.status();
+  if (!follows.ok()) return follows.WithContext(Cat(url(), "/", HeadName(model_)));
+  taken_ = std::make_shared<const v1::LogHead>(*std::move(head));
+  tag_ = object.tag;
+  return taken_;
+}
+
+Result<Head> LogReader::ReadHead(std::stop_token stop) {
+  LS_ASSIGN_OR_RETURN(const auto object,
+                      store_->ReadChanged(HeadName(model_), "", kMaxHeadBytes, {}, std::move(stop)));
+  return Take(*object);
+}
+
+Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop) {
+  const auto until = std::chrono::steady_clock::now() + wait;
+  std::string tag;
+  {
+    std::lock_guard lock(mutex_);
+    if (seen != taken_ && taken_ != nullptr && !tag_.empty()) return taken_;
+    if (seen != nullptr) tag = tag_;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), tag, kMaxHeadBytes,
+                                                             std::max(left, std::chrono::milliseconds(0)), stop));
+  if (!object) return Head();
+  return Take(*object);
+}
+
+void LogReader::Remember(v1::LogHead seen) {
+  std::lock_guard lock(mutex_);
+  taken_ = std::make_shared<const v1::LogHead>(std::move(seen));
+  tag_.clear();
+}
+
+// --- Objects ---
+
+// An object that is not there: why.
+Status LogReader::Missing(const std::string& name, const std::stop_token& stop) {
+  LS_ASSIGN_OR_RETURN(const Head now, ReadHead(stop));
+  if (ObjectNames(*now).contains(name)) {
+    return {ErrorCode::kCorrupt, Cat(url(), "/", name, " is lost: the log's head names it, and it is not there")};
+  }
+  return {ErrorCode::kAborted, Cat(url(), "/", name, " is not there any more: the log has moved on")};
+}
+
+Status LogReader::ReadObject(std::string_view kind, const std::string& sha256, uint64_t bytes,
+                             const objects::ObjectStore::Take& take, const std::stop_token& stop) {
+  const std::string name = ObjectName(model_, kind, sha256);
+  objects::Sha256Stream sum;
+  uint64_t read = 0;
+  const Status status = store_->Read(
+      name,
+      [&](ByteView more) -> Status {
+        bytes_read_ += more.size();
+        read += more.size();
+        if (read > bytes) return {ErrorCode::kCorrupt, Cat("it is longer than ", bytes, " bytes")};
+        sum.Add(more);
+        return take(more);
+      },
+      stop);
+  if (status.code() == ErrorCode::kNotFound) return Missing(name, stop);
+  if (!status.ok()) return status.WithContext(Cat(url(), "/", name));
+  if (read == bytes && AsRaw(sum.Finish()) == sha256) return OkStatus();
+  return {ErrorCode::kCorrupt,
+          Cat(url(), "/", name, " is damaged: of its ", bytes, " bytes came ", read, ", and their SHA-256 differs")};
+}
+
+// All pieces of all of them, side by side.
+Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<const v1::LogBytes* const> wanted,
+                                              const std::stop_token& stop) {
+  std::vector<Bytes> read(wanted.size());
+  std::vector<std::pair<size_t, int>> pieces;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    read[i].resize(wanted[i]->bytes());
+    for (int piece = 0; piece < wanted[i]->pieces_size(); ++piece) pieces.emplace_back(i, piece);
+  }
+  LS_RETURN_IF_ERROR(transfers_.ParallelTry(pieces.size(), [&](size_t i) {
+    const auto [of, piece] = pieces[i];
+    const v1::LogBytes& whole = *wanted[of];
+    const uint64_t offset = piece * whole.piece_bytes();
+    std::span<std::byte> to = std::span(read[of]).subspan(offset);
+    to = to.first(std::min<uint64_t>(to.size(), whole.piece_bytes()));
+    const uint64_t bytes = to.size();
+    const auto take = [&to](ByteView more) {
+      std::ranges::copy(more, to.begin());
+      to = to.subspan(more.size());
+      return OkStatus();
+    };
+    return ReadObject(kind, whole.pieces(piece), bytes, take, stop);
+  }));
+  return read;
+}
+
+Result<std::shared_ptr<const model::ModelLayout>> LogReader::ReadLayout(const v1::LogHistory& history,
+                                                                        std::stop_token stop) {
+  if (history.layout().bytes() > kMaxLayoutBytes) return Status(ErrorCode::kProtocol, "the head names a huge layout");
+  const v1::LogBytes* const wanted = &history.layout();
+  LS_ASSIGN_OR_RETURN(const std::vector<Bytes> encoded, ReadAll(kLayout, {&wanted, 1}, stop));
+  LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(encoded[0]));
+  LS_RETURN_IF_ERROR(CheckLayout(history, *layout).WithContext(url()));
+  return layout;
+}
+
+Result<std::vector<uint64_t>> LogReader::ReadManifest(const v1::LogHistory& history, std::stop_token stop) {
+  const v1::LogBytes* const wanted = &history.manifest();
+  LS_ASSIGN_OR_RETURN(const std::vector<Bytes> read, ReadAll(kManifest, {&wanted, 1}, stop));
+  std::vector<uint64_t> hashes(read[0].size() / sizeof(uint64_t));
+  std::memcpy(hashes.data(), read[0].data(), hashes.size() * sizeof(uint64_t));
+  const ManifestDigest digest = model::ComputeManifestDigest({*Bytes16(history.layout_digest())}, hashes);
+  if (ToBytes(digest) == history.newest().manifest_digest()) return hashes;
+  return Status(ErrorCode::kCorrupt, Cat(url(), ": the manifest of version ", history.newest().version(),
+                                         " does not give the digest that the head names"));
+}
+
+Result<payload::DeltaChain> LogReader::ReadSteps(const v1::LogHistory& history, const model::ModelLayout& layout,
+                                                 std::span<const v1::LogStep* const> steps, std::stop_token stop) {
+  std::vector<const v1::LogBytes*> wanted;
+  for (const v1::LogStep* step : steps) {
+    if (step->payload().bytes() > MaxPayloadBytes(layout)) {
+      return Status(ErrorCode::kProtocol, Cat(url(), ": a delta of ", step->payload().bytes(), " bytes"));
+    }
+    wanted.push_back(&step->payload());
+  }
+  LS_ASSIGN_OR_RETURN(std::vector<Bytes> read, ReadAll(kDelta, wanted, stop));
+  payload::DeltaChain chain(steps.size());
+  LS_RETURN_IF_ERROR(workers_.ParallelTry(steps.size(), [&](size_t i) -> Status {
+    const auto bytes = std::make_shared<const Bytes>(std::move(read[i]));
+    auto opened = payload::Payload::Open(layout, {*bytes, bytes});
+    const v1::LogStep& step = *steps[i];
+    const std::string where = Cat(url(), ": the delta from version ", step.base(), " to ", step.target().version());
+    if (!opened.ok()) return opened.status().WithContext(where);
+    const payload::PayloadHeader& header = (*opened)->header();
+    const bool named = ToBytes(header.run) == history.run() && header.base == step.base() &&
+                       header.target == step.target().version() && header.entries == step.entries() &&
+                       header.data_bytes == step.data_bytes() &&
+                       ToBytes(header.target_digest) == step.target().manifest_digest();
+    if (!named) return {ErrorCode::kProtocol, Cat(where, " is another one")};
+    chain[i] = *std::move(opened);
+    return OkStatus();
+  }));
+  return chain;
+}
+
+// --- Blocks ---
+
+Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout,
+                             const BlocksToMake& wanted, std::stop_token stop) {
+  BlockMaker maker(layout, wanted);
+  std::map<uint32_t, std::vector<BlockIndex>> by_chunk;
+  for (const BlockIndex block : wanted.blocks) {
+    by_chunk[static_cast<uint32_t>(layout.block_range(block).offset / history.chunk_bytes())].push_back(block);
+  }
+  const std::vector<std::pair<uint32_t, std::vector<BlockIndex>>> chunks(by_chunk.begin(), by_chunk.end());
+
+  Version first = wanted.version;
+  std::mutex mutex;
+  const auto read_chunk = [&](size_t i) -> Status {
+    const auto& [index, blocks] = chunks[i];
+    const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
+    if (chunk == nullptr) return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", wanted.version)};
+    const ByteRange range = ChunkRange(history, index, layout.data_bytes());
+    uint64_t at = range.offset;  // of the bytes that come next
+    auto block = blocks.begin();
+    const auto take = [&](ByteView bytes) {
+      const uint64_t end = at + bytes.size();
+      while (block != blocks.end() && layout.block_range(*block).offset < end) {
+        const ByteRange place = layout.block_range(*block);
+        const uint64_t from = std::max(place.offset, at);
+        const uint64_t to = std::min(place.end(), end);
+        std::ranges::copy(bytes.subspan(from - at, to - from),
+                          wanted.place_of(*block).subspan(from - place.offset).begin());
+        if (place.end() > end) break;
+        ++block;
+      }
+      at = end;
+      return OkStatus();
+    };
+    LS_RETURN_IF_ERROR(ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop));
+    std::lock_guard lock(mutex);
+    for (const BlockIndex made : blocks) maker.Start(made, chunk->version());
+    first = std::min<Version>(first, chunk->version());
+    return OkStatus();
+  };
+  const Status chunks_read = transfers_.ParallelTry(chunks.size(), read_chunk);
+
+  std::vector<std::vector<const v1::LogStep*>> batches;
+  uint64_t batch_bytes = 0;
+  for (const v1::LogStep& step : history.steps()) {
+    if (step.base() < first || step.target().version() > wanted.version) continue;
+    if (batches.empty() || batch_bytes + step.payload().bytes() > kBatchBytes) {
+      batches.emplace_back();
+      batch_bytes = 0;
+    }
+    batches.back().push_back(&step);
+    batch_bytes += step.payload().bytes();
+  }
+  const auto read_batch = [&](size_t i) { return ReadSteps(history, layout, batches[i], stop); };
+  std::future<Result<payload::DeltaChain>> next;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const Result<payload::DeltaChain> chain = i == 0 ? read_batch(0) : next.get();
+    LS_RETURN_IF_ERROR(chain);
+    if (i + 1 < batches.size()) next = std::async(std::launch::async, read_batch, i + 1);
+    maker.Apply(*chain, workers_);
+  }
+  LS_RETURN_IF_ERROR(maker.Finish(workers_));
+  return chunks_read;
+}
+
+}  // namespace lockstep::versionlog

@@ -1,0 +1,96 @@
+// LogReader: a model's log, read and proved: its head, layouts, deltas, and the blocks of any version that it has.
+//
+// Whoever may have written what is read, an object counts only once its SHA-256 is its name. An object that the head
+// named and that is not there makes the head be read again: kAborted, the log has moved on and what is wanted is to be
+// asked for again; kCorrupt, the object is lost. Every error names the object.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/model/layout.h"
+#include "common/objects/object_store.h"
+#include "common/payload/payload.h"
+#include "common/versionlog/keys.h"
+#include "proto/lockstep/v1/log.pb.h"
+
+namespace lockstep::versionlog {
+
+using Head = std::shared_ptr<const v1::LogHead>;
+
+// Blocks of one version, made from a chunk and the deltas after it.
+struct BlocksToMake {
+  std::vector<BlockIndex> blocks;  // rising
+  Version version = 0;             // oldest <= version <= newest
+  // Where the bytes of a block go, writable until the call returns; called by several threads.
+  std::function<std::span<std::byte>(BlockIndex)> place_of;
+  // Called for each block that was made, with its hash; by several threads.
+  std::function<Status(BlockIndex, uint64_t hash)> on_made;
+};
+
+// Thread-safe.
+class LogReader {
+ public:
+  // `transfers` runs reads of the store, a thread each, `workers` what costs CPU; both outlive the reader.
+  LogReader(std::shared_ptr<objects::ObjectStore> store, std::string model, TrustedKeys trusted, WorkerPool& transfers,
+            WorkerPool& workers)
+      : store_(std::move(store)),
+        model_(std::move(model)),
+        trusted_(std::move(trusted)),
+        transfers_(transfers),
+        workers_(workers) {}
+
+  const std::string& url() const { return store_->url(); }
+
+  // The head as it is now. kNotFound: there is none yet. kState, and it is not taken: it does not follow the one that
+  // was taken last (CheckFollows). Else as DecodeHead.
+  Result<Head> ReadHead(std::stop_token stop);
+  // The same, once it is another than `seen` (null: once there is one), or null when `wait` is over.
+  Result<Head> AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop);
+  // No head is taken that does not follow this one.
+  void Remember(v1::LogHead seen);
+
+  Result<std::shared_ptr<const model::ModelLayout>> ReadLayout(const v1::LogHistory& history, std::stop_token stop);
+  // xxh3-64 of each block of the newest version, and its digest's.
+  Result<std::vector<uint64_t>> ReadManifest(const v1::LogHistory& history, std::stop_token stop);
+  // The payloads of `steps`, whole.
+  Result<payload::DeltaChain> ReadSteps(const v1::LogHistory& history, const model::ModelLayout& layout,
+                                        std::span<const v1::LogStep* const> steps, std::stop_token stop);
+  // OK: every block was made. An error says why some were not; the others are good.
+  Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, const BlocksToMake& wanted,
+                    std::stop_token stop);
+
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Piece;
+  Result<Head> Take(const objects::TaggedObject& object);
+  Status ReadObject(std::string_view kind, const std::string& sha256, uint64_t bytes,
+                    const objects::ObjectStore::Take& take, const std::stop_token& stop);
+  Result<std::vector<Bytes>> ReadAll(std::string_view kind, std::span<const v1::LogBytes* const> wanted,
+                                     const std::stop_token& stop);
+  Status Missing(const std::string& name, const std::stop_token& stop);
+
+  const std::shared_ptr<objects::ObjectStore> store_;
+  const std::string model_;
+  const TrustedKeys trusted_;
+  WorkerPool& transfers_;
+  WorkerPool& workers_;
+  std::atomic<uint64_t> bytes_read_ = 0;
+
+  std::mutex mutex_;
+  std::string tag_;  // of the head that was taken last; guarded by mutex_
+  Head taken_;       // null: none was; guarded by mutex_
+};
+
+}  // namespace lockstep::versionlog
