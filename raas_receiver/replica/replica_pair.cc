@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "common/base/text.h"
 #include "common/model/model_name.h"
@@ -98,6 +99,38 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   report.bad_blocks = Differing(hashes, state.manifest.block_hashes);
   report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);
   return report;
+}
+
+model::Manifest ReplicaPair::manifest() const {
+  std::lock_guard lock(mutex_);
+  return current_ < 0 ? model::Manifest() : replicas_[current_].whole->manifest;
+}
+
+Result<Held> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) const {
+  std::unique_lock lock(mutex_);
+  if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version yet"));
+  const Replica& replica = replicas_[current_];
+  const std::shared_lock reading(bytes_mutexes_[current_]);
+  const ReplicaState state = *replica.whole;
+  lock.unlock();
+
+  const model::ModelLayout& layout = *state.layout;
+  if (offset > layout.data_bytes() || to.size() > layout.data_bytes() - offset) {
+    return Status(ErrorCode::kState, Cat("model ", options_.model, " is shorter by now"));
+  }
+  std::memcpy(to.data(), replica.file.data().data() + offset, to.size());
+  const auto first = static_cast<BlockIndex>(offset / layout.block_bytes());
+  const auto blocks = static_cast<BlockIndex>((to.size() + layout.block_bytes() - 1) / layout.block_bytes());
+  const auto check = [&](size_t i) -> Status {
+    const auto block = static_cast<BlockIndex>(first + i);
+    const ByteRange range = layout.block_range(block);
+    if (model::BlockHash(to.subspan(range.offset - offset, range.bytes)) == state.manifest.block_hashes[block]) {
+      return OkStatus();
+    }
+    return {ErrorCode::kCorrupt, Cat("block ", block, " of version ", state.manifest.held.version, " is damaged")};
+  };
+  LS_RETURN_IF_ERROR(pool_.ParallelTry(blocks, check));
+  return state.manifest.held;
 }
 
 Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& layout) {

@@ -85,6 +85,12 @@ class ReplicaPair {
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
+  // The current version's hashes; of nothing when nothing is held.
+  model::Manifest manifest() const;
+  // Copies whole blocks of the current version, from `offset` of its data section on, and answers which version that
+  // is. kState: nothing is held, or none of that length. kCorrupt: a block does not have its hash.
+  Result<Held> CopyCurrent(uint64_t offset, std::span<std::byte> to) const;
+  const ReplicaDirectory& directory() const { return directory_; }
 
   // --- the session's thread ---
   // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move:

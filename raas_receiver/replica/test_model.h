@@ -91,7 +91,8 @@ class TestModel {
   }
 
   std::shared_ptr<const payload::Payload> Delta(Version base, Version target) const {
-    const payload::PayloadIdentity identity{run_, base, target, manifest(base).digest, manifest(target).digest, 0};
+    const payload::PayloadIdentity identity{
+        run_, base, target, manifest(base).digest, manifest(target).digest, static_cast<int64_t>(target)};
     return *payload::Payload::Assemble(*layout_, identity, DeltaBlocks(base, target));
   }
 

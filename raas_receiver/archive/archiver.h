@@ -1,0 +1,111 @@
+// Archiver: keeps the log of one model (common/versionlog/FORMAT.md) in step with what a receiver commits.
+//
+// Each delta that leads to a version is put aside before the commit (Spool), and written to the log after it, by a
+// thread of the archiver's own: neither the session nor the trainer waits for the store. Between deltas it renews the
+// chunks that are due, a few at a time, from the current replica.
+//
+// A history of the log goes on as long as deltas lead from its newest version to what is held. Where they do not (the
+// first version, another run or layout, a full pull, more waiting than half a model), another one is begun beside it,
+// and takes its place once it is whole; a receiver that is killed goes on with either.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/objects/object_store.h"
+#include "common/payload/payload.h"
+#include "common/versionlog/keys.h"
+#include "proto/lockstep/v1/log.pb.h"
+#include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/replica/replica_pair.h"
+
+namespace lockstep::archive {
+
+class LogWriter;
+class Spool;
+
+struct ArchiverOptions {
+  std::shared_ptr<objects::ObjectStore> store;
+  std::string model;
+  std::string receiver;                       // this one's name
+  std::optional<versionlog::SigningKey> key;  // nothing: heads are not signed
+  uint64_t keep_bytes = 0;                    // that the log may have; 0: twice the model
+  std::chrono::seconds keep_age{0};           // versions that are older go; 0: none does because of its age
+  std::chrono::milliseconds grace{0};         // what the head does not name any more is removed so long after
+  uint64_t bytes_per_s = 0;                   // that are written; 0: no limit
+};
+
+class Archiver {
+ public:
+  // `replicas` outlives it. An error of the directory where deltas wait.
+  static Result<std::unique_ptr<Archiver>> Create(ArchiverOptions options, const replica::ReplicaPair& replicas);
+  // Stops, and waits for the call to the store that runs to be cancelled.
+  ~Archiver();
+
+  // --- the session's thread ---
+  // `steps`, the last of which leads to a version that the trainer calls `label`, are about to be committed. What goes
+  // wrong is logged: the log then begins anew.
+  void Keep(const payload::DeltaChain& steps, const std::string& label);
+  // What is held is in step with the origin: it may be archived from now on.
+  void InStep();
+
+  // --- any thread ---
+  v1::Archive Describe() const;
+
+ private:
+  Archiver(ArchiverOptions options, const replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool);
+
+  void Loop(const std::stop_token& stop);
+  // Each does one thing that is due, and answers whether there was one. The first that there was ends the turn.
+  using Task = Result<bool> (Archiver::*)(const std::stop_token& stop);
+  static const Task kTasks[];
+  Result<bool> DoNext(const std::stop_token& stop);
+  Result<bool> Begin(const std::stop_token& stop);
+  Result<bool> WriteDelta(const std::stop_token& stop);
+  Result<bool> WriteChunks(const std::stop_token& stop);
+  Result<bool> PutInPlace(const std::stop_token& stop);
+  Result<bool> Shorten(const std::stop_token& stop);
+  Result<bool> RemoveUnnamed(const std::stop_token& stop);
+
+  bool GoesOn(const v1::LogHistory& history) const;
+  std::vector<uint32_t> WantedChunks() const;
+  uint64_t ChunkCount() const;
+  bool IsNext() const;
+  void AddReady(v1::LogHistory& history);
+  Status SetHistory(v1::LogHistory history, const std::stop_token& stop);
+  Status LoadHashes(const std::stop_token& stop);
+  void Show(const Status& outcome, bool taken_over);
+
+  const ArchiverOptions options_;
+  const replica::ReplicaPair& replicas_;
+  WorkerPool transfers_;
+  const std::unique_ptr<Spool> spool_;
+  const std::unique_ptr<LogWriter> writer_;
+
+  // Of the thread.
+  bool owns_ = false;                        // the log
+  replica::PublishedVersion current_;        // when the turn began
+  const v1::LogHistory* history_ = nullptr;  // of the head, that goes on; null: neither does
+  Held hashed_;                              // whose manifest this is:
+  std::vector<uint64_t> hashes_;
+  std::vector<v1::LogChunk> ready_;  // written, and of versions that the log does not have yet
+  bool chunks_first_ = false;        // a delta was written last
+
+  mutable std::mutex mutex_;
+  std::condition_variable_any changed_;
+  bool in_step_ = false;   // guarded by mutex_
+  bool notified_ = false;  // guarded by mutex_
+  v1::Archive shown_;      // guarded by mutex_
+  std::jthread thread_;
+};
+
+}  // namespace lockstep::archive

@@ -1,0 +1,291 @@
+#include "raas_receiver/archive/archiver.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "common/base/status_testing.h"
+#include "raas_receiver/archive/log_fixture.h"
+
+namespace lockstep::archive {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Archived : LogFixture {
+  Archived() {
+    Open();
+    StartArchiver();
+  }
+};
+
+TEST_CASE("Nothing is written before what is held is in step with the origin") {
+  Archived host;
+  host.PullFull(host.model.Advance());
+  std::this_thread::sleep_for(milliseconds(100));
+  CHECK(host.Objects().empty());
+  CHECK(host.archiver->Describe().state() == v1::ARCHIVE_STATE_WAITING);
+  host.archiver->InStep();
+  host.Await(1);
+}
+
+TEST_CASE("Every version goes to the log, and can be made from it, bit for bit") {
+  Archived host;
+  host.StopArchiver();
+  host.archiving.keep_bytes = 1 << 30;
+  host.StartArchiver();
+  for (Version version = 1; version <= 12; ++version) host.Publish(version);
+  const v1::LogHistory history = host.History();
+  CHECK(history.newest().label() == "step 12");
+  CHECK(history.steps().rbegin()->target().committed_unix_ns() == 12);
+  CHECK(history.oldest() == 1);
+  host.CheckLog();
+  const v1::Archive shown = host.archiver->Describe();
+  CHECK(shown.waiting_bytes() == 0);
+  CHECK(shown.newest_committed_unix_ns() == 12);
+  CHECK(shown.failures() == 0);
+  CHECK(shown.written_bytes() > host.model.layout()->data_bytes());
+}
+
+TEST_CASE("Versions that come faster than they are written are all written") {
+  Archived host;
+  for (Version version = 1; version <= 10; ++version) host.Pull(version);
+  host.Await(10);
+  host.CheckLog();
+}
+
+TEST_CASE("Chunks are renewed one after another: a reader needs half a model of deltas at most, and old versions go") {
+  Archived host;
+  const uint64_t model_bytes = host.model.layout()->data_bytes();
+  host.model.Advance();
+  uint64_t most = 0;  // written for one version
+  for (Version version = 1; version <= 60; ++version) {
+    if (version > 1) host.model.Advance(300);
+    const uint64_t before = host.archiver->Describe().written_bytes();
+    host.Publish(version);
+    if (version > 1) most = std::max(most, host.archiver->Describe().written_bytes() - before);
+    const v1::LogHistory history = host.History();
+    const uint32_t count = history.chunks().rbegin()->index() + 1;
+    for (uint32_t index = 0; index < count; ++index) {
+      const v1::LogChunk* chunk = versionlog::FindChunk(history, index, version);
+      REQUIRE(chunk != nullptr);
+      CHECK(versionlog::StepBytes(history, chunk->version()) <= model_bytes / 2);
+    }
+    CHECK(versionlog::StoredBytes(history, model_bytes) <= 2 * model_bytes);
+  }
+  CHECK(most < model_bytes / 2);
+  CHECK(host.History().oldest() > 1);
+  CHECK(host.Make(1).status().code() == ErrorCode::kNotFound);
+  host.CheckLog();
+}
+
+TEST_CASE("What the head does not name any more is removed after the grace time, and nothing else") {
+  Archived host;
+  host.StopArchiver();
+  host.archiving.grace = milliseconds(1);
+  host.archiving.keep_bytes = 1;  // what the newest version needs
+  host.StartArchiver();
+  REQUIRE(host.store->Write("actor/chunk/left-by-somebody", {}, {}).ok());
+  REQUIRE(host.store->Write("actor/notes.txt", {}, {}).ok());
+  for (Version version = 1; version <= 30; ++version) host.Publish(version);
+  CHECK(host.History().oldest() == 30);
+  CHECK(Eventually([&] {
+    host.archiver->InStep();
+    std::set<std::string> there;
+    for (const std::string& name : host.Objects()) there.insert(name);
+    std::set<std::string> wanted = versionlog::ObjectNames(**host.Reader().ReadHead({}));
+    wanted.insert({"actor/head", "actor/notes.txt"});
+    return there == wanted;
+  }));
+  host.CheckLog();
+}
+
+TEST_CASE("A receiver that is started again goes on with the log: no whole model is written once more") {
+  Archived host;
+  for (Version version = 1; version <= 3; ++version) host.Publish(version);
+  SECTION("with all of it archived") {}
+  SECTION("with deltas that wait") {
+    host.StopArchiver();
+    host.StartArchiver();  // not in step: it writes nothing
+    for (Version version = 4; version <= 6; ++version) {
+      host.model.Advance();
+      host.archiver->Keep(host.model.Chain(version - 1, version), "");
+      host.PullDelta(version);
+    }
+    CHECK(host.archiver->Describe().waiting_deltas() == 3);
+  }
+  SECTION("with a delta that was put aside and never committed") {
+    host.model.Advance();
+    host.archiver->Keep(host.model.Chain(3, 4), "");
+  }
+  const Version held = host.pair().current().held.version;
+  host.RestartArchiver();
+  host.Await(held);
+  CHECK(host.archiver->Describe().written_bytes() < host.model.layout()->data_bytes() / 2);
+  host.Publish(held + 1);
+  CHECK(host.archiver->Describe().written_bytes() < host.model.layout()->data_bytes() / 2);
+  host.CheckLog();
+}
+
+TEST_CASE("A beginning that was interrupted is gone on with, over the versions that came meanwhile") {
+  Archived host;
+  // So slow that the beginning takes longer than the first receiver lives.
+  host.StopArchiver();
+  host.archiving.bytes_per_s = host.model.layout()->data_bytes() / 2;
+  host.StartArchiver();
+  host.Pull(1);
+  REQUIRE(Eventually([&] { return host.archiver->Describe().chunks() > 0; }));
+  CHECK(host.Reader().ReadHead({}).ok());
+  CHECK_FALSE((*host.Reader().ReadHead({}))->has_history());
+  host.archiving.bytes_per_s = 0;
+  host.RestartArchiver();
+  host.Publish(2);
+  CHECK(host.archiver->Describe().written_bytes() < host.model.layout()->data_bytes());
+  CHECK(host.History().oldest() >= 1);
+  host.CheckLog();
+}
+
+TEST_CASE("Another run, or a full pull, begins beside what readers read, and takes its place whole") {
+  Archived host;
+  for (Version version = 1; version <= 3; ++version) host.Publish(version);
+  const uint64_t epoch = (*host.Reader().ReadHead({}))->epoch();
+  SECTION("a full pull of a version that no delta leads to") {
+    host.Pull(5, /*full=*/true);
+    host.Await(5);
+    CHECK((*host.Reader().ReadHead({}))->epoch() == epoch);
+  }
+  SECTION("another run, whose numbers begin anew") {
+    const replica::TestModel other(host.model.layout(), 7);
+    host.model = other;
+    host.Pull(1, /*full=*/true);
+    host.Await(1);
+    CHECK((*host.Reader().ReadHead({}))->epoch() > epoch);
+  }
+  host.CheckLog();
+  CHECK_FALSE((*host.Reader().ReadHead({}))->has_next());
+}
+
+TEST_CASE("A reader that has seen a head takes none that goes back") {
+  Archived host;
+  for (Version version = 1; version <= 2; ++version) host.Publish(version);
+  const Bytes old = *objects::ReadWhole(*host.store, "actor/head", 1 << 20, {});
+  auto reader = host.Reader();
+  host.Publish(3);
+  REQUIRE(reader.ReadHead({}).ok());
+  host.StopArchiver();
+  REQUIRE(host.store->Write("actor/head", old, {}).ok());
+  CHECK_THAT(reader.ReadHead({}), FailsWith(ErrorCode::kState, "goes back", "actor/head"));
+}
+
+TEST_CASE("A log that was taken over by another receiver is written no more by the first, which says so") {
+  Archived host;
+  host.Publish(1);
+  LogFixture other;
+  other.model = host.model;
+  other.store = other.archiving.store = host.store;
+  other.archiving.receiver = "other";
+  other.Open();
+  other.StartArchiver();
+  other.Pull(1);
+  other.Await(1);
+  host.Pull(2);
+  CHECK(Eventually([&] { return host.archiver->Describe().state() == v1::ARCHIVE_STATE_TAKEN_OVER; }));
+  CHECK_THAT(host.archiver->Describe().last_error(), Catch::Contains("taken over by other"));
+  other.model = host.model;
+  other.Publish(2);
+  CHECK((*other.Reader().ReadHead({}))->writer() == "other");
+  other.CheckLog();
+}
+
+TEST_CASE("A store that is away is tried again, and all that waits is written when it is back") {
+  Archived host;
+  host.Publish(1);
+  const std::string path = host.log.path() + "/actor";
+  const std::string away = host.log.path() + "/away";
+  std::filesystem::rename(path, away);
+  std::ofstream(path) << "no directory";
+  host.Pull(2);
+  REQUIRE(Eventually([&] { return host.archiver->Describe().state() == v1::ARCHIVE_STATE_FAILING; }));
+  CHECK_FALSE(host.archiver->Describe().last_error().empty());
+  host.Pull(3);
+  std::filesystem::remove(path);
+  std::filesystem::rename(away, path);
+  host.Await(3);
+  CHECK(host.archiver->Describe().last_error().empty());
+  CHECK(host.archiver->Describe().failures() > 0);
+  host.CheckLog();
+}
+
+TEST_CASE("One flipped bit in any object is found, and the object is named") {
+  Archived host;
+  for (Version version = 1; version <= 4; ++version) host.Publish(version);
+  const v1::LogHistory history = host.History();
+  const auto makes = [&](std::string name, std::string why) {
+    for (Version version = history.oldest(); version <= 4; ++version) {
+      const auto made = host.Make(version);
+      if (made.ok()) continue;
+      CHECK_THAT(made, FailsWith(ErrorCode::kCorrupt, name, why));
+      return false;
+    }
+    return true;
+  };
+  for (const std::string& name : versionlog::ObjectNames(**host.Reader().ReadHead({}))) {
+    if (name.find("/manifest/") != std::string::npos) continue;  // no reader of blocks needs it
+    const Bytes whole = *objects::ReadWhole(*host.store, name, 1 << 20, {});
+    Bytes flipped = whole;
+    flipped[flipped.size() / 2] ^= std::byte{4};
+    REQUIRE(host.store->Write(name, flipped, {}).ok());
+    CHECK_FALSE(makes(name, "is damaged"));
+    REQUIRE(host.store->Remove(name, {}).ok());
+    CHECK_FALSE(makes(name, "is lost"));
+    REQUIRE(host.store->Write(name, whole, {}).ok());
+  }
+  Bytes head = *objects::ReadWhole(*host.store, "actor/head", 1 << 20, {});
+  head[head.size() / 2] ^= std::byte{4};
+  REQUIRE(host.store->Write("actor/head", head, {}).ok());
+  CHECK_THAT(host.Make(4), FailsWith(ErrorCode::kCorrupt, "actor/head"));
+}
+
+TEST_CASE("A delta that was torn while it waited is not written: the log begins anew") {
+  Archived host;
+  host.Publish(1);
+  host.StopArchiver();
+  host.StartArchiver();
+  host.model.Advance();
+  host.archiver->Keep(host.model.Chain(1, 2), "");
+  host.PullDelta(2);
+  for (const auto& file : std::filesystem::directory_iterator(host.pair().directory().SpoolPath())) {
+    std::filesystem::resize_file(file.path(), std::filesystem::file_size(file.path()) / 2);
+  }
+  host.RestartArchiver();
+  host.Await(2);
+  CHECK(host.History().oldest() == 2);
+  host.CheckLog();
+}
+
+TEST_CASE("A replica that is damaged is not archived") {
+  Archived host;
+  host.Publish(1);
+  host.StopArchiver();
+  // In a log of its own, so that all is wanted.
+  os::TempDir elsewhere;
+  host.archiving.store = host.store = *objects::OpenObjectStore("file://" + elsewhere.path());
+  host.StartArchiver();
+  auto current =
+      std::fstream(host.ModelPath("current/model.safetensors"), std::ios::in | std::ios::out | std::ios::binary);
+  const std::streamoff at = static_cast<std::streamoff>(host.pair().current_data().size() / 2) + 8192;
+  current.seekg(at);
+  const char byte = static_cast<char>(current.get() ^ 1);
+  current.seekp(at);
+  current.put(byte);
+  current.close();
+  host.archiver->InStep();
+  REQUIRE(Eventually([&] { return host.archiver->Describe().state() == v1::ARCHIVE_STATE_FAILING; }));
+  CHECK_THAT(host.archiver->Describe().last_error(), Catch::Contains("is damaged"));
+  CHECK_FALSE((*host.Reader().ReadHead({}))->has_history());
+}
+
+}  // namespace
+}  // namespace lockstep::archive

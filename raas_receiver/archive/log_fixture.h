@@ -1,0 +1,125 @@
+// A receiver's replicas whose versions go to a log in a directory. For tests.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/eventually.h"
+#include "common/objects/object_store.h"
+#include "common/versionlog/head.h"
+#include "common/versionlog/history.h"
+#include "common/versionlog/log_reader.h"
+#include "raas_receiver/archive/archiver.h"
+#include "raas_receiver/replica/replica_fixture.h"
+
+namespace lockstep::archive {
+
+struct LogFixture : replica::ReplicaFixture {
+  os::TempDir log;
+  std::shared_ptr<objects::ObjectStore> store = *objects::OpenObjectStore("file://" + log.path());
+  ArchiverOptions archiving{
+      .store = store, .model = "actor", .receiver = "archiving", .grace = std::chrono::minutes(15)};
+  std::unique_ptr<Archiver> archiver;
+  WorkerPool transfers{4};
+
+  void StartArchiver() {
+    auto made = Archiver::Create(archiving, pair());
+    REQUIRE(made.ok());
+    archiver = *std::move(made);
+  }
+  // As a receiver that is stopped, and one that is started again.
+  void StopArchiver() { archiver.reset(); }
+  void RestartArchiver() {
+    StopArchiver();
+    Reopen();
+    StartArchiver();
+    archiver->InStep();
+  }
+
+  // Commits `version` as a session does: by a full pull, or by the deltas from what is held.
+  void Pull(Version version, bool full = false) {
+    while (!model.has(version)) model.Advance();
+    if (full || pair().current().held.nothing()) {
+      PullFull(version);
+    } else {
+      archiver->Keep(model.Chain(pair().current().held.version, version), "step " + std::to_string(version));
+      PullDelta(version);
+    }
+    archiver->InStep();
+  }
+  // And waits until the log has it, and everything is done that it makes due.
+  void Publish(Version version) {
+    Pull(version);
+    Await(version);
+    const uint64_t bytes = model.layout()->data_bytes();
+    CHECK(Eventually([&] {
+      const v1::LogHistory history = History();
+      const bool short_enough = versionlog::StoredBytes(history, bytes) <= std::max(archiving.keep_bytes, 2 * bytes) ||
+                                history.oldest() == version;
+      return short_enough && versionlog::DueChunks(history, bytes).empty();
+    }));
+  }
+  void Await(Version version) {
+    const bool came = Eventually([&] {
+      const v1::Archive shown = archiver->Describe();
+      return shown.newest().version() == version && shown.newest().run() == ToBytes(model.run()) &&
+             shown.state() == v1::ARCHIVE_STATE_FOLLOWING;
+    });
+    INFO(archiver->Describe().ShortDebugString());
+    REQUIRE(came);
+  }
+
+  versionlog::LogReader Reader(const versionlog::TrustedKeys& trusted = {}) {
+    return {store, "actor", trusted, transfers, pool};
+  }
+  v1::LogHistory History() { return (*Reader().ReadHead({}))->history(); }
+
+  // What the log has of `version`, by its own data; an error says what is wrong with it.
+  Result<Bytes> Make(Version version) {
+    versionlog::LogReader reader = Reader();
+    LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
+    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), {}));
+    Bytes bytes(layout->data_bytes());
+    std::vector<uint64_t> hashes(layout->block_count());
+    const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
+                                          .version = version,
+                                          .place_of =
+                                              [&](BlockIndex block) {
+                                                const ByteRange range = layout->block_range(block);
+                                                return std::span(bytes).subspan(range.offset, range.bytes);
+                                              },
+                                          .on_made =
+                                              [&](BlockIndex block, uint64_t hash) {
+                                                hashes[block] = hash;
+                                                return OkStatus();
+                                              }};
+    LS_RETURN_IF_ERROR(reader.MakeBlocks(head->history(), *layout, wanted, {}));
+    const auto digest = versionlog::FindDigest(head->history(), version);
+    if (digest != model::ComputeManifestDigest(layout->digest(), hashes)) {
+      return Status(ErrorCode::kCorrupt, "the blocks do not give the version's digest");
+    }
+    return bytes;
+  }
+  // Every version that the log says it has is what it was.
+  void CheckLog() {
+    const v1::LogHistory history = History();
+    for (Version version = history.oldest(); version <= history.newest().version(); ++version) {
+      if (!versionlog::FindDigest(history, version)) continue;
+      const auto made = Make(version);
+      INFO("version " << version << ": " << made.status().ToString());
+      REQUIRE(made.ok());
+      CHECK(*made == model.data(version));
+    }
+  }
+  std::vector<std::string> Objects() {
+    std::vector<std::string> names;
+    const auto listed = store->List("actor/", {});
+    for (const objects::ListedObject& object : *listed) names.push_back(object.name);
+    return names;
+  }
+};
+
+}  // namespace lockstep::archive

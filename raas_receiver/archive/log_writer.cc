@@ -1,0 +1,175 @@
+#include "raas_receiver/archive/log_writer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+#include "common/base/text.h"
+#include "common/objects/sha256.h"
+#include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
+#include "common/versionlog/head.h"
+#include "common/versionlog/history.h"
+
+namespace lockstep::archive {
+namespace {
+
+constexpr std::chrono::hours kFindEvery{1};
+
+std::string AsRaw(const objects::Sha256& sum) {
+  return {reinterpret_cast<const char*>(sum.data()), sum.size()};
+}
+
+Status WaitFor(std::chrono::steady_clock::duration wait, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock lock(mutex);
+  stopped.wait_for(lock, stop, wait, [] { return false; });
+  return stop.stop_requested() ? Status(ErrorCode::kCancelled, "the receiver stops") : OkStatus();
+}
+
+bool IsObject(const std::string& model, const std::string& name) {
+  using namespace versionlog;
+  return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk},
+                             [&](std::string_view kind) { return name.starts_with(Cat(model, "/", kind, "/")); });
+}
+
+}  // namespace
+
+LogWriter::LogWriter(LogWriterOptions options, WorkerPool& transfers)
+    : options_(std::move(options)), transfers_(transfers), rate_(options_.bytes_per_s) {}
+
+Status LogWriter::TakeOver(std::stop_token stop) {
+  const std::string name = versionlog::HeadName(options_.model);
+  const auto there = options_.store->ReadChanged(name, "", versionlog::kMaxHeadBytes, {}, stop);
+  v1::LogHead head;
+  tag_.clear();
+  if (there.ok()) {
+    // Who wrote it does not matter: what it names has the names of its content, and is read by nobody here.
+    auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, {});
+    if (!decoded.ok()) return decoded.status().WithContext(Cat(options_.store->url(), "/", name));
+    head = *std::move(decoded);
+    tag_ = (*there)->tag;
+  } else if (there.status().code() != ErrorCode::kNotFound) {
+    return there.status();
+  }
+  head_ = head;
+  named_ = versionlog::ObjectNames(head_);
+  find_again_ = {};
+  return SetHead(std::move(head), /*new_epoch=*/true, stop);
+}
+
+Status LogWriter::WriteObject(const std::string& name, ByteView bytes, const std::stop_token& stop) {
+  const auto wait = rate_.Book(bytes.size());
+  if (wait.count() > 0) LS_RETURN_IF_ERROR(WaitFor(wait, stop));
+  LS_RETURN_IF_ERROR(options_.store->Write(name, bytes, stop).WithContext(Cat(options_.store->url(), "/", name)));
+  bytes_written_ += bytes.size();
+  return OkStatus();
+}
+
+Result<v1::LogBytes> LogWriter::Put(std::string_view kind, ByteView bytes, uint64_t piece_bytes, std::stop_token stop) {
+  v1::LogBytes put;
+  put.set_bytes(bytes.size());
+  put.set_piece_bytes(piece_bytes);
+  const size_t count = (bytes.size() + piece_bytes - 1) / piece_bytes;
+  std::vector<std::string> sums(count);
+  LS_RETURN_IF_ERROR(transfers_.ParallelTry(count, [&](size_t i) {
+    const ByteView rest = bytes.subspan(i * piece_bytes);
+    const ByteView piece = rest.first(std::min<uint64_t>(rest.size(), piece_bytes));
+    sums[i] = AsRaw(objects::Sha256Of(piece));
+    const std::string name = versionlog::ObjectName(options_.model, kind, sums[i]);
+    // One that is about to be removed counts as gone.
+    if (named_.contains(name) || put_.contains(name)) return OkStatus();
+    return WriteObject(name, piece, stop);
+  }));
+  for (std::string& sum : sums) {
+    put_.insert(versionlog::ObjectName(options_.model, kind, sum));
+    put.add_pieces(std::move(sum));
+  }
+  return put;
+}
+
+Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop) {
+  next.set_format(versionlog::kLogFormat);
+  next.set_model(options_.model);
+  next.set_writer(options_.writer);
+  next.set_written_unix_ns(telemetry::UnixNanos());
+  // Of the clock, so that a log that was removed and begun anew goes on for those that have read it.
+  const uint64_t seconds = static_cast<uint64_t>(next.written_unix_ns()) / 1'000'000'000;
+  next.set_epoch(new_epoch ? std::max(head_.epoch() + 1, seconds) : head_.epoch());
+  next.set_serial(new_epoch ? 1 : head_.serial() + 1);
+
+  const std::string name = versionlog::HeadName(options_.model);
+  const Bytes encoded = versionlog::EncodeHead(next, options_.key ? &*options_.key : nullptr);
+  Result<std::string> tag = options_.store->Replace(name, tag_, encoded, stop);
+  if (tag.ok()) {
+    tag_ = *std::move(tag);
+  } else if (tag.status().code() == ErrorCode::kAborted) {
+    LS_RETURN_IF_ERROR(FindOut(encoded, next.epoch(), stop));
+  } else {
+    attempted_ = encoded;
+    return tag.status();
+  }
+  attempted_.clear();
+  std::set<std::string> named = versionlog::ObjectNames(next);
+  for (const std::string& before : named_) {
+    if (!named.contains(before)) unnamed_.insert_or_assign(before, Clock::now() + options_.grace);
+  }
+  for (const std::string& now : named) {
+    unnamed_.erase(now);
+    put_.erase(now);
+  }
+  named_ = std::move(named);
+  head_ = std::move(next);
+  return OkStatus();
+}
+
+// Who has written the head that was to be replaced: we ourselves, in a call whose answer was lost, or another writer.
+Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop) {
+  const std::string name = versionlog::HeadName(options_.model);
+  LS_ASSIGN_OR_RETURN(const auto there, options_.store->ReadChanged(name, "", versionlog::kMaxHeadBytes, {}, stop));
+  if (there->bytes == encoded) {
+    tag_ = there->tag;
+    return OkStatus();
+  }
+  if (there->bytes == attempted_) {
+    tag_ = there->tag;
+    return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
+  }
+  const auto other = versionlog::DecodeHead(there->bytes, options_.model, {});
+  const std::string by = other.ok() ? Cat(CleanText(other->writer(), 128), ", in epoch ", other->epoch()) : "another";
+  return {ErrorCode::kAborted, Cat(options_.store->url(), "/", name, " was taken over by ", by,
+                                   "; this receiver, in epoch ", epoch, ", writes no more until it is started again")};
+}
+
+Status LogWriter::FindUnnamed(const std::stop_token& stop) {
+  LS_ASSIGN_OR_RETURN(const auto listed, options_.store->List(options_.model + "/", stop));
+  for (const objects::ListedObject& object : listed) {
+    const bool of_use = named_.contains(object.name) || put_.contains(object.name);
+    if (!of_use && IsObject(options_.model, object.name)) unnamed_.emplace(object.name, Clock::now() + options_.grace);
+  }
+  find_again_ = Clock::now() + kFindEvery;
+  return OkStatus();
+}
+
+Status LogWriter::RemoveUnnamed(std::stop_token stop) {
+  if (Clock::now() >= find_again_) LS_RETURN_IF_ERROR(FindUnnamed(stop));
+  std::vector<std::string> due;
+  for (const auto& [name, when] : unnamed_) {
+    if (when <= Clock::now() && !put_.contains(name)) due.push_back(name);
+  }
+  if (due.empty()) return OkStatus();
+  // Whoever has taken the log over may have named them again.
+  const std::string name = versionlog::HeadName(options_.model);
+  LS_ASSIGN_OR_RETURN(const auto other, options_.store->ReadChanged(name, tag_, versionlog::kMaxHeadBytes, {}, stop));
+  if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // says who
+  LS_RETURN_IF_ERROR(
+      transfers_.ParallelTry(due.size(), [&](size_t i) { return options_.store->Remove(due[i], stop); }));
+  for (const std::string& removed : due) unnamed_.erase(removed);
+  telemetry::Log(telemetry::LogLevel::kDebug, "log_objects_removed",
+                 {{"model", options_.model}, {"objects", due.size()}});
+  return OkStatus();
+}
+
+}  // namespace lockstep::archive

@@ -1,0 +1,82 @@
+// LogWriter: writes a model's log (common/versionlog/FORMAT.md): objects first, then the head that names them.
+//
+// One writer owns a log: the one that took it over last, which raised its epoch. The others find out when they write
+// the head next.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stop_token>
+#include <string>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/net/rate_limit.h"
+#include "common/objects/object_store.h"
+#include "common/versionlog/keys.h"
+#include "proto/lockstep/v1/log.pb.h"
+
+namespace lockstep::archive {
+
+struct LogWriterOptions {
+  std::shared_ptr<objects::ObjectStore> store;
+  std::string model;
+  std::string writer;                            // this receiver's name
+  std::optional<versionlog::SigningKey> key;     // nothing: heads are not signed
+  uint64_t bytes_per_s = 0;                      // of what is written; 0: no limit
+  std::chrono::milliseconds grace{15 * 60'000};  // what is not named any more is removed so long after
+};
+
+// Used by one thread, but for bytes_written.
+class LogWriter {
+ public:
+  // `transfers` runs the writes, a thread each; it outlives this.
+  LogWriter(LogWriterOptions options, WorkerPool& transfers);
+
+  // Reads the head and writes it again with a higher epoch. kPermission, kCorrupt, kProtocol: there is one that is not
+  // to be built upon, and why.
+  Status TakeOver(std::stop_token stop);
+  // As it was written last. REQUIRES TakeOver.
+  const v1::LogHead& head() const { return head_; }
+
+  // Writes `bytes` in pieces, side by side, but for those that lie there, and answers what the head calls them.
+  Result<v1::LogBytes> Put(std::string_view kind, ByteView bytes, uint64_t piece_bytes, std::stop_token stop);
+
+  // Makes `next`, whose epoch, serial, writer and time are filled in, the head; its epoch rises with `new_epoch`.
+  // kAborted: another writer has taken the log over, which the message names. After any other error it may have become
+  // the head, or not: the next call finds out.
+  Status SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop);
+
+  // Removes what no head has named for the grace time. Does it now and then; what it finds in the store that no head
+  // names, it finds every hour.
+  Status RemoveUnnamed(std::stop_token stop);
+  // What was put and not named yet is of no use.
+  void ForgetPut() { put_.clear(); }
+
+  uint64_t bytes_written() const { return bytes_written_; }  // any thread
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Status FindUnnamed(const std::stop_token& stop);
+  Status WriteObject(const std::string& name, ByteView bytes, const std::stop_token& stop);
+  Status FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop);
+
+  const LogWriterOptions options_;
+  WorkerPool& transfers_;
+  net::RateLimit rate_;
+  std::atomic<uint64_t> bytes_written_ = 0;
+  v1::LogHead head_;
+  std::string tag_;                                   // of head_
+  Bytes attempted_;                                   // a head that was written, or not: the answer was lost
+  std::set<std::string> named_;                       // by head_
+  std::set<std::string> put_;                         // and not named yet
+  std::map<std::string, Clock::time_point> unnamed_;  // when to be removed
+  Clock::time_point find_again_{};
+};
+
+}  // namespace lockstep::archive

@@ -1,0 +1,57 @@
+// Spool: deltas that wait to be archived, as files beside the replicas. They outlive a receiver that is killed, so that
+// its log goes on where it stopped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/payload/payload.h"
+
+namespace lockstep::archive {
+
+// Thread-safe.
+class Spool {
+ public:
+  struct Delta {
+    RunId run;
+    Version base = 0;
+    Version target = 0;
+    uint64_t bytes = 0;
+  };
+
+  // In `directory`, which is made where it is not there. What is in it already, of an earlier process, waits again.
+  static Result<std::unique_ptr<Spool>> Open(std::string directory);
+
+  // kResourceExhausted, and nothing waits any more, when more than `max_bytes` would.
+  Status Add(const payload::Payload& delta, const std::string& label, uint64_t max_bytes);
+
+  // Those that wait, by rising base.
+  std::vector<Delta> deltas() const;
+  uint64_t bytes() const;
+
+  struct Read {
+    std::shared_ptr<const payload::Payload> payload;
+    std::string label;  // of its target
+  };
+  // kCorrupt: it is not what was added, as after a power cut.
+  Result<Read> Get(const Delta& delta, const model::ModelLayout& layout) const;
+
+  void Remove(const Delta& delta);
+  void Clear();
+
+ private:
+  explicit Spool(std::string directory) : directory_(std::move(directory)) {}
+  std::string PathOf(const Delta& delta) const;
+
+  const std::string directory_;
+  mutable std::mutex mutex_;
+  std::vector<Delta> deltas_;  // by rising base; guarded by mutex_
+};
+
+}  // namespace lockstep::archive

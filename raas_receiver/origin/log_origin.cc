@@ -1,0 +1,233 @@
+#include "raas_receiver/origin/log_origin.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/telemetry/log.h"
+#include "common/versionlog/head.h"
+#include "common/versionlog/history.h"
+#include "common/versionlog/log_reader.h"
+
+namespace lockstep::origin {
+namespace {
+
+constexpr uint64_t kMaxSeenBytes = 1 << 20;
+
+Held HeldOf(const v1::LogHistory& history, Version version) {
+  return {{*Bytes16(history.run())}, version};
+}
+
+ManifestDigest DigestOf(const v1::LogVersion& version) {
+  return {*Bytes16(version.manifest_digest())};
+}
+
+Head ReadHead(const v1::LogHead& head) {
+  if (!head.has_history()) return {};  // the first one is being written
+  const v1::LogHistory& history = head.history();
+  return {.held = HeldOf(history, history.newest().version()),
+          .digest = DigestOf(history.newest()),
+          .layout = {*Bytes16(history.layout_digest())},
+          .committed_unix_ns = history.newest().committed_unix_ns()};
+}
+
+// A delta goes by the version that it leads to.
+pull::DeltaStep ReadStep(const v1::LogStep& step) {
+  return {.payload_id = step.target().version(),
+          .base = step.base(),
+          .target = step.target().version(),
+          .target_digest = DigestOf(step.target()),
+          .entries = step.entries(),
+          .data_bytes = step.data_bytes(),
+          .changed_elements = step.changed_elements()};
+}
+
+class LogPull final : public Pull {
+ public:
+  LogPull(versionlog::LogReader& reader, versionlog::Head head, Layout layout, Plan plan, std::stop_token stop)
+      : reader_(reader),
+        head_(std::move(head)),
+        layout_(std::move(layout)),
+        plan_(std::move(plan)),
+        stop_(std::move(stop)),
+        begun_(reader_.bytes_read()) {}
+
+  const Plan& plan() const override { return plan_; }
+
+  Status FetchBlocks(pull::FullRequest request, FullStaging& staging) override {
+    staging.Expect(request.blocks);
+    const Version version = request.exact ? request.version : plan_.target.version;
+    const auto frame_of = [&](BlockIndex block) {
+      return wire::FrameHeader{.block = block,
+                               .version = version,
+                               .payload_bytes = static_cast<uint32_t>(layout_->block_range(block).bytes)};
+    };
+    const versionlog::BlocksToMake wanted{
+        .blocks = std::move(request.blocks),
+        .version = version,
+        .place_of = [&](BlockIndex block) { return staging.Destination(frame_of(block)); },
+        .on_made =
+            [&](BlockIndex block, uint64_t hash) {
+              wire::FrameHeader frame = frame_of(block);
+              frame.block_hash = frame.payload_hash = hash;
+              return staging.Put(frame, staging.Destination(frame));
+            }};
+    return reader_.MakeBlocks(head_->history(), *layout_, wanted, stop_);
+  }
+
+  Status FetchDeltas(DeltaStaging& staging) override {
+    std::vector<const v1::LogStep*> steps;
+    for (const pull::DeltaStep& missing : staging.TakeMissing().steps) {
+      const auto& known = head_->history().steps();
+      const auto step = std::ranges::find_if(
+          known, [&](const v1::LogStep& each) { return each.target().version() == missing.payload_id; });
+      if (step == known.end()) {
+        return {ErrorCode::kNotFound, Cat(reader_.url(), " has no delta to version ", missing.payload_id)};
+      }
+      steps.push_back(&*step);
+    }
+    LS_ASSIGN_OR_RETURN(const payload::DeltaChain chain, reader_.ReadSteps(head_->history(), *layout_, steps, stop_));
+    for (const auto& payload : chain) {
+      LS_RETURN_IF_ERROR(staging.PutPayload(payload->target().version, payload));
+    }
+    return OkStatus();
+  }
+
+  // All blocks are of the plan's version already.
+  Result<Plan> CatchUp(std::span<const Version>) override { return plan_; }
+
+  void Close(const Held&, const Status&) override {}
+
+  pull::SourceCounters counters() const override { return {.payload_bytes = reader_.bytes_read() - begun_}; }
+
+ private:
+  versionlog::LogReader& reader_;
+  const versionlog::Head head_;
+  const Layout layout_;
+  const Plan plan_;
+  const std::stop_token stop_;
+  const uint64_t begun_;
+};
+
+class LogOrigin final : public Origin {
+ public:
+  LogOrigin(LogOriginOptions options, WorkerPool& workers)
+      : options_(std::move(options)),
+        transfers_(options_.connections),
+        reader_(options_.store, options_.model, options_.trusted, transfers_, workers) {
+    const Result<std::string> seen =
+        options_.seen_path.empty() ? std::string() : os::ReadFile(options_.seen_path, kMaxSeenBytes);
+    v1::LogHead head;
+    if (seen.ok() && head.ParseFromString(*seen)) reader_.Remember(std::move(head));
+  }
+
+  const std::string& name() const override { return reader_.url(); }
+  Abilities can() const override { return {}; }
+
+  Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {
+    versionlog::Head seen;
+    bool told = false;
+    while (true) {
+      Result<versionlog::Head> head = reader_.AwaitHead(seen, options_.poll, stop);
+      const bool none = head.status().code() == ErrorCode::kNotFound;
+      if (!head.ok() && !none) return head.status();
+      if (none && !std::exchange(told, true)) on_head({});
+      if (none || *head == nullptr) continue;
+      seen = *head;
+      told = true;
+      on_head(ReadHead(*seen));
+    }
+  }
+
+  Result<Layout> GetLayout(std::stop_token stop) override {
+    LS_ASSIGN_OR_RETURN(const versionlog::Head head, ReadWhole(stop));
+    return reader_.ReadLayout(head->history(), std::move(stop));
+  }
+
+  Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) override {
+    LS_ASSIGN_OR_RETURN(versionlog::Head head, ReadWhole(stop));
+    const v1::LogHistory& history = head->history();
+    if (history.layout_digest() != ToBytes(want.layout->digest())) {
+      return Status(ErrorCode::kState, Cat("model ", options_.model, " has another layout in ", name()));
+    }
+    Plan plan = PlanFor(history, want);
+    plan.transfer = ++opened_;
+    telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
+                   {{"model", options_.model},
+                    {"pull", plan.transfer},
+                    {"mode", plan.mode()},
+                    {"held", want.held.version},
+                    {"version", plan.target.version},
+                    {"steps", plan.steps.size()}});
+    return std::unique_ptr<Pull>(
+        std::make_unique<LogPull>(reader_, std::move(head), want.layout, std::move(plan), std::move(stop)));
+  }
+
+  void Follow(const Want&, std::stop_token) override {}
+  Result<std::string> Report(v1::ReportRequest, std::stop_token) override { return std::string(); }
+
+ private:
+  // A head with a history that can be read, remembered across restarts.
+  Result<versionlog::Head> ReadWhole(const std::stop_token& stop) {
+    Result<versionlog::Head> head = reader_.ReadHead(stop);
+    const bool none = head.status().code() == ErrorCode::kNotFound;
+    if (none || (head.ok() && !(*head)->has_history())) {
+      return Status(ErrorCode::kNotFound, Cat(name(), " has no version of model ", options_.model, " yet"));
+    }
+    if (head.ok()) Note(**head);
+    return head;
+  }
+
+  // What is needed to see that a later head follows it.
+  void Note(const v1::LogHead& head) const {
+    if (options_.seen_path.empty()) return;
+    v1::LogHead seen = head;
+    seen.clear_next();
+    v1::LogHistory& history = *seen.mutable_history();
+    history.clear_steps();
+    history.clear_chunks();
+    history.clear_layout();
+    history.clear_manifest();
+    const Status noted = os::WriteFileAtomic(options_.seen_path, seen.SerializeAsString(), 0600);
+    if (!noted.ok()) telemetry::LogWarn("log_head_not_noted", noted, {{"model", options_.model}});
+  }
+
+  static Plan PlanFor(const v1::LogHistory& history, const Want& want) {
+    const Held newest = HeldOf(history, history.newest().version());
+    Plan plan{.target = newest,
+              .target_digest = DigestOf(history.newest()),
+              .committed_unix_ns = history.newest().committed_unix_ns(),
+              .label = history.newest().label()};
+    const bool same_run = want.held.run == newest.run && !want.held.nothing() && !want.whole;
+    if (same_run && want.held.version > newest.version) {
+      plan.target = want.held;  // the log is late, as after another origin
+      plan.target_digest = want.digest;
+      return plan;
+    }
+    if (!same_run || versionlog::FindDigest(history, want.held.version) != want.digest) {
+      plan.full = true;
+      return plan;
+    }
+    plan.base = want.held;
+    for (const v1::LogStep& step : history.steps()) {
+      if (step.base() < want.held.version) continue;
+      plan.steps.push_back(ReadStep(step));
+      plan.changed_elements += step.changed_elements();
+    }
+    return plan;
+  }
+
+  const LogOriginOptions options_;
+  WorkerPool transfers_;
+  versionlog::LogReader reader_;
+  uint64_t opened_ = 0;  // pulls
+};
+
+}  // namespace
+
+std::unique_ptr<Origin> NewLogOrigin(LogOriginOptions options, WorkerPool& workers) {
+  return std::make_unique<LogOrigin>(std::move(options), workers);
+}
+
+}  // namespace lockstep::origin
