@@ -150,7 +150,7 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
   v1::ReceiverModel Model(uint64_t version) const {
     v1::ReceiverModel model;
     model.set_name("actor");
-    model.set_agent(agent_address);
+    model.set_source(agent_address);
     model.set_state(v1::SESSION_STATE_HELD);
     *model.mutable_held() = HeldVersion(version);
     return model;

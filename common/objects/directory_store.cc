@@ -40,12 +40,18 @@ Result<os::UniqueFd> OpenToRead(const std::string& path) {
 // Wakes one poll when a file is put in place of another in a directory, or a stop is requested.
 class ChangeWait {
  public:
-  ChangeWait(const std::string& directory, const std::stop_token& stop)
-      : changes_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)),
+  ChangeWait(fs::path directory, const std::stop_token& stop)
+      : directory_(std::move(directory)),
+        changes_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)),
         stopped_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        on_stop_(stop, [this] { ::eventfd_write(stopped_.get(), 1); }) {
-    // A directory that is not there yet, or cannot be watched, is looked into again after the wait.
-    ::inotify_add_watch(changes_.get(), directory.c_str(), IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_CREATE);
+        on_stop_(stop, [this] { ::eventfd_write(stopped_.get(), 1); }) {}
+
+  // From here on; in place of a directory that is not there yet, the one that it will be made in.
+  void Watch() {
+    for (const fs::path& watched : {directory_, directory_.parent_path()}) {
+      const uint32_t events = IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_CREATE;
+      if (::inotify_add_watch(changes_.get(), watched.c_str(), events) >= 0) return;
+    }
   }
 
   void Wait(milliseconds longest) {
@@ -57,6 +63,7 @@ class ChangeWait {
   }
 
  private:
+  const fs::path directory_;
   const os::UniqueFd changes_;
   const os::UniqueFd stopped_;
   const std::stop_callback<std::function<void()>> on_stop_;
@@ -115,12 +122,12 @@ Result<std::optional<TaggedObject>> DirectoryStore::ReadChanged(const std::strin
                                                                 uint64_t max_bytes, milliseconds wait,
                                                                 std::stop_token stop) {
   const std::string path = PathOf(name);
-  // Watched before it is read: no change is missed between the two.
   std::optional<ChangeWait> change;
-  if (wait.count() > 0) change.emplace(fs::path(path).parent_path().string(), stop);
+  if (wait.count() > 0) change.emplace(fs::path(path).parent_path(), stop);
   const auto until = std::chrono::steady_clock::now() + wait;
   while (true) {
     LS_RETURN_IF_ERROR(Stopped(stop, path));
+    if (change) change->Watch();  // before it is read: no change is missed between the two
     Result<TaggedObject> object = ReadTagged(name, max_bytes);
     if (object.ok() && object->tag != tag) return std::optional(*std::move(object));
     const bool wanted = object.ok() || object.status().code() == ErrorCode::kNotFound;
@@ -166,7 +173,8 @@ Result<std::vector<ListedObject>> DirectoryStore::List(const std::string& prefix
     ListedObject object{.name = entry->path().lexically_relative(path_).string(),
                         .bytes = entry->file_size(gone),
                         .written_unix_ns = UnixNanosOf(entry->last_write_time(gone))};
-    if (!gone && object.name.starts_with(prefix) && !object.name.ends_with(".lock")) objects.push_back(std::move(object));
+    if (!gone && object.name.starts_with(prefix) && !object.name.ends_with(".lock"))
+      objects.push_back(std::move(object));
   }
   if (error) return Status(ErrorCode::kIo, Cat("list ", below, ": ", error.message()));
   return objects;

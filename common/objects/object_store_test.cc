@@ -92,8 +92,9 @@ TEST_CASE("Of several that write at once over the same, one does") {
   std::atomic<int> written = 0;
   std::vector<std::jthread> writers;
   for (int i = 0; i < 8; ++i) {
-    writers.emplace_back(
-        [&, text = Cat("writer ", i)] { written += host.store->Replace("head", seen, AsBytes(std::string_view(text)), {}).ok() ? 1 : 0; });
+    writers.emplace_back([&, text = Cat("writer ", i)] {
+      written += host.store->Replace("head", seen, AsBytes(std::string_view(text)), {}).ok() ? 1 : 0;
+    });
   }
   writers.clear();
   CHECK(written == 1);
@@ -134,7 +135,10 @@ TEST_CASE("A stop ends every call, also one that waits") {
   CHECK(host.store->Replace("head", tag, AsBytes("a"sv), stopped).status().code() == ErrorCode::kCancelled);
   CHECK(host.store->List("", stopped).status().code() == ErrorCode::kCancelled);
   CHECK(host.store->Remove("head", stopped).code() == ErrorCode::kCancelled);
-  CHECK(host.store->Read("head", [](ByteView) { return OkStatus(); }, stopped).code() == ErrorCode::kCancelled);
+  CHECK(host.store
+            ->Read(
+                "head", [](ByteView) { return OkStatus(); }, stopped)
+            .code() == ErrorCode::kCancelled);
 }
 
 TEST_CASE("A URL that names no store is refused with what is meant") {

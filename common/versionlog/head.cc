@@ -49,8 +49,8 @@ Status CheckSteps(const v1::LogHistory& history) {
   }
   if (history.steps().empty()) return OkStatus();
   const v1::LogVersion& last = history.steps().rbegin()->target();
-  const bool led = last.version() == history.newest().version() &&
-                   last.manifest_digest() == history.newest().manifest_digest();
+  const bool led =
+      last.version() == history.newest().version() && last.manifest_digest() == history.newest().manifest_digest();
   return led ? OkStatus() : Breaks("steps up to the newest version");
 }
 
@@ -75,8 +75,8 @@ Status CheckChunks(const v1::LogHistory& history, bool whole) {
     }
     if (i == 0) continue;
     const v1::LogChunk& before = history.chunks(i - 1);
-    const bool rising = before.index() < chunk.index() ||
-                        (before.index() == chunk.index() && before.version() < chunk.version());
+    const bool rising =
+        before.index() < chunk.index() || (before.index() == chunk.index() && before.version() < chunk.version());
     if (!rising) return Breaks("the order of chunks");
   }
   if (!whole) return OkStatus();

@@ -19,8 +19,7 @@ std::vector<const v1::LogChunk*> NewestChunks(const v1::LogHistory& history) {
   return newest;
 }
 
-void AddPieces(const v1::LogBytes& bytes, std::string_view model, std::string_view kind,
-               std::set<std::string>& names) {
+void AddPieces(const v1::LogBytes& bytes, std::string_view model, std::string_view kind, std::set<std::string>& names) {
   for (const std::string& piece : bytes.pieces()) names.insert(ObjectName(model, kind, piece));
 }
 

@@ -115,9 +115,8 @@ Status TrustedKeys::Check(ByteView bytes,
       if (given.key() != trusted.id || given.signature().size() != kSignatureBytes) continue;
       const Digest digest(EVP_MD_CTX_new());
       EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, Of(trusted.key));
-      const int good =
-          EVP_DigestVerify(digest.get(), Raw(AsBytes(std::string_view(given.signature()))), kSignatureBytes,
-                           Raw(prefixed), prefixed.size());
+      const int good = EVP_DigestVerify(digest.get(), Raw(AsBytes(std::string_view(given.signature()))),
+                                        kSignatureBytes, Raw(prefixed), prefixed.size());
       ERR_clear_error();
       if (good == 1) return OkStatus();
     }

@@ -106,8 +106,7 @@ Result<Head> LogReader::Take(const objects::TaggedObject& object) {
 }
 
 Result<Head> LogReader::ReadHead(std::stop_token stop) {
-  LS_ASSIGN_OR_RETURN(const auto object,
-                      store_->ReadChanged(HeadName(model_), "", kMaxHeadBytes, {}, std::move(stop)));
+  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), "", kMaxHeadBytes, {}, std::move(stop)));
   return Take(*object);
 }
 
@@ -257,7 +256,8 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
   const auto read_chunk = [&](size_t i) -> Status {
     const auto& [index, blocks] = chunks[i];
     const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
-    if (chunk == nullptr) return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", wanted.version)};
+    if (chunk == nullptr)
+      return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", wanted.version)};
     const ByteRange range = ChunkRange(history, index, layout.data_bytes());
     uint64_t at = range.offset;  // of the bytes that come next
     auto block = blocks.begin();

@@ -37,6 +37,13 @@ struct OtherDaemon<v1::RaasReceiver> {
   static constexpr auto kAnswers = &rpc::AnswersStatus<v1::TrainerAgent, v1::AgentStatusRequest, v1::AgentStatus>;
 };
 
+// The agent that a receiver's model comes from. kNotFound: it comes from a log now.
+inline Result<std::string> AgentOfModel(const v1::ReceiverModel& model, std::string_view receiver) {
+  if (model.source().find("://") == std::string::npos) return model.source();
+  return Status(ErrorCode::kNotFound, Cat(receiver, ": model ", model.name(), " comes from ", model.source(),
+                                          ", and from no agent; name one with --agent"));
+}
+
 // `Service` is v1::TrainerAgent or v1::RaasReceiver.
 template <typename Service>
 class Client {

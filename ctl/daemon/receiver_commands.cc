@@ -64,7 +64,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
   Result<std::string> AgentOf(const v1::ReceiverStatus& status, const std::string& model) const {
     if (options_.verify_agent.has_value()) return *options_.verify_agent;
     for (const v1::ReceiverModel& known : status.models()) {
-      if (known.name() == model) return known.agent();
+      if (known.name() == model) return AgentOfModel(known, client_.name());
     }
     return Status(ErrorCode::kNotFound, Cat(client_.name(), ": has no model ", model));
   }

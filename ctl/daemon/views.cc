@@ -167,7 +167,7 @@ std::string StatusText(const v1::AgentStatus& status) {
 std::string StatusText(const v1::ReceiverStatus& status) {
   std::string text = Headline(Cat("raas_receiver ", status.name(), ","), status.build(), status.draining());
   Table table({"MODEL", "STATE", ">VERSION", "LABEL", ">AGE", ">NEWEST", ">SERVED", ">SIZE", ">LAST SYNC", ">SYNCS",
-               ">FAILURES", ">REPAIRED", ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
+               ">FAILURES", ">REPAIRED", ">ENGINE FAILURES", "SOURCE", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
     std::string state = ValueText(*v1::SessionState_descriptor(), model.state(), "state");
     if (model.skipped_version() != 0) state += Cat(", not ", model.skipped_version());
@@ -175,7 +175,7 @@ std::string StatusText(const v1::ReceiverStatus& status) {
                   AgeText(model.held_committed_unix_ns(), status.now_unix_ns()), VersionOrDash(model.newest_version()),
                   VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()),
                   AgeText(model.last_sync_unix_ns(), status.now_unix_ns()), Cat(model.syncs()), Cat(model.failures()),
-                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
+                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.source(),
                   ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + EnginesText(status);

@@ -169,7 +169,7 @@ class Receiver(Daemon):
         self.published_file = root / MODEL / "current" / "model.safetensors"
         self._command = [
             binaries.receiver,
-            *flags(name=letter, agent=agent_address, model=MODEL, root=root, listen="127.0.0.1:0", assets=assets),
+            *flags(name=letter, source=agent_address, model=MODEL, root=root, listen="127.0.0.1:0", assets=assets),
             *flags(control_socket=workspace.path / f"control-{letter}.sock"),
         ]
 

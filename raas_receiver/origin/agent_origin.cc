@@ -132,7 +132,7 @@ class AgentOrigin final : public Origin {
   AgentOrigin(AgentOriginOptions options, net::IoThreads& io, WorkerPool& pool)
       : agent_(std::move(options), io, pool) {}
 
-  const std::string& name() const override { return options().agent.text; }
+  std::string name() const override { return options().agent.text; }
   Abilities can() const override { return {.follow = options().live, .report = true}; }
 
   Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {

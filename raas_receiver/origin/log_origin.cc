@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "common/telemetry/log.h"
@@ -116,13 +117,14 @@ class LogOrigin final : public Origin {
       : options_(std::move(options)),
         transfers_(options_.connections),
         reader_(options_.store, options_.model, options_.trusted, transfers_, workers) {
-    const Result<std::string> seen =
-        options_.seen_path.empty() ? std::string() : os::ReadFile(options_.seen_path, kMaxSeenBytes);
+    if (options_.heads_path.empty()) return;
+    seen_path_ = Cat(options_.heads_path, "/", HexEncode(Hash128(AsBytes(std::string_view(reader_.url())))));
+    const Result<std::string> seen = os::ReadFile(seen_path_, kMaxSeenBytes);
     v1::LogHead head;
     if (seen.ok() && head.ParseFromString(*seen)) reader_.Remember(std::move(head));
   }
 
-  const std::string& name() const override { return reader_.url(); }
+  std::string name() const override { return reader_.url(); }
   Abilities can() const override { return {}; }
 
   Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {
@@ -181,7 +183,7 @@ class LogOrigin final : public Origin {
 
   // What is needed to see that a later head follows it.
   void Note(const v1::LogHead& head) const {
-    if (options_.seen_path.empty()) return;
+    if (seen_path_.empty()) return;
     v1::LogHead seen = head;
     seen.clear_next();
     v1::LogHistory& history = *seen.mutable_history();
@@ -189,7 +191,8 @@ class LogOrigin final : public Origin {
     history.clear_chunks();
     history.clear_layout();
     history.clear_manifest();
-    const Status noted = os::WriteFileAtomic(options_.seen_path, seen.SerializeAsString(), 0600);
+    Status noted = os::MakeDirs(options_.heads_path, 0700);
+    if (noted.ok()) noted = os::WriteFileAtomic(seen_path_, seen.SerializeAsString(), 0600);
     if (!noted.ok()) telemetry::LogWarn("log_head_not_noted", noted, {{"model", options_.model}});
   }
 
@@ -221,7 +224,8 @@ class LogOrigin final : public Origin {
   const LogOriginOptions options_;
   WorkerPool transfers_;
   versionlog::LogReader reader_;
-  uint64_t opened_ = 0;  // pulls
+  std::string seen_path_;  // empty: none
+  uint64_t opened_ = 0;    // pulls
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ struct LogOriginOptions {
   std::string model;
   std::shared_ptr<objects::ObjectStore> store;
   versionlog::TrustedKeys trusted;       // none: heads need no signature
-  std::string seen_path;                 // file that remembers the head read last; empty: none
+  std::string heads_path;                // directory that remembers the heads read last; empty: none
   size_t connections = 4;                // objects that are read side by side
   std::chrono::milliseconds poll{1000};  // how often the head is looked at where nothing tells of a change
 };

@@ -96,8 +96,8 @@ class Origin {
  public:
   virtual ~Origin() = default;
 
-  // Its address, for status and messages.
-  virtual const std::string& name() const = 0;
+  // Its address, for status and messages: an agent's, or a URL.
+  virtual std::string name() const = 0;
 
   virtual Abilities can() const = 0;
 

@@ -8,10 +8,14 @@
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/archive/archiver.h"
 #include "raas_receiver/origin/agent_origin.h"
+#include "raas_receiver/origin/log_origin.h"
+#include "raas_receiver/origin/ordered_origin.h"
 #include "raas_receiver/receiver/receiver_metrics.h"
 
 namespace lockstep::receiver {
@@ -112,24 +116,58 @@ Status Receiver::OpenModels() {
                                     .unready_after = config_.unready_after,
                                     .admission = config_.admission,
                                     .timeline = &timeline_};
-    auto origin = origin::NewAgentOrigin({.model = model,
-                                          .receiver = config_.name,
-                                          .instance = instance_,
-                                          .agent = config_.agent,
-                                          .tls = config_.tls.files,
-                                          .lanes = config_.lanes,
-                                          .live = config_.live,
-                                          .timeline = &timeline_},
-                                         io_, workers_);
+    std::vector<std::unique_ptr<origin::Origin>> origins;
+    for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model, *replicas));
+    LS_ASSIGN_OR_RETURN(auto archiver, OpenArchive(model, *replicas));
     std::vector<session::EngineEntry> table;
     for (const EngineSettings& settings : EnginesOf(config_, model)) {
       LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
       table.push_back({settings.engine, std::move(driver)});
     }
-    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(origin), std::move(replicas),
-                                                          std::move(table), workers_, feed_);
+    sessions_[model] =
+        std::make_unique<session::Session>(std::move(options), origin::NewOrderedOrigin(std::move(origins)),
+                                           std::move(replicas), std::move(archiver), std::move(table), workers_, feed_);
   }
   return OkStatus();
+}
+
+std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const std::string& model,
+                                                     const replica::ReplicaPair& replicas) {
+  if (source.log != nullptr) {
+    return origin::NewLogOrigin({.model = model,
+                                 .store = source.log,
+                                 .trusted = config_.log_keys,
+                                 .heads_path = replicas.directory().LogHeadsPath(),
+                                 .connections = config_.lanes,
+                                 .poll = config_.log_poll},
+                                workers_);
+  }
+  return origin::NewAgentOrigin({.model = model,
+                                 .receiver = config_.name,
+                                 .instance = instance_,
+                                 .agent = source.agent,
+                                 .tls = config_.tls.files,
+                                 .lanes = config_.lanes,
+                                 .live = config_.live,
+                                 .timeline = &timeline_},
+                                io_, workers_);
+}
+
+Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::string& model,
+                                                                 const replica::ReplicaPair& replicas) {
+  if (config_.archive.store == nullptr) {
+    (void)os::RemoveTree(replicas.directory().SpoolPath());  // as with --archive, before
+    return std::unique_ptr<archive::Archiver>();
+  }
+  return archive::Archiver::Create({.store = config_.archive.store,
+                                    .model = model,
+                                    .receiver = config_.name,
+                                    .key = config_.archive.key,
+                                    .keep_bytes = config_.archive.keep_bytes,
+                                    .keep_age = config_.archive.keep_age,
+                                    .grace = config_.archive.grace,
+                                    .bytes_per_s = config_.archive.bytes_per_s},
+                                   replicas);
 }
 
 Status Receiver::Listen() {
@@ -154,13 +192,15 @@ Status Receiver::Listen() {
   const std::string metrics =
       net::ToString(config_.metrics_listen, metrics_port_ == nullptr ? 0 : metrics_port_->bound_port());
   const std::string health = net::ToString(config_.health_listen, server_->health_port());
+  std::string sources;
+  for (const Source& source : config_.sources) sources += Cat(sources.empty() ? "" : ", ", source.text);
   telemetry::Log(telemetry::LogLevel::kInfo, "listening",
                  {{"grpc", grpc},
                   {"control", config_.control_socket},
                   {"health", health},
                   {"metrics", metrics},
                   {"root", config_.root},
-                  {"agent", config_.agent.text}});
+                  {"source", sources}});
   return address_file_->Announce(
       {{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}, {"metrics", metrics}});
 }

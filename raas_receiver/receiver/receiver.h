@@ -31,7 +31,7 @@ class Receiver {
   static Result<std::unique_ptr<Receiver>> Create(ReceiverConfig config);
   ~Receiver();
 
-  // Follows the agent until SIGTERM or SIGINT, or until its owners are gone, then drains. A second signal ends the
+  // Follows its sources until SIGTERM or SIGINT, or until its owners are gone, then drains. A second signal ends the
   // process at once.
   void Run(os::SignalWaiter& signals, const os::Owners& owners);
 
@@ -39,6 +39,11 @@ class Receiver {
   Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);
 
   Status OpenModels();
+  std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model,
+                                             const replica::ReplicaPair& replicas);
+  // Null: none is written.
+  Result<std::unique_ptr<archive::Archiver>> OpenArchive(const std::string& model,
+                                                         const replica::ReplicaPair& replicas);
   Status Listen();
   // Health and the service manager's watchdog follow from what it finds.
   void Tick();

@@ -25,7 +25,13 @@ using std::chrono::milliseconds;
 
 // Settings that are not kept as they are written.
 struct Written {
-  std::string agent = "unix:/run/trainer-agent/control.sock";
+  std::vector<std::string> sources = {"unix:/run/trainer-agent/control.sock"};
+  std::string log_keys;
+  uint64_t log_poll_ms = 1000;
+  std::string archive;
+  std::string archive_key;
+  uint64_t archive_keep_hours = 0;
+  uint64_t archive_grace_ms = 15 * 60'000;
   std::string listen;
   std::string health_listen;
   std::string metrics_listen;
@@ -61,7 +67,22 @@ std::string VersionText() {
 
 void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
-  parser.Add("agent", &to.agent, "the trainer agent's control plane, HOST:PORT or unix:PATH");
+  parser.Add("source", &to.sources,
+             "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY; "
+             "repeat for several, the preferred one first");
+  parser.Add("log-keys", &to.log_keys,
+             "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
+  parser.Add("log-poll-ms", &to.log_poll_ms, "how often a log is looked at for a newer version");
+  parser.Add("archive", &to.archive,
+             "log that versions are written to, for other receivers to read: file:///DIRECTORY; empty: none");
+  parser.Add("archive-key", &to.archive_key, "PEM file of the Ed25519 private key that signs the log; empty: unsigned");
+  parser.Add("archive-keep-bytes", &config.archive.keep_bytes,
+             "how long the log may be, for each model: old versions go first; 0: twice the model");
+  parser.Add("archive-keep-hours", &to.archive_keep_hours,
+             "older versions go from the log, too; 0: whatever their age");
+  parser.Add("archive-grace-ms", &to.archive_grace_ms,
+             "how long what has gone from the log stays in the store, for readers that have begun");
+  parser.Add("archive-bytes-per-s", &config.archive.bytes_per_s, "how fast the log is written; 0: as fast as it goes");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
   parser.Add("root", &config.root,
              "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
@@ -96,7 +117,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "not ready when the agent has had a newer version for so long; 0: ready all the same");
   rpc::AddTlsOptions(parser, config.tls);
   parser.Add("tls-server-name", &config.tls.files.server_name,
-             "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host of --agent");
+             "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host in --source");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &to.drain_timeout_ms, "time to end in after SIGTERM");
@@ -126,6 +147,9 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kMostReaderGraceMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "log-poll-ms", written.log_poll_ms, 10, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-keep-hours", written.archive_keep_hours, 0, 24 * 3650));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-grace-ms", written.archive_grace_ms, 0, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
@@ -168,28 +192,70 @@ Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig
 }
 
 // What an agent's name stands for is seen when it is called.
-Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config) {
-  if (config.tls.files.configured() || config.agent.IsSocket() || net::HostPort{config.agent.host}.IsLoopback())
-    return OkStatus();
+Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config, const net::ControlAddress& agent) {
+  if (config.tls.files.configured() || agent.IsSocket() || net::HostPort{agent.host}.IsLoopback()) return OkStatus();
   asio::error_code is_name;
-  const auto address = asio::ip::make_address(config.agent.host, is_name);
+  const auto address = asio::ip::make_address(agent.host, is_name);
   const net::Networks& plain = config.tls.files.plain;
   if (is_name ? !plain.empty() : plain.Contain(address)) return OkStatus();
-  return {
-      ErrorCode::kConfig,
-      Cat(parser.WrittenAs("agent"), ": ", config.agent.text, " is beyond loopback, where weights and versions would ",
-          "come in plaintext; give --tls-cert, --tls-key and --tls-ca, or name its network with ",
-          "--allow-insecure-network CIDR")};
+  return {ErrorCode::kConfig,
+          Cat(parser.WrittenAs("source"), ": ", agent.text, " is beyond loopback, where weights and versions would ",
+              "come in plaintext; give --tls-cert, --tls-key and --tls-ca, or name its network with ",
+              "--allow-insecure-network CIDR")};
+}
+
+Result<std::shared_ptr<objects::ObjectStore>> OpenLog(const ConfigParser& parser, const char* option,
+                                                      const std::string& url) {
+  auto store = objects::OpenObjectStore(url);
+  if (store.ok()) return store;
+  return Status(ErrorCode::kConfig, Cat(parser.WrittenAs(option), ": ", store.status().message()));
+}
+
+Status CheckSources(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+  for (const std::string& text : written.sources) {
+    Source source{.text = text};
+    if (text.find("://") != std::string::npos) {
+      LS_ASSIGN_OR_RETURN(source.log, OpenLog(parser, "source", text));
+    } else {
+      const Result<net::ControlAddress> agent = net::ParseControlAddress(text);
+      if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("source"), ": ", agent.status().message())};
+      LS_RETURN_IF_ERROR(CheckPlaintext(parser, config, *agent));
+      source.agent = *agent;
+    }
+    config.sources.push_back(std::move(source));
+  }
+  if (config.sources.empty()) return {ErrorCode::kUsage, "no source; give one with --source HOST:PORT"};
+  config.log_poll = milliseconds(written.log_poll_ms);
+  if (written.log_keys.empty()) return OkStatus();
+  auto keys = versionlog::TrustedKeys::Read(written.log_keys);
+  if (!keys.ok()) return keys.status().WithContext(parser.WrittenAs("log-keys"));
+  config.log_keys = *std::move(keys);
+  return OkStatus();
+}
+
+Status CheckArchive(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+  config.archive.keep_age = std::chrono::hours(written.archive_keep_hours);
+  config.archive.grace = milliseconds(written.archive_grace_ms);
+  if (!written.archive_key.empty()) {
+    auto key = versionlog::SigningKey::Read(written.archive_key);
+    if (!key.ok()) return key.status().WithContext(parser.WrittenAs("archive-key"));
+    config.archive.key = *std::move(key);
+  }
+  if (written.archive.empty()) return OkStatus();
+  LS_ASSIGN_OR_RETURN(config.archive.store, OpenLog(parser, "archive", written.archive));
+  const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
+    return source.log != nullptr && source.log->url() == config.archive.store->url();
+  });
+  if (!reads_it) return OkStatus();
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", written.archive, " is a source, too")};
 }
 
 Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
-  const Result<net::ControlAddress> agent = net::ParseControlAddress(written.agent);
-  if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message())};
-  config.agent = *agent;
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls));
-  LS_RETURN_IF_ERROR(CheckPlaintext(parser, config));
+  LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
+  LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));
   if (!written.listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.listen,
                         net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
@@ -229,7 +295,7 @@ Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* 
   Written written;
   ReceiverConfig config;
   ConfigParser parser({.program = "raas_receiver",
-                       .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
+                       .about = "Keeps the replicas of an inference server in lock step with a trainer.",
                        .version = VersionText()});
   AddOptions(parser, written, config);
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));

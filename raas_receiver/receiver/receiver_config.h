@@ -9,15 +9,37 @@
 
 #include "common/base/status.h"
 #include "common/net/host_port.h"
+#include "common/objects/object_store.h"
 #include "common/rpc/tls_config.h"
+#include "common/versionlog/keys.h"
 #include "raas_receiver/receiver/engine_settings.h"
 #include "raas_receiver/session/engines.h"
 
 namespace lockstep::receiver {
 
+// Where versions come from: an agent, or a log.
+struct Source {
+  std::string text;  // as it was given
+  net::ControlAddress agent;
+  std::shared_ptr<objects::ObjectStore> log;  // null: it is an agent
+};
+
+// The log that is written; without a store: none.
+struct ArchiveConfig {
+  std::shared_ptr<objects::ObjectStore> store;
+  std::optional<versionlog::SigningKey> key;
+  uint64_t keep_bytes = 0;
+  std::chrono::hours keep_age{0};
+  std::chrono::milliseconds grace{0};
+  uint64_t bytes_per_s = 0;
+};
+
 struct ReceiverConfig {
   std::string name;
-  net::ControlAddress agent;
+  std::vector<Source> sources;       // one at least, in order of preference
+  versionlog::TrustedKeys log_keys;  // of logs among them
+  std::chrono::milliseconds log_poll{0};
+  ArchiveConfig archive;
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
   std::string assets;                               // empty: none

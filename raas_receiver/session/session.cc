@@ -41,14 +41,15 @@ bool IsSettled(const std::shared_ptr<const Engine>& engine) {
 }  // namespace
 
 Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
-                 std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table, WorkerPool& pool,
-                 SyncFeed& feed)
+                 std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
+                 std::vector<EngineEntry> table, WorkerPool& pool, SyncFeed& feed)
     : options_(std::move(options)),
       origin_(std::move(origin)),
       replicas_(std::move(replicas)),
+      archiver_(std::move(archiver)),
       feed_(feed),
       orders_(options_.model, changed_),
-      context_{options_.model, *origin_, *replicas_, options_.timeline},
+      context_{options_.model, *origin_, *replicas_, archiver_.get(), options_.timeline},
       scrubber_(options_.scrub_round),
       freshness_(options_.unready_after),
       follower_(options_.model, options_.follow, *origin_, *replicas_, changed_),
@@ -117,6 +118,8 @@ void Session::Loop() {
   for (uint64_t seen = changed_.changes(); !orders_.stopping(); seen = changed_.changes()) {
     state_ = Resting();
     engines_.Check();
+    const Held newest = follower_.newest();
+    if (!in_step_ && !newest.nothing() && newest == replicas_->current().held) ToArchive();
     const milliseconds until = UntilDue();
     const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
     if (!did) (void)changed_.WaitPast(seen, until);
@@ -128,6 +131,12 @@ void Session::Loop() {
   Answer();
   ended_ = true;
   changed_.Notify();
+}
+
+// What is held is what the origin has, or had.
+void Session::ToArchive() {
+  in_step_ = true;
+  if (archiver_ != nullptr) archiver_->InStep();
 }
 
 // How long no task becomes due by time alone.
@@ -230,6 +239,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
+  if (status.ok()) ToArchive();
   if (engines_.ended()) (void)FinishServe();
   changed_.Notify();  // whoever reports it
 }

@@ -48,6 +48,7 @@
 #include "common/base/backoff.h"
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/archive/archiver.h"
 #include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/scrubber.h"
@@ -77,11 +78,11 @@ struct SessionOptions {
 
 class Session {
  public:
-  // `origin` and `replicas` are the model's, `table` are its engines, one at least; `pool` and `feed` outlive the
-  // session.
+  // `origin` and `replicas` are the model's, `archiver` is theirs (null: versions go to no log), `table` are its
+  // engines, one at least; `pool` and `feed` outlive the session.
   Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
-          std::unique_ptr<replica::ReplicaPair> replicas, std::vector<EngineEntry> table, WorkerPool& pool,
-          SyncFeed& feed);
+          std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
+          std::vector<EngineEntry> table, WorkerPool& pool, SyncFeed& feed);
   ~Session();
 
   void Start();
@@ -141,6 +142,7 @@ class Session {
   // What the origin is told of it. Any thread.
   v1::ReportRequest Report() const;
 
+  void ToArchive();
   bool SyncWanted() const;
   bool Behind() const;                           // and to be brought forward: no rollback is in the way
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
@@ -158,6 +160,7 @@ class Session {
   const SessionOptions options_;
   const std::unique_ptr<origin::Origin> origin_;
   const std::unique_ptr<replica::ReplicaPair> replicas_;
+  const std::unique_ptr<archive::Archiver> archiver_;
   SyncFeed& feed_;
   ChangeSignal changed_;  // of whatever the session's thread waits for, and of its answers
   Orders orders_;
@@ -174,7 +177,8 @@ class Session {
   std::atomic<bool> notifying_ = false;  // an attempt at an engine is under way
   std::atomic<bool> ended_ = false;
   Freshness freshness_;
-  bool late_ = false;  // an attempt at an engine; it was logged
+  bool late_ = false;     // an attempt at an engine; it was logged
+  bool in_step_ = false;  // with the origin, once
 
   std::atomic<size_t> engines_verified_ = 0;  // by the last kVerify
   std::string mode_ = "recovered";            // how the current version came

@@ -28,6 +28,7 @@ struct SessionFixture {
   engines::EngineOptions engine;
   std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
   std::vector<EngineEntry> others;                // engines beside that one
+  std::unique_ptr<archive::Archiver> archiver;
   std::unique_ptr<Session> session;
   replica::ReplicaPair* pair = nullptr;
 
@@ -44,7 +45,8 @@ struct SessionFixture {
     for (EngineEntry& other : others) table.push_back(std::move(other));
     others.clear();
     session = std::make_unique<Session>(options, origin::NewAgentOrigin(origin, io, replicas.pool),
-                                        std::move(replicas.opened), std::move(table), replicas.pool, feed);
+                                        std::move(replicas.opened), std::move(archiver), std::move(table),
+                                        replicas.pool, feed);
     session->Start();
   }
   void Stop() {

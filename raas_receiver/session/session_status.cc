@@ -31,7 +31,8 @@ v1::ReceiverModel Session::Describe() const {
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
   v1::ReceiverModel model;
   model.set_name(options_.model);
-  model.set_agent(origin_->name());
+  model.set_source(origin_->name());
+  if (archiver_ != nullptr) *model.mutable_archive() = archiver_->Describe();
   *model.mutable_held() = origin::ToProto(current.held);
   *model.mutable_previous() = origin::ToProto(replicas_->previous().held);
   if (!current.held.nothing()) {

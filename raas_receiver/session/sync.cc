@@ -275,6 +275,7 @@ Result<Sync::State> Sync::Repair() {
 Result<Sync::State> Sync::Commit() {
   const bool delta = !plan_.full;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
+  if (context_.archiver != nullptr && delta) context_.archiver->Keep(chain_, plan_.label);
   LS_RETURN_IF_ERROR(context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns,
                                               delta ? chain_ : payload::DeltaChain(), plan_.label));
   const bool first = base_.layout == nullptr || base_.layout->digest() != request_.layout->digest();

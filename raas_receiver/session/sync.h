@@ -24,6 +24,7 @@
 #include "common/model/layout.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/archive/archiver.h"
 #include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
 
@@ -34,6 +35,7 @@ struct SyncContext {
   std::string model;
   origin::Origin& origin;
   replica::ReplicaPair& replicas;
+  archive::Archiver* archiver = nullptr;  // null: versions go to no log
   telemetry::Timeline* timeline = nullptr;
 };
 

@@ -181,11 +181,11 @@ class Agent(Served):
 class Receiver(Served):
     role = "--receiver"
 
-    def __init__(self, directory: Path, name: str, agent: str, models, options: "dict[str, object]") -> None:
+    def __init__(self, directory: Path, name: str, source, models, options: "dict[str, object]") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.root = Path(str(options.pop("root", directory / "root")))
         models = [part for model in models for part in ("--model", model)]
-        options = {"agent": agent, "name": name, "root": self.root, "listen": "127.0.0.1:0", "threads": 2, **options}
+        options = {"source": source, "name": name, "root": self.root, "listen": "127.0.0.1:0", "threads": 2, **options}
         options.setdefault("control_socket", directory / "control.sock")
         super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory)
 
@@ -255,8 +255,8 @@ class Cluster:
 
     def receiver(self, agent, *, name: "str | None" = None, models=(MODEL,), start: bool = True, **options) -> Receiver:
         name = name or f"receiver-{len(self.daemons)}"
-        address = agent if isinstance(agent, str) else agent.address
-        return self._add(Receiver(self.directory / name, name, address, models, options), start)
+        source = agent.address if isinstance(agent, Agent) else agent
+        return self._add(Receiver(self.directory / name, name, source, models, options), start)
 
     def _add(self, daemon, start: bool):
         self.daemons.append(daemon)

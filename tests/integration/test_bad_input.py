@@ -30,7 +30,7 @@ def command(daemon: str, directory, **options: object) -> "list[str]":
     if daemon == "trainer_agent":
         usual |= {"lane_listen": "127.0.0.1:0", "socket": directory / "a.sock", "segment_dir": directory / "segments"}
         return [str(TRAINER_AGENT), *flags_of(usual | options)]
-    usual |= {"model": MODEL, "root": directory / "root", "agent": "127.0.0.1:1"}
+    usual |= {"model": MODEL, "root": directory / "root", "source": "127.0.0.1:1"}
     return [str(RAAS_RECEIVER), *flags_of(usual | options)]
 
 
@@ -143,7 +143,7 @@ def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cl
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
-    result = run(command("raas_receiver", cluster.directory, root=receiver.root, agent=agent.address))
+    result = run(command("raas_receiver", cluster.directory, root=receiver.root, source=agent.address))
     assert result.returncode != 0 and str(receiver.root) in result.stderr
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.tensors)

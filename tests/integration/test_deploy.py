@@ -97,4 +97,4 @@ def test_the_receivers_engine_in_kubernetes_is_the_server_of_its_pod():
     assert [entry["url"] for entry in config["engine"]] == [f"http://127.0.0.1:{engine['ports'][0]['containerPort']}"]
     assert receiver["readinessProbe"]["exec"]["command"][-1] == f"raas-receiver-engine/{config['model'][0]}"
     [service, _] = yaml.safe_load_all((KUBERNETES / "network.yaml").read_text())
-    assert config["agent"] == f"trainer-0.{service['metadata']['name']}:7700"
+    assert config["source"] == [f"trainer-0.{service['metadata']['name']}:7700"]

@@ -220,6 +220,7 @@ ALLOWED = {
         "common/payload",
         "common/telemetry",
         "proto",
+        "raas_receiver/archive",
         "raas_receiver/engines",
         "raas_receiver/origin",
         "raas_receiver/pull",

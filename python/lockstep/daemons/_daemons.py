@@ -145,7 +145,7 @@ def ensure_receiver(
     root = str(options.pop("root", None) or place.file("replicas"))
     engine_socket = place.file("engine.sock") if options.get("engine_load") == "in-place" else ""
     settings: "dict[str, Option]" = {
-        "agent": agent,
+        "source": agent,
         "model": [model] if isinstance(model, str) else list(model),
         "name": calls_itself,
         "root": root,

@@ -1,0 +1,16 @@
+// Several origins of the same model as one, in order of preference: an agent, say, and a log for when it is away.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "raas_receiver/origin/origin.h"
+
+namespace lockstep::origin {
+
+// All are watched. The first of them that answers is in use: by pulls that are opened, for what is reported, and by
+// name. One further down is used only where what it has was committed no earlier than what was announced last. REQUIRES
+// one at least.
+std::unique_ptr<Origin> NewOrderedOrigin(std::vector<std::unique_ptr<Origin>> origins);
+
+}  // namespace lockstep::origin
