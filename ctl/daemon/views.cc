@@ -145,6 +145,24 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
          (ranks.empty() ? "" : "ranks:\n" + ranks.ToString());
 }
 
+// The logs that are written.
+std::string ArchivesText(const v1::ReceiverStatus& status) {
+  Table table(
+      {"MODEL", "LOG", "STATE", ">NEWEST", ">AGE", ">OLDEST", ">WAITING", ">WRITTEN", ">FAILURES", "LAST ERROR"});
+  for (const v1::ReceiverModel& model : status.models()) {
+    if (!model.has_archive()) continue;
+    const v1::Archive& archive = model.archive();
+    std::string state = ValueText(*v1::ArchiveState_descriptor(), archive.state(), "state");
+    if (archive.chunks_wanted() > 0) state += Cat(", ", archive.chunks(), " of ", archive.chunks_wanted(), " chunks");
+    table.AddRow({model.name(), archive.url(), state, VersionOrDash(archive.newest().version()),
+                  AgeText(archive.newest_committed_unix_ns(), status.now_unix_ns()),
+                  VersionOrDash(archive.oldest_version()), HumanBytes(archive.waiting_bytes()),
+                  HumanBytes(archive.written_bytes()), Cat(archive.failures()),
+                  ErrorText(archive.last_error(), archive.last_error_unix_ns(), status.now_unix_ns())});
+  }
+  return table.empty() ? "" : "logs:\n" + table.ToString();
+}
+
 }  // namespace
 
 std::string StatusText(const v1::AgentStatus& status) {
@@ -178,7 +196,7 @@ std::string StatusText(const v1::ReceiverStatus& status) {
                   Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.source(),
                   ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
-  return text + table.ToString() + EnginesText(status);
+  return text + table.ToString() + EnginesText(status) + ArchivesText(status);
 }
 
 std::string VersionsText(const v1::AgentStatus& status) {

@@ -42,6 +42,16 @@ Read EachOfTable(Value value) {
   };
 }
 
+// Of the logs that are written; `value` takes a v1::Archive.
+template <typename Value>
+Read EachArchive(Value value) {
+  return [value](const ReceiverFacts& facts, Samples& samples) {
+    for (const v1::ReceiverModel& model : facts.status.models()) {
+      if (model.has_archive()) samples.Add(static_cast<double>(std::invoke(value, model.archive())), {model.name()});
+    }
+  };
+}
+
 // "serving"
 std::string StateName(v1::EngineState state) {
   std::string name = v1::EngineState_Name(state).substr(std::string_view("ENGINE_STATE_").size());
@@ -67,7 +77,10 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
        }},
       {{"raas_receiver_draining", MetricType::Gauge, {}, "1 once it was told to end"},
        [](const ReceiverFacts& facts, Samples& samples) { samples.Add(facts.status.draining() ? 1 : 0, {}); }},
-      {{"raas_receiver_newest_version", MetricType::Gauge, {"model"}, "newest version that the agent is known to have"},
+      {{"raas_receiver_newest_version",
+        MetricType::Gauge,
+        {"model"},
+        "newest version that its source is known to have"},
        EachModel(&v1::ReceiverModel::newest_version)},
       {{"raas_receiver_held_version",
         MetricType::Gauge,
@@ -79,12 +92,12 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         {"model"},
         "version that the engine last took; the one that is held where no engine is notified; 0: none, or not known"},
        EachModel(&v1::ReceiverModel::served_version)},
-      {{"raas_receiver_held_lag_versions", MetricType::Gauge, {"model"}, "how far what is held is behind the agent"},
+      {{"raas_receiver_held_lag_versions", MetricType::Gauge, {"model"}, "how far what is held is behind its source"},
        EachModel([](const v1::ReceiverModel& model) { return Lag(model.newest_version(), model.held().version()); })},
       {{"raas_receiver_served_lag_versions",
         MetricType::Gauge,
         {"model"},
-        "how far what the engine took is behind the agent"},
+        "how far what the engine took is behind its source"},
        EachModel([](const v1::ReceiverModel& model) { return Lag(model.newest_version(), model.served_version()); })},
       {{"raas_receiver_held_commit_timestamp_seconds",
         MetricType::Gauge,
@@ -191,6 +204,27 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
        EachEngine(&v1::EngineTargets::commits)},
       {{"raas_receiver_engine_write_failures_total", MetricType::Counter, {"model", "engine"}, "those that failed"},
        EachEngine(&v1::EngineTargets::failures)},
+      {{"raas_receiver_archive_version",
+        MetricType::Gauge,
+        {"model"},
+        "newest version in the log that it writes; 0: readers have none yet"},
+       EachArchive([](const v1::Archive& archive) { return archive.newest().version(); })},
+      {{"raas_receiver_archive_commit_timestamp_seconds",
+        MetricType::Gauge,
+        {"model"},
+        "when the trainer committed that version"},
+       EachArchive([](const v1::Archive& archive) { return Seconds(archive.newest_committed_unix_ns()); })},
+      {{"raas_receiver_archive_waiting_bytes", MetricType::Gauge, {"model"}, "deltas that are not in the log yet"},
+       EachArchive(&v1::Archive::waiting_bytes)},
+      {{"raas_receiver_archive_written_bytes_total", MetricType::Counter, {"model"}, "written to the log's store"},
+       EachArchive(&v1::Archive::written_bytes)},
+      {{"raas_receiver_archive_failures_total", MetricType::Counter, {"model"}, "attempts to write to it that failed"},
+       EachArchive(&v1::Archive::failures)},
+      {{"raas_receiver_archive_taken_over",
+        MetricType::Gauge,
+        {"model"},
+        "1 once another writer has taken the log over: this one writes no more until it is started again"},
+       EachArchive([](const v1::Archive& archive) { return archive.state() == v1::ARCHIVE_STATE_TAKEN_OVER ? 1 : 0; })},
       {{"raas_receiver_certificate_expiry_timestamp_seconds",
         MetricType::Gauge,
         {},

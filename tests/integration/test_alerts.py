@@ -73,6 +73,24 @@ def test_an_engine_that_refuses(cluster, prometheus):
     prometheus.wait_for_none()
 
 
+def test_a_log_that_is_not_written(cluster, prometheus):
+    model = ToyModel(blocks=8)
+    log = cluster.directory / "log"
+    log.mkdir()
+    agent = cluster.agent(**LISTEN)
+    receiver = cluster.receiver(agent, archive=f"file://{log}", **LISTEN)
+    prometheus.scrape(agent, receiver)
+    publish(agent, model, 1)
+    wait_until(lambda: receiver.model_status()["archive"]["newest"]["version"] == 1, "it is in the log")
+    (log / MODEL).rename(log / "away")
+    (log / MODEL).touch()
+    publish(agent, model, 2)
+    prometheus.wait_for("LockstepLogBehind")
+    (log / MODEL).unlink()
+    (log / "away").rename(log / MODEL)
+    prometheus.wait_for_none()
+
+
 def test_a_trainer_that_dies_in_a_version(cluster, prometheus):
     agent = cluster.agent(**LISTEN)
     receiver = cluster.receiver(agent, **LISTEN)

@@ -35,7 +35,9 @@ def fleet(cluster):
     """An agent, a receiver that fails and one that does not, and three versions."""
     model = ToyModel(blocks=8)
     agent = cluster.agent(**LISTEN)
-    receivers = [cluster.receiver(agent, **LISTEN), cluster.receiver(agent, engine="hook:exit 1", **LISTEN)]
+    log = cluster.directory / "log"
+    log.mkdir()
+    receivers = [cluster.receiver(agent, archive=f"file://{log}", **LISTEN), cluster.receiver(agent, engine="hook:exit 1", **LISTEN)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
             publisher.publish(version, model.step())
