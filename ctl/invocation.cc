@@ -20,6 +20,7 @@ struct Words {
   DaemonOptions daemon;
   PlanOptions plan;
   TimelineOptions timeline;
+  LogOptions log;
 };
 
 bool OnlyReceiversDo(const DaemonOptions& options) {
@@ -74,11 +75,13 @@ void AddCommands(CLI::App& app, Words& words) {
                  words.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
                      words.timeline);
+  AddLogOptions(*AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
+                words.log);
 }
 
-Status FinishPlan(Words& words) {
-  if (words.agent.empty() && words.receivers.empty()) return FinishPlanOptions(words.plan);
-  return {ErrorCode::kUsage, "plan asks no daemon: leave --agent and --receiver out"};
+Status CheckAsksNone(const Words& words, const char* command) {
+  if (words.agent.empty() && words.receivers.empty()) return OkStatus();
+  return {ErrorCode::kUsage, Cat(command, " asks no daemon: leave --agent and --receiver out")};
 }
 
 // Decides which daemon the command goes to, and where that is.
@@ -165,8 +168,12 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (app.got_subcommand("plan")) {
-    LS_RETURN_IF_ERROR(FinishPlan(words));
+    LS_RETURN_IF_ERROR(CheckAsksNone(words, "plan"));
+    LS_RETURN_IF_ERROR(FinishPlanOptions(words.plan));
     invocation.wanted = words.plan;
+  } else if (app.got_subcommand("log")) {
+    LS_RETURN_IF_ERROR(CheckAsksNone(words, "log"));
+    invocation.wanted = words.log;
   } else if (app.got_subcommand("timeline")) {
     LS_ASSIGN_OR_RETURN(words.timeline.tls, ChooseTls(words.tls));
     LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, words.timeline));
@@ -186,6 +193,7 @@ Status RunCommand(const Invocation& invocation, std::ostream& out) {
   if (const auto* timeline = std::get_if<TimelineOptions>(&invocation.wanted)) {
     return RunTimelineCommand(*timeline, output);
   }
+  if (const auto* log = std::get_if<LogOptions>(&invocation.wanted)) return RunLogCommand(*log, output);
   return RunDaemonCommand(std::get<DaemonOptions>(invocation.wanted), output);
 }
 

@@ -7,13 +7,14 @@
 
 #include "common/base/status.h"
 #include "ctl/daemon/commands.h"
+#include "ctl/log/command.h"
 #include "ctl/plan/command.h"
 #include "ctl/timeline/command.h"
 
 namespace lockstep::ctl {
 
 struct Invocation {
-  std::variant<DaemonOptions, PlanOptions, TimelineOptions> wanted;
+  std::variant<DaemonOptions, PlanOptions, TimelineOptions, LogOptions> wanted;
   bool json = false;
   bool quiet = false;
 };

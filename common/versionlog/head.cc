@@ -1,6 +1,7 @@
 #include "common/versionlog/head.h"
 
 #include <algorithm>
+#include <array>
 
 #include "common/base/text.h"
 #include "common/model/label.h"
@@ -100,6 +101,11 @@ std::string HeadName(std::string_view model) {
 std::string ObjectName(std::string_view model, std::string_view kind, std::string_view sha256) {
   const std::span raw(reinterpret_cast<const uint8_t*>(sha256.data()), sha256.size());
   return Cat(model, "/", kind, "/", HexEncode(raw));
+}
+
+bool IsObjectName(std::string_view model, std::string_view name) {
+  return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk},
+                             [&](std::string_view kind) { return name.starts_with(Cat(model, "/", kind, "/")); });
 }
 
 Bytes EncodeHead(const v1::LogHead& head, const SigningKey* key) {

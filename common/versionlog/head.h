@@ -29,6 +29,9 @@ std::string HeadName(std::string_view model);
 // `sha256` is 32 raw bytes.
 std::string ObjectName(std::string_view model, std::string_view kind, std::string_view sha256);
 
+// Whether a model's log may have an object of this name, or part of one.
+bool IsObjectName(std::string_view model, std::string_view name);
+
 // Signed where `key` is not null.
 Bytes EncodeHead(const v1::LogHead& head, const SigningKey* key);
 

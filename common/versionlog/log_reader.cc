@@ -240,6 +240,15 @@ Result<payload::DeltaChain> LogReader::ReadSteps(const v1::LogHistory& history, 
   return chain;
 }
 
+Status LogReader::ReadChunk(const v1::LogChunk& chunk, uint64_t bytes, const objects::ObjectStore::Take& take,
+                            std::stop_token stop) {
+  return ReadObject(kChunk, chunk.sha256(), bytes, take, stop);
+}
+
+Status LogReader::CheckObject(std::string_view kind, const std::string& sha256, uint64_t bytes, std::stop_token stop) {
+  return ReadObject(kind, sha256, bytes, [](ByteView) { return OkStatus(); }, stop);
+}
+
 // --- Blocks ---
 
 Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout,

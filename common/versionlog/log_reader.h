@@ -70,6 +70,12 @@ class LogReader {
   Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, const BlocksToMake& wanted,
                     std::stop_token stop);
 
+  // The bytes of a chunk, in order. As they come they are not proved yet.
+  Status ReadChunk(const v1::LogChunk& chunk, uint64_t bytes, const objects::ObjectStore::Take& take,
+                   std::stop_token stop);
+  // OK: the object is there and has its name.
+  Status CheckObject(std::string_view kind, const std::string& sha256, uint64_t bytes, std::stop_token stop);
+
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:

@@ -29,12 +29,6 @@ Status WaitFor(std::chrono::steady_clock::duration wait, const std::stop_token& 
   return stop.stop_requested() ? Status(ErrorCode::kCancelled, "the receiver stops") : OkStatus();
 }
 
-bool IsObject(const std::string& model, const std::string& name) {
-  using namespace versionlog;
-  return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk},
-                             [&](std::string_view kind) { return name.starts_with(Cat(model, "/", kind, "/")); });
-}
-
 }  // namespace
 
 LogWriter::LogWriter(LogWriterOptions options, WorkerPool& transfers)
@@ -147,7 +141,7 @@ Status LogWriter::FindUnnamed(const std::stop_token& stop) {
   LS_ASSIGN_OR_RETURN(const auto listed, options_.store->List(options_.model + "/", stop));
   for (const objects::ListedObject& object : listed) {
     const bool of_use = named_.contains(object.name) || put_.contains(object.name);
-    if (!of_use && IsObject(options_.model, object.name)) unnamed_.emplace(object.name, Clock::now() + options_.grace);
+    if (!of_use && versionlog::IsObjectName(options_.model, object.name)) unnamed_.emplace(object.name, Clock::now() + options_.grace);
   }
   find_again_ = Clock::now() + kFindEvery;
   return OkStatus();

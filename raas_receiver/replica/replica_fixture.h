@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/model/safetensors.h"
+#include "common/model/version_files.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/test_model.h"
@@ -75,7 +76,7 @@ struct ReplicaFixture {
   void CheckCurrent(Version version) { CheckCurrent(version, model); }
   void CheckCurrent(Version version, const TestModel& of) {
     REQUIRE(pair().current().held == of.held(version));
-    CHECK(FileBytes(ModelPath("current/" + std::string(WeightsFile(*of.layout())))) == Image(of, version));
+    CHECK(FileBytes(ModelPath("current/" + std::string(model::WeightsFile(*of.layout())))) == Image(of, version));
     for (const auto& [name, text] : of.layout()->attachments()) CHECK(FileText(ModelPath("current/" + name)) == text);
     const auto report = pair().Verify();
     REQUIRE(report.ok());

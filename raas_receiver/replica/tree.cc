@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "common/base/text.h"
+#include "common/model/version_files.h"
 #include "common/os/file.h"
 #include "raas_receiver/replica/modes.h"
 
@@ -18,8 +18,6 @@ namespace lockstep::replica {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kAdapterConfig = "adapter_config.json";
 
 // What an asset directory may have: it is the model's own, not a whole disk.
 constexpr size_t kMaxAssets = 10'000;
@@ -65,18 +63,9 @@ bool IsVersionName(std::string_view name) {
   return name.size() >= 2 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';
 }
 
-// The small files of a version's directory, name to content.
 model::Attachments TextsOf(const ReplicaState& version) {
-  const Held& held = version.manifest.held;
-  model::Attachments texts = version.layout->attachments();
-  texts[std::string(kVersionFile)] = nlohmann::ordered_json{{"run", ToHex(held.run)},
-                                                            {"version", held.version},
-                                                            {"label", version.label},
-                                                            {"committed_unix_ns", version.committed_unix_ns},
-                                                            {"manifest_digest", ToHex(version.manifest.digest)}}
-                                         .dump() +
-                                     "\n";
-  return texts;
+  const model::Manifest& manifest = version.manifest;
+  return model::SmallFiles(*version.layout, manifest.held, manifest.digest, version.committed_unix_ns, version.label);
 }
 
 bool IsThere(const std::string& path) {
@@ -99,10 +88,6 @@ Status Rename(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-std::string_view WeightsFile(const model::ModelLayout& layout) {
-  return layout.attachments().count(kAdapterConfig) > 0 ? "adapter_model.safetensors" : "model.safetensors";
-}
-
 VersionTree::VersionTree(std::string directory, std::string scratch, std::string assets)
     : directory_(std::move(directory)), scratch_(std::move(scratch)), assets_(std::move(assets)) {}
 
@@ -115,7 +100,7 @@ Status VersionTree::Publish(std::string_view name, const std::string& weights, c
   const std::string building = Cat(scratch_, "/tmp-", name);
   LS_RETURN_IF_ERROR(os::RemoveTree(building));
   LS_RETURN_IF_ERROR(os::MakeDirs(building, kDirectoryMode));
-  const std::string link = Cat(building, "/", WeightsFile(*version.layout));
+  const std::string link = Cat(building, "/", model::WeightsFile(*version.layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
   for (const auto& [file, text] : TextsOf(version)) {
     LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text, kFileMode));
@@ -137,11 +122,11 @@ Status VersionTree::Withdraw(std::string_view name) {
 bool VersionTree::Publishes(std::string_view name, const std::string& weights, const ReplicaState& version) const {
   struct stat published {};
   struct stat ours {};
-  return ::lstat(Cat(PathOf(name), "/", WeightsFile(*version.layout)).c_str(), &published) == 0 &&
+  return ::lstat(Cat(PathOf(name), "/", model::WeightsFile(*version.layout)).c_str(), &published) == 0 &&
          ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
          std::ranges::all_of(TextsOf(version), [&](const auto& text) {
            const std::string path = Cat(PathOf(name), "/", text.first);
-           return CheckText(path, text.second).ok() || (text.first == kVersionFile && !IsThere(path));
+           return CheckText(path, text.second).ok() || (text.first == model::kVersionFile && !IsThere(path));
          });
 }
 
@@ -153,9 +138,9 @@ Status VersionTree::CheckTexts(std::string_view name, const ReplicaState& versio
 }
 
 Status VersionTree::Complete(std::string_view name, const ReplicaState& version) {
-  const std::string path = Cat(PathOf(name), "/", kVersionFile);
+  const std::string path = Cat(PathOf(name), "/", model::kVersionFile);
   if (!IsThere(path)) {
-    LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, TextsOf(version).at(std::string(kVersionFile)), kFileMode));
+    LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, TextsOf(version).at(std::string(model::kVersionFile)), kFileMode));
   }
   return LinkAssets(PathOf(name));
 }

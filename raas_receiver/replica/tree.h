@@ -17,13 +17,6 @@
 namespace lockstep::replica {
 
 inline constexpr std::string_view kCurrentLink = "current";
-// In a version's directory: which version it is, as one JSON object (FORMAT.md).
-inline constexpr std::string_view kVersionFile = "lockstep.json";
-
-// What the tensors' file is called in a version's directory: "model.safetensors", or "adapter_model.safetensors" when
-// the layout has the attachment "adapter_config.json", which makes it a PEFT adapter.
-std::string_view WeightsFile(const model::ModelLayout& layout);
-
 class VersionTree {
  public:
   // `directory` is <root>/<model>, `scratch` its hidden part on the same filesystem. `assets` may be empty.
@@ -35,7 +28,7 @@ class VersionTree {
   static std::string NameFor(const Held& held, std::string_view taken);
 
   // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, which holds `version`,
-  // its attachments, kVersionFile, and links to those assets whose names are not taken.
+  // its attachments, model::kVersionFile, and links to those assets whose names are not taken.
   Status Publish(std::string_view name, const std::string& weights, const ReplicaState& version);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);

@@ -1,12 +1,14 @@
 """The log: versions that one receiver writes to a directory, and others read without the trainer."""
 
+import json
 import random
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
-from harness import wait_until
-from replicas import ToyModel
+from harness import LOCKSTEPCTL, wait_until
+from replicas import ToyModel, differing_tensor
 
 
 @pytest.fixture
@@ -140,3 +142,83 @@ def test_of_two_writers_one_stops_with_a_clear_word_and_readers_follow_the_other
         assert "taken over by second" in archive_of(first)["last_error"]
         first.wait_for(model.tensors)  # it goes on as a receiver
     assert reader.model_status()["failures"] == 0
+
+
+def ctl_log(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(part) for part in (LOCKSTEPCTL, "--json", "log", *arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def written(cluster, agent, log) -> "dict[int, dict]":
+    """What each version in the log is."""
+    model = ToyModel(blocks=8)
+    writer = cluster.receiver(agent, name="writer", archive=log)
+    versions = {}
+    with agent.publisher(model.tensors) as publisher:
+        for version in range(1, 6):
+            publisher.publish(version, model.step(), label=f"step {version}")
+            wait_archived(writer, version)
+            versions[version] = {name: tensor.copy() for name, tensor in model.tensors.items()}
+    writer.kill()  # it leaves what it leaves
+    return versions
+
+
+def test_a_log_is_listed_and_its_versions_are_fetched_without_a_daemon(cluster, log, written):
+    [listed] = json.loads(ctl_log("ls", log).stdout)
+    assert listed["history"]["newest"]["label"] == "step 5" and listed["history"]["oldest"] == 1
+    for version, tensors in written.items():
+        out = cluster.directory / f"fetched-{version}"
+        fetched = ctl_log("fetch", log, "--version", version, "--out", out)
+        assert fetched.returncode == 0, fetched.stderr
+        assert differing_tensor(out / "model.safetensors", tensors) is None
+        assert json.loads((out / "lockstep.json").read_text())["version"] == version
+    refused = ctl_log("fetch", log, "--version", 6, "--out", cluster.directory / "none")
+    assert refused.returncode != 0 and "has versions 1 to 5" in refused.stderr
+    assert "is there already" in ctl_log("fetch", log, "--out", cluster.directory / "fetched-5").stderr
+    text = subprocess.run([LOCKSTEPCTL, "log", "ls", log, "actor"], capture_output=True, text=True, check=True).stdout
+    assert "step 3" in text and "writer" in text
+
+
+def test_a_flipped_bit_in_any_object_of_a_log_is_named(log, written):
+    directory = Path(log.removeprefix("file://"))
+    proved = ctl_log("verify", log)
+    assert proved.returncode == 0 and json.loads(proved.stdout)["versions"] == len(written)
+    objects = [path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert {path.parent.name for path in objects} >= {"actor", "layout", "manifest", "delta", "chunk"}
+    old = []
+    for path in objects:
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(flipped) // 3] ^= 8
+        path.write_bytes(flipped)
+        found = ctl_log("verify", log)
+        path.write_bytes(whole)
+        if found.returncode == 0:
+            old.append(path)  # named by no head any more
+        else:
+            assert found.returncode == 65 and str(path) in found.stdout + found.stderr
+    assert all(path.parent.name == "manifest" for path in old)
+    assert ctl_log("verify", log).returncode == 0
+
+
+def test_what_a_writer_has_left_is_pruned_and_the_log_stays(log, written):
+    directory = Path(log.removeprefix("file://"))
+    left = directory / "actor/chunk" / ("0" * 64)
+    left.write_bytes(b"left")
+    notes = directory / "actor/README"
+    notes.write_text("ours")
+    assert json.loads(ctl_log("prune", log).stdout)["removed"] == 0  # all of it is young
+    assert json.loads(ctl_log("prune", log, "--grace", 0).stdout)["removed"] > 0
+    assert not left.exists() and notes.exists()
+    assert ctl_log("verify", log).returncode == 0
+
+
+def test_a_url_or_a_model_that_is_not_there_is_said_to_be(cluster, log):
+    assert "no log of a model" in ctl_log("ls", log).stderr
+    assert "is no directory" in ctl_log("ls", "file:///no/such/place").stderr
+    assert "file:///DIRECTORY" in ctl_log("verify", "gopher://x").stderr
+    refused = cluster.receiver("file:///no/such/place", start=False)
+    ended = subprocess.run(refused.command, capture_output=True, text=True)
+    assert ended.returncode == 78 and "is no directory; make it" in ended.stderr

@@ -37,7 +37,10 @@ def fleet(cluster):
     agent = cluster.agent(**LISTEN)
     log = cluster.directory / "log"
     log.mkdir()
-    receivers = [cluster.receiver(agent, archive=f"file://{log}", **LISTEN), cluster.receiver(agent, engine="hook:exit 1", **LISTEN)]
+    receivers = [
+        cluster.receiver(agent, archive=f"file://{log}", **LISTEN),
+        cluster.receiver(agent, engine="hook:exit 1", **LISTEN),
+    ]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
             publisher.publish(version, model.step())

@@ -133,7 +133,7 @@ ALLOWED = {
     },
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
-    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "@nlohmann_json"},
+    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload"},
     "raas_receiver/placement/description": {
         "common/base",
         "common/json",
@@ -250,6 +250,17 @@ ALLOWED = {
         "@cli11",
         "@nlohmann_json",
     },
+    "ctl/log": {
+        "common/base",
+        "common/model",
+        "common/objects",
+        "common/os",
+        "common/payload",
+        "common/versionlog",
+        "ctl/output",
+        "proto",
+        "@cli11",
+    },
     "ctl/timeline": {
         "common/base",
         "common/net",
@@ -266,6 +277,7 @@ ALLOWED = {
         "common/net",
         "common/telemetry",
         "ctl/daemon",
+        "ctl/log",
         "ctl/output",
         "ctl/plan",
         "ctl/timeline",

@@ -1,0 +1,25 @@
+// What lies in the directory of a version, as engines load it: the names of its files, and the small ones.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/ids.h"
+#include "common/model/attachments.h"
+#include "common/model/layout.h"
+
+namespace lockstep::model {
+
+// Which version it is, as one JSON object (raas_receiver/replica/FORMAT.md).
+inline constexpr std::string_view kVersionFile = "lockstep.json";
+
+// What the tensors' file is called: "model.safetensors", or "adapter_model.safetensors" when the layout has the
+// attachment "adapter_config.json", which makes it a PEFT adapter.
+std::string_view WeightsFile(const ModelLayout& layout);
+
+// The small files, name to content: the layout's attachments, and kVersionFile.
+Attachments SmallFiles(const ModelLayout& layout, const Held& held, const ManifestDigest& digest,
+                       int64_t committed_unix_ns, const std::string& label);
+
+}  // namespace lockstep::model

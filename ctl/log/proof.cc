@@ -1,0 +1,169 @@
+#include "ctl/log/proof.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "common/base/text.h"
+#include "common/model/manifest.h"
+#include "common/payload/block_apply.h"
+#include "common/versionlog/head.h"
+#include "common/versionlog/history.h"
+
+namespace lockstep::ctl {
+namespace {
+
+struct Object {
+  std::string_view kind;
+  std::string sha256;
+  uint64_t bytes;
+};
+
+// By name, which several may share.
+using Objects = std::map<std::string, Object>;
+
+void AddPieces(const std::string& model, std::string_view kind, const v1::LogBytes& whole, Objects& objects) {
+  for (int i = 0; i < whole.pieces_size(); ++i) {
+    const uint64_t bytes = std::min(whole.piece_bytes(), whole.bytes() - i * whole.piece_bytes());
+    objects.insert({versionlog::ObjectName(model, kind, whole.pieces(i)), {kind, whole.pieces(i), bytes}});
+  }
+}
+
+void AddObjects(const std::string& model, const v1::LogHistory& history, uint64_t data_bytes, Objects& objects) {
+  AddPieces(model, versionlog::kLayout, history.layout(), objects);
+  AddPieces(model, versionlog::kManifest, history.manifest(), objects);
+  for (const v1::LogStep& step : history.steps()) AddPieces(model, versionlog::kDelta, step.payload(), objects);
+  for (const v1::LogChunk& chunk : history.chunks()) {
+    const uint64_t bytes = versionlog::ChunkRange(history, chunk.index(), data_bytes).bytes;
+    objects.insert({versionlog::ObjectName(model, versionlog::kChunk, chunk.sha256()),
+                    {versionlog::kChunk, chunk.sha256(), bytes}});
+  }
+}
+
+// The data section, as it is in one version after another.
+class Replay {
+ public:
+  Replay(versionlog::LogReader& reader, const v1::LogHistory& history, std::shared_ptr<const model::ModelLayout> layout,
+         WorkerPool& workers)
+      : reader_(reader),
+        history_(history),
+        layout_(std::move(layout)),
+        workers_(workers),
+        data_(layout_->data_bytes()),
+        hashes_(layout_->block_count()) {}
+
+  Status Begin(Version oldest) {
+    const versionlog::BlocksToMake wanted{.blocks = layout_->AllBlocks(),
+                                          .version = oldest,
+                                          .place_of = [this](BlockIndex block) { return Block(block); },
+                                          .on_made =
+                                              [this](BlockIndex block, uint64_t hash) {
+                                                hashes_[block] = hash;
+                                                return OkStatus();
+                                              }};
+    LS_RETURN_IF_ERROR(reader_.MakeBlocks(history_, *layout_, wanted, {}));
+    return Check(oldest);
+  }
+
+  Status Step(const v1::LogStep& step) {
+    const v1::LogStep* const one = &step;
+    LS_ASSIGN_OR_RETURN(const payload::DeltaChain chain, reader_.ReadSteps(history_, *layout_, {&one, 1}, {}));
+    const auto entries = chain[0]->entries();
+    LS_RETURN_IF_ERROR(workers_.ParallelTry(entries.size(), [&](size_t i) -> Status {
+      const payload::EntryData entry{&entries[i], chain[0]->data(entries[i])};
+      LS_ASSIGN_OR_RETURN(hashes_[entry.entry->block], payload::ApplyEntries({&entry, 1}, Block(entry.entry->block)));
+      if (hashes_[entry.entry->block] == entry.entry->target_hash) return OkStatus();
+      return {ErrorCode::kCorrupt, Cat("block ", entry.entry->block, " of version ", step.target().version(),
+                                       " does not come out as its delta promises")};
+    }));
+    return Check(step.target().version());
+  }
+
+  Status CheckManifest() const {
+    LS_ASSIGN_OR_RETURN(const std::vector<uint64_t> manifest, reader_.ReadManifest(history_, {}));
+    if (manifest == hashes_) return OkStatus();
+    return {ErrorCode::kCorrupt, "the manifest is not that of the newest version"};
+  }
+
+ private:
+  std::span<std::byte> Block(BlockIndex block) {
+    const ByteRange range = layout_->block_range(block);
+    return std::span(data_).subspan(range.offset, range.bytes);
+  }
+
+  // The digest, and the chunks of that version.
+  Status Check(Version version) const {
+    const ManifestDigest digest = model::ComputeManifestDigest(layout_->digest(), hashes_);
+    if (digest != versionlog::FindDigest(history_, version)) {
+      return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
+    }
+    for (const v1::LogChunk& chunk : history_.chunks()) {
+      if (chunk.version() != version) continue;
+      const ByteRange range = versionlog::ChunkRange(history_, chunk.index(), layout_->data_bytes());
+      ByteView rest = ByteView(data_).subspan(range.offset, range.bytes);
+      const auto compare = [&](ByteView bytes) -> Status {
+        const bool equal = std::ranges::equal(bytes, rest.first(bytes.size()));
+        rest = rest.subspan(bytes.size());
+        if (equal) return OkStatus();
+        return {ErrorCode::kCorrupt, Cat("chunk ", chunk.index(), " of version ", version, " is not what deltas give")};
+      };
+      LS_RETURN_IF_ERROR(reader_.ReadChunk(chunk, range.bytes, compare, {}));
+    }
+    return OkStatus();
+  }
+
+  versionlog::LogReader& reader_;
+  const v1::LogHistory& history_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
+  WorkerPool& workers_;
+  Bytes data_;
+  std::vector<uint64_t> hashes_;
+};
+
+}  // namespace
+
+Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
+                          WorkerPool& workers) {
+  LogProof proof;
+  Objects objects;
+  std::shared_ptr<const model::ModelLayout> layout;
+  for (const v1::LogHistory* history : {&head.history(), &head.next()}) {
+    if (history->run().empty()) continue;
+    auto read = reader.ReadLayout(*history, {});
+    if (read.status().code() == ErrorCode::kCorrupt) {
+      proof.damaged.push_back(read.status().message());
+      return proof;
+    }
+    LS_RETURN_IF_ERROR(read);
+    AddObjects(head.model(), *history, (*read)->data_bytes(), objects);
+    if (history == &head.history()) layout = *std::move(read);
+  }
+  const std::vector<std::pair<std::string, Object>> all(objects.begin(), objects.end());
+  std::mutex mutex;
+  LS_RETURN_IF_ERROR(transfers.ParallelTry(all.size(), [&](size_t i) {
+    const Object& object = all[i].second;
+    const Status checked = reader.CheckObject(object.kind, object.sha256, object.bytes, {});
+    if (checked.code() != ErrorCode::kCorrupt) return checked;
+    std::lock_guard lock(mutex);
+    proof.damaged.push_back(checked.message());
+    return OkStatus();
+  }));
+  proof.objects = all.size();
+  for (const auto& [name, object] : all) proof.bytes += object.bytes;
+  std::ranges::sort(proof.damaged);
+  if (!proof.damaged.empty() || layout == nullptr) return proof;
+
+  const v1::LogHistory& history = head.history();
+  Replay replay(reader, history, layout, workers);
+  LS_RETURN_IF_ERROR(replay.Begin(history.oldest()));
+  proof.versions = 1;
+  for (const v1::LogStep& step : history.steps()) {
+    if (step.base() < history.oldest()) continue;
+    LS_RETURN_IF_ERROR(replay.Step(step));
+    ++proof.versions;
+  }
+  LS_RETURN_IF_ERROR(replay.CheckManifest());
+  return proof;
+}
+
+}  // namespace lockstep::ctl

@@ -1,0 +1,25 @@
+// The proof of a log: every object is what its name says, and every version comes out of them as its digest says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/versionlog/log_reader.h"
+
+namespace lockstep::ctl {
+
+struct LogProof {
+  uint64_t objects = 0;
+  uint64_t bytes = 0;
+  uint64_t versions = 0;
+  std::vector<std::string> damaged;  // an error for each object; nothing else was looked at then
+};
+
+// An error: it could not be told, or versions are not what they are called though all objects are whole.
+Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
+                          WorkerPool& workers);
+
+}  // namespace lockstep::ctl
