@@ -14,7 +14,7 @@ set -euo pipefail
 BUILD_PACKAGES=(
   bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
   g++ pkg-config python3 python3-numpy
-  catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
+  catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libexpat1-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
   libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc
 )

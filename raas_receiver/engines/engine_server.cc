@@ -42,7 +42,7 @@ std::string SaidIn(const std::string& body, const json& answer) {
   return said;
 }
 
-// Nothing is no key. One line, perhaps ended; what it may hold is for HttpClient to say.
+// Nothing is no key. One line, perhaps ended; what it may hold is for the client to say.
 Result<std::string> ReadKey(const std::string& path) {
   if (path.empty()) return std::string();
   Result<std::string> text = os::ReadSecretFile(path, kLongestKeyFile);
@@ -70,15 +70,15 @@ std::optional<bool> ServerAnswer::Flag(const char* name) const {
 }
 
 Result<std::unique_ptr<EngineServer>> EngineServer::Create(const EngineOptions& options, std::string advice_404) {
-  HttpOptions http{.url = options.url};
+  http::ClientOptions http{.url = options.url};
   if (!options.check.empty()) http.max_answer_bytes = kChecksumsBytes;
   LS_ASSIGN_OR_RETURN(http.token, ReadKey(options.key_file));
-  auto client = HttpClient::Create(std::move(http));
+  auto client = http::Client::Create(std::move(http));
   if (!client.ok()) return client.status().WithContext(Cat("engine ", options.kind));
   return std::unique_ptr<EngineServer>(new EngineServer(*std::move(client), options, std::move(advice_404)));
 }
 
-EngineServer::EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions& options, std::string advice_404)
+EngineServer::EngineServer(std::unique_ptr<http::Client> http, const EngineOptions& options, std::string advice_404)
     : http_(std::move(http)),
       timeout_(options.timeout),
       load_timeout_(options.load_timeout),
@@ -97,16 +97,19 @@ Result<ServerAnswer> EngineServer::PostLoad(const std::string& target, const jso
 }
 
 Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::optional<json>& body) {
-  HttpRequest request{.target = target, .timeout = std::min(timeout(), kAsk)};
+  http::Request request{.target = target, .timeout = std::min(timeout(), kAsk)};
   if (body.has_value()) request.json = TextOf(*body);
   return Call(std::move(request));
 }
 
-Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
-  request.after_cancel = after_cancel_.has_value();
+Result<ServerAnswer> EngineServer::Call(http::Request request) {
+  if (!after_cancel_.has_value()) {
+    std::lock_guard lock(mutex_);
+    request.stop = stop_.get_token();
+  }
   const std::string call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target);
   const auto begin = std::chrono::steady_clock::now();
-  const Result<HttpAnswer> answer = http_->Send(request);
+  const Result<http::Answer> answer = http_->Send(request);
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
   telemetry::Log(telemetry::LogLevel::kDebug, "engine_called",
                  {{"call", call},
@@ -136,9 +139,20 @@ Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view exp
   }
 }
 
+void EngineServer::Cancel() {
+  std::lock_guard lock(mutex_);
+  stop_.request_stop();
+}
+
 void EngineServer::Reset() {
   after_cancel_.reset();
-  http_->Reset();
+  std::lock_guard lock(mutex_);
+  stop_ = {};
+}
+
+bool EngineServer::cancelled() const {
+  std::lock_guard lock(mutex_);
+  return stop_.stop_requested();
 }
 
 }  // namespace lockstep::engines

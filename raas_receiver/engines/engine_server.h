@@ -7,14 +7,16 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
 #include "common/base/status.h"
+#include "common/http/http_client.h"
 #include "raas_receiver/engines/driver.h"
-#include "raas_receiver/engines/http_client.h"
 
 namespace lockstep::engines {
 
@@ -38,7 +40,7 @@ class EngineServer {
   // a key that others may read.
   static Result<std::unique_ptr<EngineServer>> Create(const EngineOptions& options, std::string advice_404);
 
-  // Errors are those of HttpClient::Send: there was no answer.
+  // Errors are those of http::Client::Send: there was no answer.
   Result<ServerAnswer> Get(const std::string& target);
   Result<ServerAnswer> Post(const std::string& target, const nlohmann::json& body = nlohmann::json::object());
   // Post with the time that reading a whole model may take.
@@ -53,21 +55,24 @@ class EngineServer {
   // From now on calls are made although Cancel was called, each with this much time: to leave the server as it was.
   void AllowAfterCancel(std::chrono::milliseconds timeout) { after_cancel_ = timeout; }
 
-  void Cancel() { http_->Cancel(); }
+  // Ends the call under way and refuses later ones, until Reset.
+  void Cancel();
   // As before Cancel. REQUIRES that no call is under way.
   void Reset();
-  bool cancelled() const { return http_->cancelled(); }
+  bool cancelled() const;
   const std::string& url() const { return http_->url(); }
   std::chrono::milliseconds timeout() const { return std::min(timeout_, after_cancel_.value_or(timeout_)); }
 
  private:
-  EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions& options, std::string advice_404);
-  Result<ServerAnswer> Call(HttpRequest request);
+  EngineServer(std::unique_ptr<http::Client> http, const EngineOptions& options, std::string advice_404);
+  Result<ServerAnswer> Call(http::Request request);
 
-  const std::unique_ptr<HttpClient> http_;
+  const std::unique_ptr<http::Client> http_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
+  mutable std::mutex mutex_;
+  std::stop_source stop_;                                  // guarded by mutex_
   std::optional<std::chrono::milliseconds> after_cancel_;  // calls are made all the same, each with this much time
 };
 

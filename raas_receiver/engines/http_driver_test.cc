@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "common/base/status_testing.h"
+#include "common/http/test_http_server.h"
 #include "raas_receiver/engines/test_engine.h"
-#include "raas_receiver/engines/test_http_server.h"
 
 namespace lockstep::engines {
 namespace {
@@ -348,7 +348,7 @@ TEST_CASE("A server that answers arrays in arrays without an end is told from on
   for (int i = 0; i < kDepth; ++i) deep += R"({"error":)";
   deep += "0" + std::string(kDepth, '}');
   for (const char* status : {"200 OK", "500 Internal Server Error"}) {
-    const TestHttpServer server([&](int connection) { TestHttpServer::Reply(connection, status, deep); });
+    const http::TestHttpServer server([&](int connection) { http::TestHttpServer::Reply(connection, status, deep); });
     const auto driver = *NewEngineDriver({.kind = std::string(kind.name), .url = server.url()});
     const LoadOutcome outcome = driver->Load({"actor", {RunId{{1}}, 7}, "/replicas/v7", "full"}, std::nullopt);
     CHECK_THAT(outcome.status, FailsWith(outcome.status.code(), R"({"error":{"error":)"));
@@ -359,7 +359,7 @@ TEST_CASE("A server that answers arrays in arrays without an end is told from on
 TEST_CASE("A server that is not there is an error in time, and nothing is known of it") {
   std::string url;
   {
-    url = TestHttpServer([](int) {}).url();
+    url = http::TestHttpServer([](int) {}).url();
   }
   const auto driver = NewEngineDriver({.kind = "vllm", .url = url, .attempts = 2, .first_backoff = milliseconds(1)});
   REQUIRE(driver.ok());

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "common/base/text.h"
+#include "common/http/http_client.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/engines/driver.h"
-#include "raas_receiver/engines/http_client.h"
 
 namespace lockstep::engines {
 
@@ -76,7 +76,7 @@ class TestEngine {
   // It starts with Checkpoint(1).
   explicit TestEngine(const std::string& kind, const Json& options = Json::object()) : kind_(kind) {
     Start(Checkpoint(1), options.dump());
-    auto client = HttpClient::Create({.url = url_});
+    auto client = http::Client::Create({.url = url_});
     REQUIRE(client.ok());
     client_ = *std::move(client);
   }
@@ -188,7 +188,7 @@ class TestEngine {
   pid_t process_ = -1;
   std::string url_;
   std::string first_digest_;
-  std::unique_ptr<HttpClient> client_;
+  std::unique_ptr<http::Client> client_;
 };
 
 inline nlohmann::json Fault(const std::string& endpoint, const nlohmann::json& more) {

@@ -23,7 +23,8 @@ ALLOWED = {
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
     "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
-    "common/objects": {"common/base", "common/os", "@openssl"},
+    "common/http": {"common/base", "common/os", "@curl"},
+    "common/objects": {"common/base", "common/http", "common/os", "@expat", "@openssl"},
     "common/versionlog": {
         "common/base",
         "common/model",
@@ -177,11 +178,11 @@ ALLOWED = {
     },
     "raas_receiver/engines": {
         "common/base",
+        "common/http",
         "common/json",
         "common/model",
         "common/os",
         "common/telemetry",
-        "@curl",
         "@nlohmann_json",
         "@openssl",
     },

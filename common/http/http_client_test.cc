@@ -1,26 +1,26 @@
-#include "raas_receiver/engines/http_client.h"
+#include "common/http/http_client.h"
 
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
 
 #include "common/base/status_testing.h"
-#include "raas_receiver/engines/test_http_server.h"
+#include "common/http/test_http_server.h"
 
-namespace lockstep::engines {
+namespace lockstep::http {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 using Server = TestHttpServer;
 
-std::unique_ptr<HttpClient> ClientOf(const std::string& url, size_t max_answer_bytes = 1 << 20) {
-  auto client = HttpClient::Create({.url = url, .token = "secret", .max_answer_bytes = max_answer_bytes});
+std::unique_ptr<Client> ClientOf(const std::string& url, size_t max_answer_bytes = 1 << 20) {
+  auto client = Client::Create({.url = url, .token = "secret", .max_answer_bytes = max_answer_bytes});
   REQUIRE(client.ok());
   return *std::move(client);
 }
 
-HttpRequest Get(milliseconds timeout = milliseconds(60'000)) {
+Request Get(milliseconds timeout = milliseconds(60'000)) {
   return {.target = "/thing?of=it", .timeout = timeout};
 }
 
@@ -158,8 +158,7 @@ TEST_CASE("A request is sent once, also over a connection that dies") {
   CHECK(server.requests().size() == 3);
 }
 
-TEST_CASE(
-    "Cancelling ends the call under way at once and refuses later ones, but for those that are sent all the same") {
+TEST_CASE("A stop ends the call under way at once and refuses later ones, but for those without it") {
   Server* running = nullptr;
   std::atomic<bool> hang = true;
   Server server([&](int connection) {
@@ -168,42 +167,84 @@ TEST_CASE(
   });
   running = &server;
   const auto client = ClientOf(server.url());
-  std::thread canceller([&] {
+  std::stop_source stop;
+  std::thread stopper([&] {
     while (server.requests().empty()) std::this_thread::sleep_for(milliseconds(5));
-    client->Cancel();
+    stop.request_stop();
   });
+  Request stopped = Get();
+  stopped.stop = stop.get_token();
   const auto begin = Clock::now();
-  CHECK(client->Send(Get()).status().code() == ErrorCode::kCancelled);
+  CHECK(client->Send(stopped).status().code() == ErrorCode::kCancelled);
   CHECK(Clock::now() - begin < milliseconds(30'000));
-  canceller.join();
-  CHECK(client->Send(Get()).status().code() == ErrorCode::kCancelled);
+  stopper.join();
+  CHECK(client->Send(stopped).status().code() == ErrorCode::kCancelled);
   hang = false;
-  HttpRequest last = Get();
-  last.after_cancel = true;
-  const auto answer = client->Send(last);
+  const auto answer = client->Send(Get());
   REQUIRE(answer.ok());
   CHECK(answer->body == "bye");
 }
 
+TEST_CASE("A body streams to the server, and an answer to whoever takes it; an error of that one ends the call") {
+  const std::string long_body(3 << 20, 'y');
+  Server server([&](int connection) {
+    Server::Write(connection,
+                  Cat("HTTP/1.1 200 OK\r\nETag: \"abc\"\r\nContent-Length: ", long_body.size(), "\r\n\r\n"));
+    Server::Write(connection, long_body);
+  });
+  const auto client = ClientOf(server.url(), 100);
+  std::string taken;
+  Request put{.target = "/a/b", .method = "PUT", .headers = {"If-Match: x"}};
+  put.body = AsBytes(std::string_view(long_body));
+  put.take = [&](ByteView bytes) {
+    taken += AsText(bytes);
+    return OkStatus();
+  };
+  const auto answer = client->Send(put);
+  INFO(answer.status().ToString());
+  REQUIRE(answer.ok());
+  CHECK(taken == long_body);
+  CHECK(answer->body.empty());
+  CHECK(answer->headers.at("etag") == "\"abc\"");
+  const std::string request = server.requests().at(0);
+  CHECK(request.starts_with("PUT /a/b HTTP/1.1\r\n"));
+  CHECK(request.find("If-Match: x\r\n") != std::string::npos);
+  CHECK(request.ends_with(long_body));
+  put.take = [](ByteView) { return Status(ErrorCode::kCorrupt, "not what it was"); };
+  CHECK_THAT(client->Send(put), FailsWith(ErrorCode::kCorrupt, "not what it was"));
+}
+
+TEST_CASE("A server that says nothing for longer than it may has failed") {
+  Server* running = nullptr;
+  Server server([&](int connection) {
+    Server::Write(connection, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+    WaitUntilStopped(*running);
+  });
+  running = &server;
+  Request stalled = Get(std::chrono::minutes(10));
+  stalled.stall = std::chrono::seconds(1);
+  CHECK(ClientOf(server.url())->Send(stalled).status().code() == ErrorCode::kDeadline);
+}
+
 TEST_CASE("Only plain http and https URLs are taken") {
-  CHECK(*CheckHttpUrl("http://127.0.0.1:30000") == "http://127.0.0.1:30000");
-  CHECK(*CheckHttpUrl("https://engine.example/prefix//") == "https://engine.example/prefix");
-  CHECK(*CheckHttpUrl("http://[::1]:8000/") == "http://[::1]:8000");
+  CHECK(*CheckUrl("http://127.0.0.1:30000") == "http://127.0.0.1:30000");
+  CHECK(*CheckUrl("https://engine.example/prefix//") == "https://engine.example/prefix");
+  CHECK(*CheckUrl("http://[::1]:8000/") == "http://[::1]:8000");
   for (const std::string url :
        {"", "http://", "127.0.0.1:30000", "ftp://host", "file:///etc/passwd", "http://user:key@host", "http://host?a=b",
         "http://host#part", "http://ho st", "http://host\r\nX: y", "http://host:99999", "HTTP://host"}) {
     INFO(url);
-    CHECK(CheckHttpUrl(url).status().code() == ErrorCode::kConfig);
+    CHECK(CheckUrl(url).status().code() == ErrorCode::kConfig);
   }
-  CHECK(CheckHttpUrl("http://" + std::string(5'000, 'x')).status().code() == ErrorCode::kConfig);
+  CHECK(CheckUrl("http://" + std::string(5'000, 'x')).status().code() == ErrorCode::kConfig);
 }
 
 TEST_CASE("A key with a line break is refused, and not shown") {
   for (const std::string token : {"two\nlines", "a key", "k\xc3\xa9y"}) {
-    const auto client = HttpClient::Create({.url = "http://127.0.0.1:1", .token = token});
+    const auto client = Client::Create({.url = "http://127.0.0.1:1", .token = token});
     CHECK(client.status().code() == ErrorCode::kConfig);
     CHECK(client.status().message().find(token) == std::string::npos);
   }
 }
 
-}  // namespace lockstep::engines
+}  // namespace lockstep::http

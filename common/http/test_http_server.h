@@ -18,7 +18,7 @@
 #include "common/base/text.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep::engines {
+namespace lockstep::http {
 
 class TestHttpServer {
  public:
@@ -102,4 +102,4 @@ class TestHttpServer {
   std::thread thread_;
 };
 
-}  // namespace lockstep::engines
+}  // namespace lockstep::http
