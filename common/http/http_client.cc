@@ -78,7 +78,7 @@ size_t TakeBody(char* bytes, size_t, size_t count, void* to) {
   Call& call = *static_cast<Call*>(to);
   const int status = call.status();
   if (call.request.take && (status == 200 || status == 206)) {
-    call.refused = call.request.take(AsBytes(std::string_view(bytes, count)));
+    call.refused = call.request.take(status, AsBytes(std::string_view(bytes, count)));
     return call.refused.ok() ? count : 0;
   }
   call.too_long = count > call.limit - call.body.size();
@@ -122,7 +122,7 @@ Headers HeadersOf(const ClientOptions& options, const Request& request) {
   if (request.signing == nullptr) add("Accept: application/json");
   if (!options.token.empty()) add("Authorization: Bearer " + options.token);
   if (request.json.has_value()) add("Content-Type: application/json");
-  add("Expect:");  // nothing is gained by asking first
+  if (request.signing == nullptr) add("Expect:");  // nothing is gained by asking first; all that is named is signed
   for (const std::string& header : request.headers) add(header);
   if (request.signing != nullptr && !request.signing->session_token.empty()) {
     add("x-amz-security-token: " + request.signing->session_token);
@@ -186,6 +186,7 @@ void Prepare(Call& call, const ClientOptions& options) {
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, static_cast<long>(request.stall.count()));
   }
   if (const Signing* signing = request.signing) {
+    curl_easy_setopt(easy, CURLOPT_EXPECT_100_TIMEOUT_MS, 100L);  // of a server that does not answer that
     curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, Cat("aws:amz:", signing->region, ":s3").c_str());
     curl_easy_setopt(easy, CURLOPT_USERNAME, signing->access_key.c_str());
     curl_easy_setopt(easy, CURLOPT_PASSWORD, signing->secret_key.c_str());

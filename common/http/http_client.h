@@ -49,7 +49,7 @@ struct Request {
   std::vector<std::string> headers;  // "Name: value"
   const Signing* signing = nullptr;  // lent likewise; needs the header x-amz-content-sha256
   // Gets the body of an answer 200 or 206, in order. An error ends the call and is its answer.
-  std::function<Status(ByteView)> take;
+  std::function<Status(int status, ByteView bytes)> take;
   std::chrono::milliseconds timeout{60'000};
   std::chrono::seconds stall{0};  // without a byte for so long it has failed; 0: as long as `timeout`
   std::stop_token stop;

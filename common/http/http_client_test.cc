@@ -196,7 +196,7 @@ TEST_CASE("A body streams to the server, and an answer to whoever takes it; an e
   std::string taken;
   Request put{.target = "/a/b", .method = "PUT", .headers = {"If-Match: x"}};
   put.body = AsBytes(std::string_view(long_body));
-  put.take = [&](ByteView bytes) {
+  put.take = [&](int, ByteView bytes) {
     taken += AsText(bytes);
     return OkStatus();
   };
@@ -210,7 +210,7 @@ TEST_CASE("A body streams to the server, and an answer to whoever takes it; an e
   CHECK(request.starts_with("PUT /a/b HTTP/1.1\r\n"));
   CHECK(request.find("If-Match: x\r\n") != std::string::npos);
   CHECK(request.ends_with(long_body));
-  put.take = [](ByteView) { return Status(ErrorCode::kCorrupt, "not what it was"); };
+  put.take = [](int, ByteView) { return Status(ErrorCode::kCorrupt, "not what it was"); };
   CHECK_THAT(client->Send(put), FailsWith(ErrorCode::kCorrupt, "not what it was"));
 }
 

@@ -4,13 +4,16 @@
 
 #include "common/base/text.h"
 #include "common/objects/directory_store.h"
+#include "common/objects/s3_store.h"
 
 namespace lockstep::objects {
 
 Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url) {
   constexpr std::string_view kFile = "file://";
   if (url.starts_with(Cat(kFile, "/"))) return DirectoryStore::Open(url.substr(kFile.size()));
-  return Status(ErrorCode::kConfig, Cat("\"", CleanText(url, 200), "\" is no file:///DIRECTORY"));
+  if (url.starts_with("s3://")) return S3Store::Open(url);
+  return Status(ErrorCode::kConfig,
+                Cat("\"", CleanText(url, 200), "\" is neither file:///DIRECTORY nor s3://BUCKET/PREFIX"));
 }
 
 Result<Bytes> ReadWhole(ObjectStore& store, const std::string& name, uint64_t max_bytes, std::stop_token stop) {

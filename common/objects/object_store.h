@@ -39,6 +39,9 @@ class ObjectStore {
   // Its URL, without credentials, for status and messages.
   virtual const std::string& url() const = 0;
 
+  // The host that it is reached at in plaintext; empty: it is not reached over a network so.
+  virtual std::string plain_host() const { return ""; }
+
   // Hands the object's bytes over, in order. An error of `take` ends the call and is its answer. kNotFound.
   using Take = std::function<Status(ByteView)>;
   virtual Status Read(const std::string& name, const Take& take, std::stop_token stop) = 0;
@@ -61,7 +64,8 @@ class ObjectStore {
   virtual Status Remove(const std::string& name, std::stop_token stop) = 0;
 };
 
-// Of file:///an/absolute/directory, which exists. kConfig: `url` is of no kind that is known.
+// Of file:///an/absolute/directory, which exists, or s3://bucket/prefix (s3_store.h). kConfig: `url` is of no kind that
+// is known.
 Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url);
 
 // As Read, of an object of at most `max_bytes`: kResourceExhausted where it is longer.

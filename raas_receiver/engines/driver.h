@@ -106,4 +106,9 @@ class EngineDriver {
   const std::string where_;
 };
 
+// What to wait after a failed attempt when `last` was waited after the one before: twice that, at most 10 s.
+inline std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last) {
+  return std::min<std::chrono::milliseconds>(2 * last, std::chrono::seconds(10));
+}
+
 }  // namespace lockstep::engines

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "common/base/text.h"
+#include "common/os/shell.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/engines/drivers.h"
-#include "raas_receiver/engines/process.h"
 
 namespace lockstep::engines {
 namespace {
@@ -29,13 +29,13 @@ constexpr int kShellSignals = 128;  // what a shell adds to the signal that its 
 constexpr int kLastSignal = 64;
 
 // Whether the command ended by itself.
-bool Exited(const ShellOutcome& outcome) {
+bool Exited(const os::ShellOutcome& outcome) {
   if (outcome.stopped || outcome.timed_out || !WIFEXITED(outcome.wait_status)) return false;
   const int status = WEXITSTATUS(outcome.wait_status);
   return status <= kShellSignals || status > kShellSignals + kLastSignal;
 }
 
-Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) {
+Status StatusOf(const os::ShellOutcome& outcome, std::chrono::milliseconds timeout) {
   if (outcome.stopped) return {ErrorCode::kCancelled, "the hook was cancelled, and killed"};
   if (outcome.timed_out)
     return {ErrorCode::kDeadline, Cat("the hook took longer than ", timeout.count(), " ms and was killed")};
@@ -70,7 +70,8 @@ Status CheckProgram(const std::string& command) {
     found = CheckExecutable(program);
   } else {
     constexpr std::chrono::seconds kLookup{10};
-    LS_ASSIGN_OR_RETURN(const ShellOutcome outcome, RunShell(Cat("command -v ", program), {}, kLookup, StopSignal()));
+    LS_ASSIGN_OR_RETURN(const os::ShellOutcome outcome,
+                        os::RunShell(Cat("command -v ", program), {}, kLookup, os::StopSignal()));
     if (outcome.wait_status != 0) found = {ErrorCode::kConfig, Cat("there is no ", program, " in PATH")};
   }
   return found.ok() ? found
@@ -95,7 +96,7 @@ class HookDriver final : public EngineDriver {
   LoadOutcome Attempt(const EngineVersion& version, int attempt);
 
   const EngineOptions options_;
-  StopSignal stop_;
+  os::StopSignal stop_;
   std::atomic<uint64_t> failures_ = 0;
 };
 
@@ -130,7 +131,8 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
 
 LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {
   const auto begin = std::chrono::steady_clock::now();
-  const Result<ShellOutcome> run = RunShell(options_.command, EnvironmentOf(version), options_.load_timeout, stop_);
+  const Result<os::ShellOutcome> run =
+      os::RunShell(options_.command, EnvironmentOf(version), options_.load_timeout, stop_);
   if (!run.ok()) return {run.status(), Serving::kUnknown};
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
   Status status = StatusOf(*run, options_.load_timeout);

@@ -7,10 +7,10 @@
 
 #include "common/base/status_testing.h"
 #include "common/os/file.h"
+#include "common/os/shell.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/engines/driver.h"
-#include "raas_receiver/engines/process.h"
 
 namespace lockstep::engines {
 namespace {
@@ -139,7 +139,7 @@ TEST_CASE("What a hook leaves in the background is not waited for") {
 TEST_CASE("Only the end of what a hook says is kept") {
   const auto hook = Hook(Options("yes line | head -n 100000; echo the end; exit 1"));
   const std::string message = Notify(*hook).status.message();
-  CHECK(message.size() < 2 * kOutputTail);
+  CHECK(message.size() < 2 * os::kOutputTail);
   CHECK(message.find("the end") != std::string::npos);
 }
 

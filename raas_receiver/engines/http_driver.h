@@ -19,9 +19,9 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/os/shell.h"
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/engines/engine_server.h"
-#include "raas_receiver/engines/process.h"
 #include "raas_receiver/engines/weight_check.h"
 
 namespace lockstep::engines {
@@ -94,7 +94,7 @@ class HttpDriver final : public EngineDriver {
   const EngineOptions options_;
   const std::unique_ptr<EngineServer> server_;
   const std::unique_ptr<EngineSteps> steps_;
-  StopSignal stop_;
+  os::StopSignal stop_;
   Fit fit_ = Fit::kUnknown;
   bool keeps_names_ = true;
   WeightCheck check_;

@@ -24,7 +24,15 @@ ALLOWED = {
     "common/layout": {"common/base", "common/model"},
     "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "common/http": {"common/base", "common/os", "@curl"},
-    "common/objects": {"common/base", "common/http", "common/os", "@expat", "@openssl"},
+    "common/objects": {
+        "common/base",
+        "common/http",
+        "common/net",
+        "common/os",
+        "@expat",
+        "@nlohmann_json",
+        "@openssl",
+    },
     "common/versionlog": {
         "common/base",
         "common/model",

@@ -1,4 +1,4 @@
-#include "raas_receiver/engines/process.h"
+#include "common/os/shell.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 #include "common/base/text.h"
 #include "common/os/deadline.h"
 
-namespace lockstep::engines {
+namespace lockstep::os {
 namespace {
 
 // What posix_spawn wants to be initialised and destroyed.
@@ -94,7 +94,7 @@ bool Drain(int pipe, std::string& tail) {
 }
 
 // Waits until the process ends, its time is up or `stop` is set; reads its output meanwhile.
-void Attend(int process, int output, const os::Deadline& deadline, const StopSignal& stop, ShellOutcome& outcome) {
+void Attend(int process, int output, const Deadline& deadline, const StopSignal& stop, ShellOutcome& outcome) {
   std::array<pollfd, 3> events{pollfd{process, POLLIN, 0}, pollfd{stop.fd(), POLLIN, 0}, pollfd{output, POLLIN, 0}};
   while (true) {
     const int ready = ::poll(events.data(), events.size(), deadline.PollTimeoutMs());
@@ -122,29 +122,24 @@ void StopSignal::Reset() {
 
 bool StopSignal::Wait(std::chrono::milliseconds time) const {
   pollfd event{event_.get(), POLLIN, 0};
-  return ::poll(&event, 1, os::Deadline(time).PollTimeoutMs()) > 0;
-}
-
-std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last) {
-  constexpr std::chrono::milliseconds kLongest{10'000};
-  return std::min(2 * last, kLongest);
+  return ::poll(&event, 1, Deadline(time).PollTimeoutMs()) > 0;
 }
 
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
                               std::chrono::milliseconds timeout, const StopSignal& stop) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return ErrnoStatus(errno, "make a pipe");
-  const os::UniqueFd output(ends[0]);
-  os::UniqueFd input(ends[1]);
+  const UniqueFd output(ends[0]);
+  UniqueFd input(ends[1]);
   // The command's end blocks, as any program expects; only ours must not.
   ::fcntl(input.get(), F_SETFL, 0);
-  const os::Deadline deadline(timeout);
+  const Deadline deadline(timeout);
   LS_ASSIGN_OR_RETURN(const pid_t pid, Spawn(command, environment, input.get()));
   input.Reset();
 
   ShellOutcome outcome;
   // The C library has a wrapper, but its header is not for C++.
-  const os::UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (process.valid()) {
     Attend(process.get(), output.get(), deadline, stop, outcome);
   }
@@ -158,4 +153,4 @@ Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std:
   return outcome;
 }
 
-}  // namespace lockstep::engines
+}  // namespace lockstep::os

@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep::engines {
+namespace lockstep::os {
 
 // Set and reset from any thread, seen by a RunShell in progress.
 class StopSignal {
@@ -21,7 +21,7 @@ class StopSignal {
   int fd() const { return event_.get(); }  // readable once set
 
  private:
-  os::UniqueFd event_;
+  UniqueFd event_;
 };
 
 struct ShellOutcome {
@@ -40,7 +40,4 @@ inline constexpr size_t kOutputTail = 4096;
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
                               std::chrono::milliseconds timeout, const StopSignal& stop);
 
-// What to wait after a failed attempt when `last` was waited after the one before: twice that, at most 10 s.
-std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last);
-
-}  // namespace lockstep::engines
+}  // namespace lockstep::os

@@ -1,0 +1,398 @@
+#include "common/objects/s3_store.h"
+
+#include <expat.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <condition_variable>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <mutex>
+
+#include "common/base/ids.h"
+#include "common/base/text.h"
+#include "common/net/host_port.h"
+#include "common/objects/sha256.h"
+
+namespace lockstep::objects {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kAttempts = 6;
+constexpr milliseconds kFirstWait{100};
+constexpr milliseconds kLongestWait{5'000};
+constexpr milliseconds kCallTime{600'000};  // an object of 64 MiB over a slow link
+constexpr std::chrono::seconds kStall{20};
+constexpr size_t kMaxAnswer = 8 << 20;
+
+// What may stand in a name unescaped, in the URL and in what is signed alike.
+bool IsPlain(std::string_view name) {
+  return std::ranges::all_of(name, [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("-_.~/").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+}
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (IsPlain(std::string_view(&c, 1)) && c != '/') {
+      escaped += c;
+    } else {
+      const auto byte = static_cast<uint8_t>(c);
+      std::string hex = HexEncode({&byte, 1});
+      std::ranges::transform(hex, hex.begin(), [](unsigned char digit) { return std::toupper(digit); });
+      escaped += "%" + hex;
+    }
+  }
+  return escaped;
+}
+
+// --- XML ---
+
+// Calls `take` with the name and the text of every element that has no elements in it, and with "/NAME" and nothing at
+// the end of each that has.
+using TakeElement = std::function<void(std::string_view name, const std::string& text)>;
+
+struct XmlReading {
+  const TakeElement& take;
+  std::string text;
+  bool leaf = false;
+};
+
+bool ReadXml(const std::string& document, const TakeElement& take) {
+  const std::unique_ptr<XML_ParserStruct, decltype(&XML_ParserFree)> parser(XML_ParserCreate(nullptr), XML_ParserFree);
+  XmlReading reading{take, {}};
+  XML_SetUserData(parser.get(), &reading);
+  XML_SetElementHandler(
+      parser.get(),
+      [](void* user, const char*, const char**) {
+        auto& reading = *static_cast<XmlReading*>(user);
+        reading.text.clear();
+        reading.leaf = true;
+      },
+      [](void* user, const char* name) {
+        auto& reading = *static_cast<XmlReading*>(user);
+        reading.take(reading.leaf ? name : Cat("/", name), reading.leaf ? reading.text : std::string());
+        reading.leaf = false;
+      });
+  XML_SetCharacterDataHandler(parser.get(), [](void* user, const char* text, int length) {
+    static_cast<XmlReading*>(user)->text.append(text, static_cast<size_t>(length));
+  });
+  return XML_Parse(parser.get(), document.data(), static_cast<int>(document.size()), 1) == XML_STATUS_OK;
+}
+
+int64_t UnixNanosOf(const std::string& text) {
+  std::tm time{};
+  if (::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time) == nullptr) return 0;
+  return int64_t{::timegm(&time)} * 1'000'000'000;
+}
+
+// --- Answers ---
+
+// "ExpiredToken", and what it says of it.
+struct StoreError {
+  std::string code;
+  std::string message;
+};
+
+StoreError ErrorIn(const http::Answer& answer) {
+  StoreError error;
+  ReadXml(answer.body, [&](std::string_view name, const std::string& text) {
+    if (name == "Code") error.code = CleanText(text, 100);
+    if (name == "Message") error.message = CleanText(text, 300);
+  });
+  return error;
+}
+
+bool IsBusy(int status) {
+  return status == 408 || status == 409 || status == 425 || status == 429 || (status >= 500 && status != 501);
+}
+
+// The keys have ended or were changed: newer ones may do.
+bool RefusesKeys(const http::Answer& answer) {
+  if (answer.status != 401 && answer.status != 403 && answer.status != 400) return false;
+  const std::string code = ErrorIn(answer).code;
+  return code == "ExpiredToken" || code == "InvalidToken" || code == "InvalidAccessKeyId" ||
+         code == "TokenRefreshRequired";
+}
+
+Status StatusOf(const http::Answer& answer) {
+  const StoreError error = ErrorIn(answer);
+  const std::string said = Cat("the store answered ", answer.status, error.code.empty() ? "" : " ", error.code,
+                               error.message.empty() ? "" : ": ", error.message);
+  switch (answer.status) {
+    case 404:
+      if (error.code == "NoSuchBucket") return {ErrorCode::kConfig, Cat(said, "; make the bucket")};
+      return {ErrorCode::kNotFound, said};
+    case 301:
+    case 307:
+      return {ErrorCode::kConfig, Cat(said, "; name the bucket's region, ?region=REGION")};
+    case 401:
+    case 403:
+      return {ErrorCode::kPermission, Cat(said, "; do the credentials allow this, of this bucket and prefix?")};
+    case 412:
+      return {ErrorCode::kAborted, Cat(said, ": it was written by somebody else")};
+    default:
+      return {IsBusy(answer.status) ? ErrorCode::kUnavailable : ErrorCode::kProtocol, said};
+  }
+}
+
+bool Succeeded(const http::Answer& answer) {
+  return answer.status >= 200 && answer.status < 300;
+}
+
+std::string TagIn(const http::Answer& answer) {
+  const auto tag = answer.headers.find("etag");
+  return tag == answer.headers.end() ? "" : tag->second;
+}
+
+Status WaitFor(milliseconds wait, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock lock(mutex);
+  stopped.wait_for(lock, stop, wait, [] { return false; });
+  return stop.stop_requested() ? Status(ErrorCode::kCancelled, "it is not needed any more") : OkStatus();
+}
+
+// --- The URL ---
+
+std::string Environment(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "";
+}
+
+struct Place {
+  std::string bucket;
+  std::string prefix;
+  std::map<std::string, std::string> settings;
+};
+
+Result<Place> ParseUrl(const std::string& url) {
+  const auto wrong = [&](std::string_view why) {
+    return Status(ErrorCode::kConfig, Cat("the URL ", CleanText(url.substr(0, url.find('?')), 200), " ", why));
+  };
+  std::string_view rest = std::string_view(url).substr(std::string_view("s3://").size());
+  const std::string_view query = rest.find('?') == rest.npos ? "" : rest.substr(rest.find('?') + 1);
+  rest = rest.substr(0, rest.find('?'));
+  Place place{.bucket = std::string(rest.substr(0, rest.find('/'))), .prefix = {}, .settings = {}};
+  if (rest.find('/') != rest.npos) place.prefix = rest.substr(rest.find('/') + 1);
+  while (place.prefix.ends_with('/')) place.prefix.pop_back();
+  const bool named = place.bucket.size() >= 3 && IsPlain(place.bucket) && place.bucket.find('/') == std::string::npos;
+  if (!named) return wrong("names no bucket: s3://BUCKET/PREFIX");
+  if (!IsPlain(place.prefix)) return wrong("has a prefix with other characters than A-Z a-z 0-9 - _ . ~ /");
+  for (std::string_view left = query; !left.empty();) {
+    const std::string_view part = left.substr(0, left.find('&'));
+    left = left.size() == part.size() ? "" : left.substr(part.size() + 1);
+    const std::string name(part.substr(0, part.find('=')));
+    constexpr std::array kKnown = {"endpoint", "region", "style", "ca", "credentials", "profile"};
+    if (std::ranges::find(kKnown, name) == kKnown.end() || part.find('=') == part.npos) {
+      return wrong(
+          Cat("sets \"", CleanText(name, 40), "\"; it may set endpoint, region, style, ca, credentials, profile"));
+    }
+    place.settings[name] = part.substr(part.find('=') + 1);
+  }
+  return place;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ObjectStore>> S3Store::Open(const std::string& url) {
+  LS_ASSIGN_OR_RETURN(Place place, ParseUrl(url));
+  const auto setting = [&](const char* name, std::initializer_list<const char*> variables,
+                           const std::string& otherwise) {
+    std::string value = place.settings[name].empty() ? Environment(variables) : place.settings[name];
+    return value.empty() ? otherwise : value;
+  };
+  const std::string region = setting("region", {"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
+  const std::string named = setting("endpoint", {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "");
+  std::string endpoint = named.empty() ? Cat("https://s3.", region, ".amazonaws.com") : named;
+  while (endpoint.ends_with('/')) endpoint.pop_back();
+  const std::string style = setting("style", {}, named.empty() ? "virtual" : "path");
+  if (style != "path" && style != "virtual") {
+    return Status(ErrorCode::kConfig, Cat("style=", CleanText(style, 40), ": path or virtual is meant"));
+  }
+  if (!IsPlain(region)) return Status(ErrorCode::kConfig, Cat("region=", CleanText(region, 40), " is none"));
+  const size_t host = endpoint.find("://");
+  if (host == std::string::npos)
+    return Status(ErrorCode::kConfig, Cat("endpoint=", CleanText(endpoint, 200), " is no URL"));
+  const std::string base = style == "path"
+                               ? Cat(endpoint, "/", place.bucket)
+                               : Cat(endpoint.substr(0, host + 3), place.bucket, ".", endpoint.substr(host + 3));
+  auto client = http::Client::Create({.url = base,
+                                      .ca_file = setting("ca", {"AWS_CA_BUNDLE"}, ""),
+                                      .connect_timeout = milliseconds(5'000),
+                                      .max_answer_bytes = kMaxAnswer,
+                                      .keep_connections = true});
+  if (!client.ok()) return client.status().WithContext("endpoint");
+  S3CredentialsOptions credentials{
+      .file = place.settings["credentials"], .profile = place.settings["profile"], .region = region};
+  const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
+  const std::string shown = Cat("s3://", place.bucket, prefix.empty() ? "" : "/", place.prefix);
+  return std::shared_ptr<ObjectStore>(new S3Store(shown, prefix, *std::move(client), std::move(credentials)));
+}
+
+std::string S3Store::plain_host() const {
+  const std::string& base = client_->url();
+  if (!base.starts_with("http://")) return "";
+  const std::string host = base.substr(7, base.find('/', 7) - 7);
+  const auto address = net::ParseHostPort(host);
+  return address.ok() ? address->host : host;
+}
+
+// One attempt, with the keys as they are now, and with newer ones when those are refused.
+Result<http::Answer> S3Store::SendOnce(http::Request& request) {
+  for (bool again = false;; again = true) {
+    LS_ASSIGN_OR_RETURN(const http::Signing signing, credentials_.Get());
+    request.signing = &signing;
+    Result<http::Answer> answer = client_->Send(request);
+    request.signing = nullptr;
+    if (!answer.ok() || again || !RefusesKeys(*answer)) return answer;
+    credentials_.Refused(signing);
+  }
+}
+
+// Errors are those of the connection and of a store that stays busy; else an answer, whatever its status says.
+Result<http::Answer> S3Store::Send(http::Request request, std::stop_token stop) {
+  const ByteView body = request.body.value_or(ByteView());
+  const Sha256 sum = Sha256Of(body);
+  request.headers.push_back("x-amz-content-sha256: " + HexEncode(sum));
+  request.timeout = kCallTime;
+  request.stall = kStall;
+  request.stop = stop;
+  // An answer that broke off is asked for from there on.
+  uint64_t taken = 0;
+  const auto take = std::move(request.take);
+  const std::vector<std::string> headers = request.headers;
+  Status refused;
+  Backoff backoff(kLongestWait, kFirstWait);
+  for (int attempt = 1;; ++attempt) {
+    if (take) {
+      request.headers = headers;
+      if (taken > 0) request.headers.push_back(Cat("Range: bytes=", taken, "-"));
+      uint64_t skip = taken;  // of an answer that begins anew all the same
+      request.take = [&, skip](int status, ByteView bytes) mutable -> Status {
+        if (status == 206) skip = 0;
+        const uint64_t skipped = std::min<uint64_t>(skip, bytes.size());
+        skip -= skipped;
+        bytes = bytes.subspan(skipped);
+        if (bytes.empty()) return OkStatus();
+        taken += bytes.size();
+        refused = take(status, bytes);
+        return refused;
+      };
+    }
+    Result<http::Answer> answer = SendOnce(request);
+    const bool busy = answer.ok() && IsBusy(answer->status);
+    const bool broken = answer.status().code() == ErrorCode::kUnavailable ||
+                        answer.status().code() == ErrorCode::kAborted || answer.status().code() == ErrorCode::kDeadline;
+    if (!refused.ok() || (!busy && !broken)) return answer;
+    if (attempt == kAttempts) return busy ? Result<http::Answer>(StatusOf(*answer)) : answer;
+    LS_RETURN_IF_ERROR(WaitFor(backoff.Next(), stop));
+  }
+}
+
+Status S3Store::Read(const std::string& name, const Take& take, std::stop_token stop) {
+  const auto taken = [&](int, ByteView bytes) { return take(bytes); };
+  LS_ASSIGN_OR_RETURN(const http::Answer answer, Send({.target = TargetOf(name), .take = taken}, std::move(stop)));
+  return Succeeded(answer) ? OkStatus() : StatusOf(answer);
+}
+
+Status S3Store::Write(const std::string& name, ByteView bytes, std::stop_token stop) {
+  http::Request request{.target = TargetOf(name), .method = "PUT"};
+  request.body = bytes;
+  LS_ASSIGN_OR_RETURN(const http::Answer answer, Send(std::move(request), std::move(stop)));
+  return Succeeded(answer) ? OkStatus() : StatusOf(answer);
+}
+
+Result<std::optional<TaggedObject>> S3Store::Look(const std::string& name, const std::string& tag, uint64_t max_bytes,
+                                                  const std::stop_token& stop) {
+  TaggedObject object;
+  http::Request request{.target = TargetOf(name)};
+  if (!tag.empty()) request.headers.push_back("If-None-Match: " + tag);
+  request.take = [&](int, ByteView bytes) -> Status {
+    if (bytes.size() > max_bytes - object.bytes.size()) {
+      return {ErrorCode::kResourceExhausted, Cat("it is longer than ", max_bytes, " bytes")};
+    }
+    AppendBytes(object.bytes, bytes);
+    return OkStatus();
+  };
+  LS_ASSIGN_OR_RETURN(const http::Answer answer, Send(std::move(request), stop));
+  if (answer.status == 304) return std::optional<TaggedObject>();
+  if (!Succeeded(answer)) return StatusOf(answer);
+  object.tag = TagIn(answer);
+  if (object.tag.empty()) return Status(ErrorCode::kProtocol, "the store gave no ETag");
+  if (object.tag == tag) return std::optional<TaggedObject>();
+  return std::optional(std::move(object));
+}
+
+Result<std::optional<TaggedObject>> S3Store::ReadChanged(const std::string& name, const std::string& tag,
+                                                         uint64_t max_bytes, milliseconds wait, std::stop_token stop) {
+  const auto look = [&] {
+    auto found = Look(name, tag, max_bytes, stop);
+    return found.ok() ? std::move(found) : found.status().WithContext(Cat(url_, "/", name));
+  };
+  auto found = look();
+  const bool same = found.ok() ? !found->has_value() : found.status().code() == ErrorCode::kNotFound;
+  if (!same || wait.count() == 0) return found;
+  LS_RETURN_IF_ERROR(WaitFor(wait, stop));
+  return look();
+}
+
+Result<std::string> S3Store::Replace(const std::string& name, const std::string& tag, ByteView bytes,
+                                     std::stop_token stop) {
+  // A store without conditional writes takes what it is not to take: so it is looked at before.
+  const auto present = Look(name, tag, UINT64_MAX, stop);
+  const bool there = present.ok();
+  if (!there && present.status().code() != ErrorCode::kNotFound) return present.status();
+  if ((there && present->has_value()) || (!there && !tag.empty())) {
+    return Status(ErrorCode::kAborted, Cat(url_, "/", name, " was written by somebody else"));
+  }
+  http::Request request{.target = TargetOf(name), .method = "PUT"};
+  request.headers.push_back(tag.empty() ? "If-None-Match: *" : "If-Match: " + tag);
+  request.body = bytes;
+  LS_ASSIGN_OR_RETURN(http::Answer answer, Send(request, stop));
+  if (answer.status == 501) {  // it does not know conditional writes, and says so
+    request.headers.clear();
+    LS_ASSIGN_OR_RETURN(answer, Send(request, stop));
+  }
+  if (!Succeeded(answer)) return StatusOf(answer).WithContext(Cat(url_, "/", name));
+  if (TagIn(answer).empty()) return Status(ErrorCode::kProtocol, "the store gave no ETag");
+  return TagIn(answer);
+}
+
+Result<std::vector<ListedObject>> S3Store::List(const std::string& prefix, std::stop_token stop) {
+  std::vector<ListedObject> objects;
+  std::string more;  // where the next page begins
+  do {
+    // In the order that is signed.
+    const std::string from = more.empty() ? "" : Cat("continuation-token=", Escaped(more), "&");
+    const std::string target = Cat("/?", from, "list-type=2&prefix=", Escaped(prefix_ + prefix));
+    LS_ASSIGN_OR_RETURN(const http::Answer answer, Send({.target = target}, stop));
+    if (!Succeeded(answer)) return StatusOf(answer).WithContext(url_);
+    more.clear();
+    ListedObject object;
+    const bool whole = ReadXml(answer.body, [&](std::string_view name, const std::string& text) {
+      if (name == "Key") object.name = text.starts_with(prefix_) ? text.substr(prefix_.size()) : "";
+      if (name == "Size") object.bytes = std::strtoull(text.c_str(), nullptr, 10);
+      if (name == "LastModified") object.written_unix_ns = UnixNanosOf(text);
+      if (name == "NextContinuationToken") more = text;
+      if (name == "/Contents" && !object.name.empty()) objects.push_back(std::exchange(object, {}));
+    });
+    if (!whole) return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list is no XML"));
+  } while (!more.empty());
+  return objects;
+}
+
+Status S3Store::Remove(const std::string& name, std::stop_token stop) {
+  LS_ASSIGN_OR_RETURN(const http::Answer answer, Send({.target = TargetOf(name), .method = "DELETE"}, std::move(stop)));
+  if (Succeeded(answer) || answer.status == 404) return OkStatus();
+  return StatusOf(answer);
+}
+
+}  // namespace lockstep::objects
