@@ -10,7 +10,7 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/objects/sha256.h"
-#include "common/os/temp_dir.h"
+#include "common/objects/test_store.h"
 
 namespace lockstep::objects {
 namespace {
@@ -23,8 +23,7 @@ constexpr milliseconds kNow{0};
 constexpr uint64_t kMax = 1 << 20;
 
 struct Host {
-  os::TempDir dir;
-  std::shared_ptr<ObjectStore> store = *OpenObjectStore("file://" + dir.path());
+  TestStore store;
 };
 
 TEST_CASE("What is written under a name is read under it, whole, and listed; what is removed is gone") {
@@ -35,11 +34,11 @@ TEST_CASE("What is written under a name is read under it, whole, and listed; wha
   REQUIRE(host.store->Write("m/chunk/b", AsBytes("b"sv), {}).ok());
   REQUIRE(host.store->Write("m/chunk/b", AsBytes("bb"sv), {}).ok());
   REQUIRE(host.store->Write("n/empty", {}, {}).ok());
-  CHECK(*ReadWhole(*host.store, "m/chunk/a", big.size(), {}) == big);
-  CHECK(AsText(*ReadWhole(*host.store, "m/chunk/b", 10, {})) == "bb");
-  CHECK(ReadWhole(*host.store, "n/empty", 10, {})->empty());
-  CHECK_THAT(ReadWhole(*host.store, "m/chunk/a", 10, {}), FailsWith(ErrorCode::kResourceExhausted, "10 bytes"));
-  CHECK(ReadWhole(*host.store, "m/chunk/c", 10, {}).status().code() == ErrorCode::kNotFound);
+  CHECK(*ReadWhole(*host.store.store(), "m/chunk/a", big.size(), {}) == big);
+  CHECK(AsText(*ReadWhole(*host.store.store(), "m/chunk/b", 10, {})) == "bb");
+  CHECK(ReadWhole(*host.store.store(), "n/empty", 10, {})->empty());
+  CHECK_THAT(ReadWhole(*host.store.store(), "m/chunk/a", 10, {}), FailsWith(ErrorCode::kResourceExhausted, "10 bytes"));
+  CHECK(ReadWhole(*host.store.store(), "m/chunk/c", 10, {}).status().code() == ErrorCode::kNotFound);
   auto listed = *host.store->List("m/", {});
   std::ranges::sort(listed, {}, &ListedObject::name);
   REQUIRE(listed.size() == 2);

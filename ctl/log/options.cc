@@ -8,7 +8,7 @@ void AddLogOptions(CLI::App& command, LogOptions& options) {
   const auto add = [&](LogOptions::Command which, const char* name, const char* about) {
     CLI::App* added = command.add_subcommand(name, about)->fallthrough();
     added->callback([&options, which] { options.command = which; });
-    added->add_option("url", options.url, "Where the log is: file:///DIRECTORY")->required();
+    added->add_option("url", options.url, "Where the log is: file:///DIRECTORY or s3://BUCKET/PREFIX")->required();
     added->add_option("model,--model", options.model, "The model; may be left out when there is only one");
     added->add_option("--keys", options.keys, "Read only what one of these Ed25519 public keys (PEM) has signed")
         ->type_name("FILE");

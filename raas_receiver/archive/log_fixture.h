@@ -1,4 +1,4 @@
-// A receiver's replicas whose versions go to a log in a directory. For tests.
+// A receiver's replicas whose versions go to a log. For tests.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/base/eventually.h"
-#include "common/objects/object_store.h"
+#include "common/objects/test_store.h"
 #include "common/versionlog/head.h"
 #include "common/versionlog/history.h"
 #include "common/versionlog/log_reader.h"
@@ -18,8 +18,8 @@
 namespace lockstep::archive {
 
 struct LogFixture : replica::ReplicaFixture {
-  os::TempDir log;
-  std::shared_ptr<objects::ObjectStore> store = *objects::OpenObjectStore("file://" + log.path());
+  objects::TestStore log;
+  std::shared_ptr<objects::ObjectStore> store = log.store();
   ArchiverOptions archiving{
       .store = store, .model = "actor", .receiver = "archiving", .grace = std::chrono::minutes(15)};
   std::unique_ptr<Archiver> archiver;

@@ -68,13 +68,15 @@ std::string VersionText() {
 void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("source", &to.sources,
-             "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY; "
+             "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY "
+             "or s3://BUCKET/PREFIX; "
              "repeat for several, the preferred one first");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
   parser.Add("log-poll-ms", &to.log_poll_ms, "how often a log is looked at for a newer version");
   parser.Add("archive", &to.archive,
-             "log that versions are written to, for other receivers to read: file:///DIRECTORY; empty: none");
+             "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
+             "empty: none");
   parser.Add("archive-key", &to.archive_key, "PEM file of the Ed25519 private key that signs the log; empty: unsigned");
   parser.Add("archive-keep-bytes", &config.archive.keep_bytes,
              "how long the log may be, for each model: old versions go first; 0: twice the model");
@@ -191,13 +193,17 @@ Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig
   return OkStatus();
 }
 
-// What an agent's name stands for is seen when it is called.
-Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config, const net::ControlAddress& agent) {
-  if (config.tls.files.configured() || agent.IsSocket() || net::HostPort{agent.host}.IsLoopback()) return OkStatus();
+// What a name stands for is seen when it is called.
+bool MayBePlain(const ReceiverConfig& config, const std::string& host) {
+  if (net::HostPort{host}.IsLoopback()) return true;
   asio::error_code is_name;
-  const auto address = asio::ip::make_address(agent.host, is_name);
+  const auto address = asio::ip::make_address(host, is_name);
   const net::Networks& plain = config.tls.files.plain;
-  if (is_name ? !plain.empty() : plain.Contain(address)) return OkStatus();
+  return is_name ? !plain.empty() : plain.Contain(address);
+}
+
+Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config, const net::ControlAddress& agent) {
+  if (config.tls.files.configured() || agent.IsSocket() || MayBePlain(config, agent.host)) return OkStatus();
   return {ErrorCode::kConfig,
           Cat(parser.WrittenAs("source"), ": ", agent.text, " is beyond loopback, where weights and versions would ",
               "come in plaintext; give --tls-cert, --tls-key and --tls-ca, or name its network with ",
@@ -205,17 +211,22 @@ Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config, 
 }
 
 Result<std::shared_ptr<objects::ObjectStore>> OpenLog(const ConfigParser& parser, const char* option,
-                                                      const std::string& url) {
+                                                      const std::string& url, const ReceiverConfig& config) {
   auto store = objects::OpenObjectStore(url);
-  if (store.ok()) return store;
-  return Status(ErrorCode::kConfig, Cat(parser.WrittenAs(option), ": ", store.status().message()));
+  if (!store.ok()) return Status(ErrorCode::kConfig, Cat(parser.WrittenAs(option), ": ", store.status().message()));
+  const std::string host = (*store)->plain_host();
+  if (host.empty() || MayBePlain(config, host)) return store;
+  return Status(ErrorCode::kConfig,
+                Cat(parser.WrittenAs(option), ": ", host, " is beyond loopback, where weights would ",
+                    "travel in plaintext; give an https:// endpoint, or name its network with ",
+                    "--allow-insecure-network CIDR"));
 }
 
 Status CheckSources(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   for (const std::string& text : written.sources) {
     Source source{.text = text};
     if (text.find("://") != std::string::npos) {
-      LS_ASSIGN_OR_RETURN(source.log, OpenLog(parser, "source", text));
+      LS_ASSIGN_OR_RETURN(source.log, OpenLog(parser, "source", text, config));
     } else {
       const Result<net::ControlAddress> agent = net::ParseControlAddress(text);
       if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("source"), ": ", agent.status().message())};
@@ -242,7 +253,7 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
     config.archive.key = *std::move(key);
   }
   if (written.archive.empty()) return OkStatus();
-  LS_ASSIGN_OR_RETURN(config.archive.store, OpenLog(parser, "archive", written.archive));
+  LS_ASSIGN_OR_RETURN(config.archive.store, OpenLog(parser, "archive", written.archive, config));
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
