@@ -123,6 +123,11 @@ PROGRAMS = (
         ),
     ),
     Program(
+        "wan/log_bench.py",
+        60,
+        (Figure("log_readers", "<= 16", "to the last of 16 readers of a log over a WAN, against one of the agent"),),
+    ),
+    Program(
         "placement/pause_bench.py",
         120,
         (
