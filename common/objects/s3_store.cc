@@ -292,7 +292,9 @@ Result<http::Answer> S3Store::Send(http::Request request, std::stop_token stop) 
     const bool broken = answer.status().code() == ErrorCode::kUnavailable ||
                         answer.status().code() == ErrorCode::kAborted || answer.status().code() == ErrorCode::kDeadline;
     if (!refused.ok() || (!busy && !broken)) return answer;
-    if (attempt == kAttempts) return busy ? Result<http::Answer>(StatusOf(*answer)) : answer;
+    if (attempt == kAttempts) {
+      return busy ? StatusOf(*answer) : Status(ErrorCode::kUnavailable, answer.status().message());
+    }
     LS_RETURN_IF_ERROR(WaitFor(backoff.Next(), stop));
   }
 }
@@ -357,6 +359,14 @@ Result<std::string> S3Store::Replace(const std::string& name, const std::string&
   request.headers.push_back(tag.empty() ? "If-None-Match: *" : "If-Match: " + tag);
   request.body = bytes;
   LS_ASSIGN_OR_RETURN(http::Answer answer, Send(request, stop));
+  if (answer.status == 412 && !tag.empty()) {
+    // Ceph's gateway compares with the tag's text, and calls what is in quotes another one.
+    const auto still = Look(name, tag, UINT64_MAX, stop);
+    if (still.ok() && !still->has_value() && tag.size() > 2 && tag.front() == '"') {
+      request.headers = {"If-Match: " + tag.substr(1, tag.size() - 2)};
+      LS_ASSIGN_OR_RETURN(answer, Send(request, stop));
+    }
+  }
   if (answer.status == 501) {  // it does not know conditional writes, and says so
     request.headers.clear();
     LS_ASSIGN_OR_RETURN(answer, Send(request, stop));

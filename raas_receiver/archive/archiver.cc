@@ -128,7 +128,7 @@ void Archiver::Loop(const std::stop_token& stop) {
       wait = kLook;
       continue;
     }
-    const bool taken_over = owns_ && did.status().code() == ErrorCode::kAborted;
+    const bool taken_over = owns_ && writer_->taken_over();
     Show(did.status(), taken_over);
     if (taken_over) return;
     wait = backoff.Next();

@@ -48,6 +48,7 @@ Status LogWriter::TakeOver(std::stop_token stop) {
   } else if (there.status().code() != ErrorCode::kNotFound) {
     return there.status();
   }
+  taken_over_ = false;
   head_ = head;
   named_ = versionlog::ObjectNames(head_);
   find_again_ = {};
@@ -132,6 +133,7 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
     return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
   }
   const auto other = versionlog::DecodeHead(there->bytes, options_.model, {});
+  taken_over_ = true;
   const std::string by = other.ok() ? Cat(CleanText(other->writer(), 128), ", in epoch ", other->epoch()) : "another";
   return {ErrorCode::kAborted, Cat(options_.store->url(), "/", name, " was taken over by ", by,
                                    "; this receiver, in epoch ", epoch, ", writes no more until it is started again")};

@@ -43,6 +43,8 @@ class LogWriter {
   Status TakeOver(std::stop_token stop);
   // As it was written last. REQUIRES TakeOver.
   const v1::LogHead& head() const { return head_; }
+  // Another writer was seen to have it.
+  bool taken_over() const { return taken_over_; }
 
   // Writes `bytes` in pieces, side by side, but for those that lie there, and answers what the head calls them.
   Result<v1::LogBytes> Put(std::string_view kind, ByteView bytes, uint64_t piece_bytes, std::stop_token stop);
@@ -70,6 +72,7 @@ class LogWriter {
   WorkerPool& transfers_;
   net::RateLimit rate_;
   std::atomic<uint64_t> bytes_written_ = 0;
+  bool taken_over_ = false;
   v1::LogHead head_;
   std::string tag_;                                   // of head_
   Bytes attempted_;                                   // a head that was written, or not: the answer was lost
