@@ -11,14 +11,14 @@
 #     sweep           every causal model of transformers
 #     bench           every benchmark, small, and its plots
 #     soak            half an hour of faults, others each day; the report has their seed
-#     log             logs in Ceph's object gateway; many readers, a writer that dies, a store that is away
+#     radosgw         logs in Ceph's object gateway; many readers, a writer that dies, a store that is away
 #     rehearsal       the tests of a machine with a GPU, on the CPU
 #
 # Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak log rehearsal)
+STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak radosgw rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -40,7 +40,7 @@ run_stage() {
     sweep) tests/sweep.sh --all ;;
     bench) bazel build //tests/bench/... && pytest tests/bench ;;
     soak) tests/soak/run.sh --minutes 30 --seed "$(date +%Y%m%d)" --logs "$RESULTS" --json "$RESULTS/soak.json" ;;
-    log) pytest tests/integration/test_radosgw.py tests/integration/test_log_storm.py ;;
+    radosgw) pytest tests/integration/test_radosgw.py tests/integration/test_log_storm.py ;;
     rehearsal) pytest tests/gpu ;;
   esac
 }
