@@ -263,7 +263,8 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
   Version first = wanted.version;
   std::mutex mutex;
   const auto read_chunk = [&](size_t i) -> Status {
-    const auto& [index, blocks] = chunks[i];
+    const uint32_t index = chunks[i].first;
+    const std::vector<BlockIndex>& blocks = chunks[i].second;
     const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
     if (chunk == nullptr)
       return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", wanted.version)};
