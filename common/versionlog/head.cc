@@ -157,6 +157,16 @@ Status CheckHistory(const v1::LogHistory& history, bool whole) {
   return CheckChunks(history, whole);
 }
 
+Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout) {
+  const uint64_t chunk = history.chunk_bytes();
+  const bool fits = ToBytes(layout.digest()) == history.layout_digest() && chunk % layout.block_bytes() == 0 &&
+                    history.manifest().bytes() == layout.block_count() * sizeof(uint64_t);
+  const uint64_t chunks = (layout.data_bytes() + chunk - 1) / chunk;
+  const bool within = history.chunks().empty() || history.chunks().rbegin()->index() < chunks;
+  if (fits && within) return OkStatus();
+  return {ErrorCode::kProtocol, "the head's layout, chunks and manifest do not go together"};
+}
+
 Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next) {
   const bool older = std::pair(next.epoch(), next.serial()) < std::pair(seen.epoch(), seen.serial());
   const v1::LogHistory& from = seen.history();

@@ -9,6 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/layout.h"
 #include "common/objects/sha256.h"
 #include "common/versionlog/keys.h"
 #include "proto/lockstep/v1/log.pb.h"
@@ -43,6 +44,9 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
 // their order, of versions that steps lead on from. `whole`: a chunk for each index, and every version from `oldest` on
 // can be made. kProtocol names the rule that is broken.
 Status CheckHistory(const v1::LogHistory& history, bool whole);
+
+// That a history goes with the layout that it names, so that its numbers may be used with it. kProtocol.
+Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout);
 
 // Whether `next` may be taken by a reader that has taken `seen`. kState: it is older, or of another run in the same
 // epoch.

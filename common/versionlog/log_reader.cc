@@ -26,17 +26,6 @@ uint64_t MaxPayloadBytes(const model::ModelLayout& layout) {
   return sizeof(payload::PayloadHeader) + layout.block_count() * sizeof(payload::PayloadEntry) + layout.data_bytes();
 }
 
-// That what the head says of a history goes with the layout that it names.
-Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout) {
-  const uint64_t chunk = history.chunk_bytes();
-  const bool fits = ToBytes(layout.digest()) == history.layout_digest() && chunk % layout.block_bytes() == 0 &&
-                    history.manifest().bytes() == layout.block_count() * sizeof(uint64_t);
-  const uint64_t chunks = (layout.data_bytes() + chunk - 1) / chunk;
-  const bool within = history.chunks().empty() || history.chunks().rbegin()->index() < chunks;
-  if (fits && within) return OkStatus();
-  return {ErrorCode::kProtocol, "the head's layout, chunks and manifest do not go together"};
-}
-
 // What of a batch of deltas is to be done to blocks, and how they come out.
 class BlockMaker {
  public:
@@ -246,7 +235,8 @@ Status LogReader::ReadChunk(const v1::LogChunk& chunk, uint64_t bytes, const obj
 }
 
 Status LogReader::CheckObject(std::string_view kind, const std::string& sha256, uint64_t bytes, std::stop_token stop) {
-  return ReadObject(kind, sha256, bytes, [](ByteView) { return OkStatus(); }, stop);
+  return ReadObject(
+      kind, sha256, bytes, [](ByteView) { return OkStatus(); }, stop);
 }
 
 // --- Blocks ---

@@ -138,6 +138,7 @@ void Archiver::Loop(const std::stop_token& stop) {
 Result<bool> Archiver::DoNext(const std::stop_token& stop) {
   current_ = replicas_.current();
   if (current_.held.nothing()) return false;
+  if (!replicas_.rollback().version.nothing()) return false;  // readers keep what they have
   if (!owns_) {
     LS_RETURN_IF_ERROR(writer_->TakeOver(stop));
     owns_ = true;
@@ -159,6 +160,7 @@ Result<bool> Archiver::DoNext(const std::stop_token& stop) {
 bool Archiver::GoesOn(const v1::LogHistory& history) const {
   const Held& held = current_.held;
   if (history.run() != ToBytes(held.run) || history.layout_digest() != ToBytes(current_.layout->digest())) return false;
+  if (!versionlog::CheckLayout(history, *current_.layout).ok()) return false;  // no writer of ours made it
   Version reached = history.newest().version();
   for (const Spool::Delta& delta : spool_->deltas()) {
     if (delta.run == held.run && delta.base == reached && reached < held.version) reached = delta.target;
@@ -288,8 +290,9 @@ std::vector<uint32_t> Archiver::WantedChunks() const {
   return wanted;
 }
 
-// Some, copied out of the replica before it moves on.
+// Some, copied out of the replica before it moves on. Of an older version, as after a rollback, they are of no use.
 Result<bool> Archiver::WriteChunks(const std::stop_token& stop) {
+  if (current_.held.version < history_->newest().version()) return false;
   std::vector<uint32_t> indices = WantedChunks();
   if (indices.empty()) return false;
   indices.resize(std::min(indices.size(), kChunksAtOnce));

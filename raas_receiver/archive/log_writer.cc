@@ -97,13 +97,13 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
 
   const std::string name = versionlog::HeadName(options_.model);
   const Bytes encoded = versionlog::EncodeHead(next, options_.key ? &*options_.key : nullptr);
+  attempted_.insert(AsRaw(objects::Sha256Of(encoded)));
   Result<std::string> tag = options_.store->Replace(name, tag_, encoded, stop);
   if (tag.ok()) {
     tag_ = *std::move(tag);
   } else if (tag.status().code() == ErrorCode::kAborted) {
     LS_RETURN_IF_ERROR(FindOut(encoded, next.epoch(), stop));
   } else {
-    attempted_ = encoded;
     return tag.status();
   }
   attempted_.clear();
@@ -128,7 +128,7 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
     tag_ = there->tag;
     return OkStatus();
   }
-  if (there->bytes == attempted_) {
+  if (attempted_.contains(AsRaw(objects::Sha256Of(there->bytes)))) {
     tag_ = there->tag;
     return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
   }
@@ -143,7 +143,8 @@ Status LogWriter::FindUnnamed(const std::stop_token& stop) {
   LS_ASSIGN_OR_RETURN(const auto listed, options_.store->List(options_.model + "/", stop));
   for (const objects::ListedObject& object : listed) {
     const bool of_use = named_.contains(object.name) || put_.contains(object.name);
-    if (!of_use && versionlog::IsObjectName(options_.model, object.name)) unnamed_.emplace(object.name, Clock::now() + options_.grace);
+    if (!of_use && versionlog::IsObjectName(options_.model, object.name))
+      unnamed_.emplace(object.name, Clock::now() + options_.grace);
   }
   find_again_ = Clock::now() + kFindEvery;
   return OkStatus();

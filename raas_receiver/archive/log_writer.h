@@ -74,10 +74,10 @@ class LogWriter {
   std::atomic<uint64_t> bytes_written_ = 0;
   bool taken_over_ = false;
   v1::LogHead head_;
-  std::string tag_;                                   // of head_
-  Bytes attempted_;                                   // a head that was written, or not: the answer was lost
-  std::set<std::string> named_;                       // by head_
-  std::set<std::string> put_;                         // and not named yet
+  std::string tag_;                  // of head_
+  std::set<std::string> attempted_;  // heads that were sent since the last one that is known to be written
+  std::set<std::string> named_;      // by head_
+  std::set<std::string> put_;        // and not named yet
   std::map<std::string, Clock::time_point> unnamed_;  // when to be removed
   Clock::time_point find_again_{};
 };

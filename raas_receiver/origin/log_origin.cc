@@ -208,7 +208,9 @@ class LogOrigin final : public Origin {
       plan.target_digest = want.digest;
       return plan;
     }
-    if (!same_run || versionlog::FindDigest(history, want.held.version) != want.digest) {
+    // All deltas are in memory at once; more of them than a model are not worth it.
+    const bool long_way = versionlog::StepBytes(history, want.held.version) > want.layout->data_bytes();
+    if (!same_run || long_way || versionlog::FindDigest(history, want.held.version) != want.digest) {
       plan.full = true;
       return plan;
     }
