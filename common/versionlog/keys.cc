@@ -92,6 +92,12 @@ v1::LogSignature SigningKey::Sign(ByteView bytes) const {
   return made;
 }
 
+TrustedKeys SigningKey::Verifier() const {
+  TrustedKeys own;
+  own.keys_.push_back({id_, key_});
+  return own;
+}
+
 Result<TrustedKeys> TrustedKeys::Read(const std::string& path) {
   const Result<std::string> text = os::ReadFile(path, kMaxPemBytes);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());

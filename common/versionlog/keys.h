@@ -21,6 +21,8 @@ class SigningKey {
   static Result<SigningKey> Read(const std::string& path);
 
   v1::LogSignature Sign(ByteView bytes) const;
+  // What trusts this key alone.
+  class TrustedKeys Verifier() const;
 
  private:
   explicit SigningKey(std::shared_ptr<void> key);
@@ -42,6 +44,7 @@ class TrustedKeys {
   Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const;
 
  private:
+  friend class SigningKey;
   struct Key {
     std::string id;
     std::shared_ptr<void> key;

@@ -40,8 +40,13 @@ Status LogWriter::TakeOver(std::stop_token stop) {
   v1::LogHead head;
   tag_.clear();
   if (there.ok()) {
-    // Who wrote it does not matter: what it names has the names of its content, and is read by nobody here.
     auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, {});
+    const versionlog::TrustedKeys own = options_.key ? options_.key->Verifier() : versionlog::TrustedKeys();
+    if (decoded.ok() && !versionlog::DecodeHead((*there)->bytes, options_.model, own).ok()) {
+      // What this key has not signed before, it does not sign now: the log begins anew.
+      decoded->clear_history();
+      decoded->clear_next();
+    }
     if (!decoded.ok()) return decoded.status().WithContext(Cat(options_.store->url(), "/", name));
     head = *std::move(decoded);
     tag_ = (*there)->tag;

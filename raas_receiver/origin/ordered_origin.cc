@@ -50,6 +50,7 @@ class Heads {
   std::optional<Chosen> Choose(int64_t least_unix_ns) const {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < heads_.size(); ++i) {
+      if (!heads_[i] && lost_[i].ok()) return std::nullopt;  // it is asked first, and has not answered yet
       if (heads_[i] && (i == 0 || heads_[i]->committed_unix_ns >= least_unix_ns)) return Chosen{i, *heads_[i]};
     }
     return std::nullopt;
