@@ -1,6 +1,7 @@
 #include "common/versionlog/log_reader.h"
 
 #include <algorithm>
+#include <cstring>
 #include <future>
 #include <map>
 
@@ -34,7 +35,6 @@ class BlockMaker {
 
   // The block is there as it is in `version`.
   void Start(BlockIndex block, Version version) { state_[block] = {.version = version}; }
-  Version version(BlockIndex block) const { return state_[block].version; }
 
   // Consecutive deltas. A block that does not come out as promised is not made.
   void Apply(payload::ChainView chain, WorkerPool& pool) {
@@ -84,10 +84,18 @@ class BlockMaker {
 
 // --- The head ---
 
-Result<Head> LogReader::Take(const objects::TaggedObject& object) {
+Head LogReader::taken() const {
+  std::lock_guard lock(mutex_);
+  return taken_;
+}
+
+Result<Head> LogReader::Take(const objects::TaggedObject& object, const Head& before) {
   Result<v1::LogHead> head = DecodeHead(object.bytes, model_, trusted_);
   std::lock_guard lock(mutex_);
   const Status follows = head.ok() && taken_ != nullptr ? CheckFollows(*taken_, *head) : head.status();
+  // Another thread has read a newer one meanwhile.
+  const bool overtaken = head.ok() && taken_ != before && (before == nullptr || CheckFollows(*before, *head).ok());
+  if (!follows.ok() && overtaken) return taken_;
   if (!follows.ok()) return follows.WithContext(Cat(url(), "/", HeadName(model_)));
   taken_ = std::make_shared<const v1::LogHead>(*std::move(head));
   tag_ = object.tag;
@@ -95,15 +103,18 @@ Result<Head> LogReader::Take(const objects::TaggedObject& object) {
 }
 
 Result<Head> LogReader::ReadHead(std::stop_token stop) {
+  const Head before = taken();
   LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), "", kMaxHeadBytes, {}, std::move(stop)));
-  return Take(*object);
+  return Take(*object, before);
 }
 
 Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop) {
   const auto until = std::chrono::steady_clock::now() + wait;
   std::string tag;
+  Head before;
   {
     std::lock_guard lock(mutex_);
+    before = taken_;
     if (seen != taken_ && taken_ != nullptr && !tag_.empty()) return taken_;
     if (seen != nullptr) tag = tag_;
   }
@@ -111,7 +122,7 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
   LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), tag, kMaxHeadBytes,
                                                              std::max(left, std::chrono::milliseconds(0)), stop));
   if (!object) return Head();
-  return Take(*object);
+  return Take(*object, before);
 }
 
 void LogReader::Remember(v1::LogHead seen) {
@@ -162,7 +173,9 @@ Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<c
     read[i].resize(wanted[i]->bytes());
     for (int piece = 0; piece < wanted[i]->pieces_size(); ++piece) pieces.emplace_back(i, piece);
   }
-  LS_RETURN_IF_ERROR(transfers_.ParallelTry(pieces.size(), [&](size_t i) {
+  std::atomic<bool> failed = false;  // what is left need not be asked for
+  LS_RETURN_IF_ERROR(transfers_.ParallelTry(pieces.size(), [&](size_t i) -> Status {
+    if (failed) return OkStatus();
     const auto [of, piece] = pieces[i];
     const v1::LogBytes& whole = *wanted[of];
     const uint64_t offset = piece * whole.piece_bytes();
@@ -174,7 +187,9 @@ Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<c
       to = to.subspan(more.size());
       return OkStatus();
     };
-    return ReadObject(kind, whole.pieces(piece), bytes, take, stop);
+    Status status = ReadObject(kind, whole.pieces(piece), bytes, take, stop);
+    if (!status.ok()) failed = true;
+    return status;
   }));
   return read;
 }
@@ -252,7 +267,9 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
 
   Version first = wanted.version;
   std::mutex mutex;
+  std::atomic<bool> away = false;  // the store: the other chunks would fail as slowly
   const auto read_chunk = [&](size_t i) -> Status {
+    if (away) return {ErrorCode::kUnavailable, Cat(url(), " cannot be read")};
     const uint32_t index = chunks[i].first;
     const std::vector<BlockIndex>& blocks = chunks[i].second;
     const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
@@ -275,7 +292,9 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
       at = end;
       return OkStatus();
     };
-    LS_RETURN_IF_ERROR(ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop));
+    const Status status = ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop);
+    if (status.code() == ErrorCode::kUnavailable || status.code() == ErrorCode::kDeadline) away = true;
+    LS_RETURN_IF_ERROR(status);
     std::lock_guard lock(mutex);
     for (const BlockIndex made : blocks) maker.Start(made, chunk->version());
     first = std::min<Version>(first, chunk->version());

@@ -80,7 +80,9 @@ class LogReader {
 
  private:
   struct Piece;
-  Result<Head> Take(const objects::TaggedObject& object);
+  // `before`: what was taken when the reading began.
+  Result<Head> Take(const objects::TaggedObject& object, const Head& before);
+  Head taken() const;
   Status ReadObject(std::string_view kind, const std::string& sha256, uint64_t bytes,
                     const objects::ObjectStore::Take& take, const std::stop_token& stop);
   Result<std::vector<Bytes>> ReadAll(std::string_view kind, std::span<const v1::LogBytes* const> wanted,
@@ -94,7 +96,7 @@ class LogReader {
   WorkerPool& workers_;
   std::atomic<uint64_t> bytes_read_ = 0;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::string tag_;  // of the head that was taken last; guarded by mutex_
   Head taken_;       // null: none was; guarded by mutex_
 };

@@ -189,7 +189,7 @@ def test_a_store_that_is_away_is_waited_for(cluster, s3, fresh, proxy):
             publisher.publish(version, model.step())
             writer.wait_for(model.tensors)  # it goes on as a receiver
         wait_until(lambda: archive_of(writer)["waiting_deltas"] == 4, "deltas wait")
-        wait_until(lambda: archive_of(writer)["state"] == "failing", "it has given up for now")
+        wait_until(lambda: archive_of(writer)["state"] == "failing", "the writer says so")
         proxy.down = False
         reader.wait_for(model.tensors, timeout_s=90)
         wait_archived(writer, 5)
