@@ -64,7 +64,7 @@ class ObjectStore {
   virtual Status Remove(const std::string& name, std::stop_token stop) = 0;
 };
 
-// Of file:///an/absolute/directory, which exists, or s3://bucket/prefix (s3_store.h). kConfig: `url` is of no kind that
+// Of file:///an/absolute/directory, which exists, or s3://bucket/prefix (s3_url.h). kConfig: `url` is of no kind that
 // is known.
 Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url);
 

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <condition_variable>
 #include <cstdlib>
 #include <ctime>
-#include <map>
-#include <mutex>
 
 #include "common/base/ids.h"
+#include "common/base/stop_wait.h"
 #include "common/base/text.h"
 #include "common/net/host_port.h"
+#include "common/objects/s3_url.h"
 #include "common/objects/sha256.h"
 
 namespace lockstep::objects {
@@ -27,13 +26,7 @@ constexpr milliseconds kLongestWait{5'000};
 constexpr milliseconds kCallTime{600'000};  // an object of 64 MiB over a slow link
 constexpr std::chrono::seconds kStall{20};
 constexpr size_t kMaxAnswer = 8 << 20;
-
-// What may stand in a name unescaped, in the URL and in what is signed alike.
-bool IsPlain(std::string_view name) {
-  return std::ranges::all_of(name, [](unsigned char c) {
-    return std::isalnum(c) != 0 || std::string_view("-_.~/").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-}
+constexpr uint64_t kMaxTagged = 64 << 20;
 
 std::string Escaped(std::string_view text) {
   std::string escaped;
@@ -149,92 +142,23 @@ std::string TagIn(const http::Answer& answer) {
   return tag == answer.headers.end() ? "" : tag->second;
 }
 
-Status WaitFor(milliseconds wait, const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any stopped;
-  std::unique_lock lock(mutex);
-  stopped.wait_for(lock, stop, wait, [] { return false; });
-  return stop.stop_requested() ? Status(ErrorCode::kCancelled, "it is not needed any more") : OkStatus();
-}
-
-// --- The URL ---
-
-std::string Environment(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
-  }
-  return "";
-}
-
-struct Place {
-  std::string bucket;
-  std::string prefix;
-  std::map<std::string, std::string> settings;
-};
-
-Result<Place> ParseUrl(const std::string& url) {
-  const auto wrong = [&](std::string_view why) {
-    return Status(ErrorCode::kConfig, Cat("the URL ", CleanText(url.substr(0, url.find('?')), 200), " ", why));
-  };
-  std::string_view rest = std::string_view(url).substr(std::string_view("s3://").size());
-  const std::string_view query = rest.find('?') == rest.npos ? "" : rest.substr(rest.find('?') + 1);
-  rest = rest.substr(0, rest.find('?'));
-  Place place{.bucket = std::string(rest.substr(0, rest.find('/'))), .prefix = {}, .settings = {}};
-  if (rest.find('/') != rest.npos) place.prefix = rest.substr(rest.find('/') + 1);
-  while (place.prefix.ends_with('/')) place.prefix.pop_back();
-  const bool named = place.bucket.size() >= 3 && IsPlain(place.bucket) && place.bucket.find('/') == std::string::npos;
-  if (!named) return wrong("names no bucket: s3://BUCKET/PREFIX");
-  if (!IsPlain(place.prefix)) return wrong("has a prefix with other characters than A-Z a-z 0-9 - _ . ~ /");
-  for (std::string_view left = query; !left.empty();) {
-    const std::string_view part = left.substr(0, left.find('&'));
-    left = left.size() == part.size() ? "" : left.substr(part.size() + 1);
-    const std::string name(part.substr(0, part.find('=')));
-    constexpr std::array kKnown = {"endpoint", "region", "style", "ca", "credentials", "profile"};
-    if (std::ranges::find(kKnown, name) == kKnown.end() || part.find('=') == part.npos) {
-      return wrong(
-          Cat("sets \"", CleanText(name, 40), "\"; it may set endpoint, region, style, ca, credentials, profile"));
-    }
-    place.settings[name] = part.substr(part.find('=') + 1);
-  }
-  return place;
+Status Wait(milliseconds time, const std::stop_token& stop) {
+  return WaitForStop(time, stop) ? Status(ErrorCode::kCancelled, "it is not needed any more") : OkStatus();
 }
 
 }  // namespace
 
 Result<std::shared_ptr<ObjectStore>> S3Store::Open(const std::string& url) {
-  LS_ASSIGN_OR_RETURN(Place place, ParseUrl(url));
-  const auto setting = [&](const char* name, std::initializer_list<const char*> variables,
-                           const std::string& otherwise) {
-    std::string value = place.settings[name].empty() ? Environment(variables) : place.settings[name];
-    return value.empty() ? otherwise : value;
-  };
-  const std::string region = setting("region", {"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
-  const std::string named = setting("endpoint", {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "");
-  std::string endpoint = named.empty() ? Cat("https://s3.", region, ".amazonaws.com") : named;
-  while (endpoint.ends_with('/')) endpoint.pop_back();
-  const std::string style = setting("style", {}, named.empty() ? "virtual" : "path");
-  if (style != "path" && style != "virtual") {
-    return Status(ErrorCode::kConfig, Cat("style=", CleanText(style, 40), ": path or virtual is meant"));
-  }
-  if (!IsPlain(region)) return Status(ErrorCode::kConfig, Cat("region=", CleanText(region, 40), " is none"));
-  const size_t host = endpoint.find("://");
-  if (host == std::string::npos)
-    return Status(ErrorCode::kConfig, Cat("endpoint=", CleanText(endpoint, 200), " is no URL"));
-  const std::string base = style == "path"
-                               ? Cat(endpoint, "/", place.bucket)
-                               : Cat(endpoint.substr(0, host + 3), place.bucket, ".", endpoint.substr(host + 3));
-  auto client = http::Client::Create({.url = base,
-                                      .ca_file = setting("ca", {"AWS_CA_BUNDLE"}, ""),
+  LS_ASSIGN_OR_RETURN(const S3Place place, ParseS3Url(url));
+  auto client = http::Client::Create({.url = place.base_url,
+                                      .ca_file = place.ca_file,
                                       .connect_timeout = milliseconds(5'000),
                                       .max_answer_bytes = kMaxAnswer,
                                       .keep_connections = true});
   if (!client.ok()) return client.status().WithContext("endpoint");
-  S3CredentialsOptions credentials{
-      .file = place.settings["credentials"], .profile = place.settings["profile"], .region = region};
-  const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
-  const std::string shown = Cat("s3://", place.bucket, prefix.empty() ? "" : "/", place.prefix);
-  return std::shared_ptr<ObjectStore>(new S3Store(shown, prefix, *std::move(client), std::move(credentials)));
+  return std::shared_ptr<ObjectStore>(
+      new S3Store(place.shown, place.prefix, *std::move(client),
+                  {.file = place.credentials_file, .profile = place.profile, .region = place.region}));
 }
 
 std::string S3Store::plain_host() const {
@@ -295,7 +219,7 @@ Result<http::Answer> S3Store::Send(http::Request request, std::stop_token stop) 
     if (attempt == kAttempts) {
       return busy ? StatusOf(*answer) : Status(ErrorCode::kUnavailable, answer.status().message());
     }
-    LS_RETURN_IF_ERROR(WaitFor(backoff.Next(), stop));
+    LS_RETURN_IF_ERROR(Wait(backoff.Next(), stop));
   }
 }
 
@@ -342,14 +266,14 @@ Result<std::optional<TaggedObject>> S3Store::ReadChanged(const std::string& name
   auto found = look();
   const bool same = found.ok() ? !found->has_value() : found.status().code() == ErrorCode::kNotFound;
   if (!same || wait.count() == 0) return found;
-  LS_RETURN_IF_ERROR(WaitFor(wait, stop));
+  LS_RETURN_IF_ERROR(Wait(wait, stop));
   return look();
 }
 
 Result<std::string> S3Store::Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                      std::stop_token stop) {
   // A store without conditional writes takes what it is not to take: so it is looked at before.
-  const auto present = Look(name, tag, UINT64_MAX, stop);
+  const auto present = Look(name, tag, kMaxTagged, stop);
   const bool there = present.ok();
   if (!there && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((there && present->has_value()) || (!there && !tag.empty())) {
@@ -361,7 +285,7 @@ Result<std::string> S3Store::Replace(const std::string& name, const std::string&
   LS_ASSIGN_OR_RETURN(http::Answer answer, Send(request, stop));
   if (answer.status == 412 && !tag.empty()) {
     // Ceph's gateway compares with the tag's text, and calls what is in quotes another one.
-    const auto still = Look(name, tag, UINT64_MAX, stop);
+    const auto still = Look(name, tag, kMaxTagged, stop);
     if (still.ok() && !still->has_value() && tag.size() > 2 && tag.front() == '"') {
       request.headers = {"If-Match: " + tag.substr(1, tag.size() - 2)};
       LS_ASSIGN_OR_RETURN(answer, Send(request, stop));
@@ -385,16 +309,19 @@ Result<std::vector<ListedObject>> S3Store::List(const std::string& prefix, std::
     const std::string target = Cat("/?", from, "list-type=2&prefix=", Escaped(prefix_ + prefix));
     LS_ASSIGN_OR_RETURN(const http::Answer answer, Send({.target = target}, stop));
     if (!Succeeded(answer)) return StatusOf(answer).WithContext(url_);
-    more.clear();
+    std::string next;
     ListedObject object;
     const bool whole = ReadXml(answer.body, [&](std::string_view name, const std::string& text) {
       if (name == "Key") object.name = text.starts_with(prefix_) ? text.substr(prefix_.size()) : "";
       if (name == "Size") object.bytes = std::strtoull(text.c_str(), nullptr, 10);
       if (name == "LastModified") object.written_unix_ns = UnixNanosOf(text);
-      if (name == "NextContinuationToken") more = text;
+      if (name == "NextContinuationToken") next = text;
       if (name == "/Contents" && !object.name.empty()) objects.push_back(std::exchange(object, {}));
     });
     if (!whole) return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list is no XML"));
+    if (!next.empty() && next == more)
+      return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list does not end"));
+    more = std::move(next);
   } while (!more.empty());
   return objects;
 }

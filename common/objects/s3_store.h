@@ -15,13 +15,7 @@ namespace lockstep::objects {
 
 class S3Store final : public ObjectStore {
  public:
-  // s3://BUCKET[/PREFIX][?name=value&...]; in the query, each with the environment's variable in its place:
-  //   endpoint     http[s]://HOST[:PORT]; $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL; else AWS of the region
-  //   region       $AWS_REGION, $AWS_DEFAULT_REGION; else us-east-1
-  //   style        path or virtual; else path with an endpoint, virtual of AWS
-  //   ca           PEM file; $AWS_CA_BUNDLE; else the system's
-  //   credentials  file, and profile in it: s3_credentials.h
-  // kConfig names what is wrong. Nothing is asked of the store yet.
+  // kConfig as ParseS3Url (s3_url.h). Nothing is asked of the store yet.
   static Result<std::shared_ptr<ObjectStore>> Open(const std::string& url);
 
   const std::string& url() const override { return url_; }

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <string_view>
 
 #include "common/base/bytes.h"
 
@@ -28,5 +28,10 @@ class Sha256Stream {
 };
 
 Sha256 Sha256Of(ByteView bytes);
+
+// Its 32 bytes, as protos have them.
+inline std::string_view AsRaw(const Sha256& sum) {
+  return {reinterpret_cast<const char*>(sum.data()), sum.size()};
+}
 
 }  // namespace lockstep::objects

@@ -12,6 +12,7 @@ namespace lockstep::versionlog {
 namespace {
 
 constexpr size_t kShaBytes = 32;
+constexpr uint64_t kMaxEpoch = uint64_t{1} << 62;  // there is always a higher one
 
 Status Breaks(std::string_view rule) {
   return {ErrorCode::kProtocol, Cat("breaks a rule of the log's format: ", rule)};
@@ -127,7 +128,7 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   }
   const ByteView encoded = AsBytes(std::string_view(signed_head.head()));
   const objects::Sha256 sum = objects::Sha256Of(encoded);
-  if (signed_head.sha256() != std::string_view(reinterpret_cast<const char*>(sum.data()), sum.size())) {
+  if (signed_head.sha256() != objects::AsRaw(sum)) {
     return Status(ErrorCode::kCorrupt, "is not what was written: its SHA-256 differs");
   }
   LS_RETURN_IF_ERROR(trusted.Check(encoded, signed_head.signatures()));
@@ -140,7 +141,7 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   if (head.model() != model) {
     return Status(ErrorCode::kProtocol, Cat("is of model ", CleanText(head.model(), 128), ", not of ", model));
   }
-  if (head.epoch() == 0) return Breaks("an epoch");
+  if (head.epoch() == 0 || head.epoch() > kMaxEpoch) return Breaks("an epoch");
   if (head.has_history()) LS_RETURN_IF_ERROR(CheckHistory(head.history(), /*whole=*/true));
   if (head.has_next()) LS_RETURN_IF_ERROR(CheckHistory(head.next(), /*whole=*/false));
   return head;

@@ -18,10 +18,6 @@ namespace {
 constexpr uint64_t kMaxLayoutBytes = uint64_t{1} << 30;
 constexpr uint64_t kBatchBytes = 256 << 20;  // of deltas that are in memory at once, twice; one may be larger
 
-std::string_view AsRaw(const objects::Sha256& sum) {
-  return {reinterpret_cast<const char*>(sum.data()), sum.size()};
-}
-
 // The most that a delta between versions of `layout` takes: every block, whole.
 uint64_t MaxPayloadBytes(const model::ModelLayout& layout) {
   return sizeof(payload::PayloadHeader) + layout.block_count() * sizeof(payload::PayloadEntry) + layout.data_bytes();
@@ -159,7 +155,7 @@ Status LogReader::ReadObject(std::string_view kind, const std::string& sha256, u
       stop);
   if (status.code() == ErrorCode::kNotFound) return Missing(name, stop);
   if (!status.ok()) return status.WithContext(Cat(url(), "/", name));
-  if (read == bytes && AsRaw(sum.Finish()) == sha256) return OkStatus();
+  if (read == bytes && objects::AsRaw(sum.Finish()) == sha256) return OkStatus();
   return {ErrorCode::kCorrupt,
           Cat(url(), "/", name, " is damaged: of its ", bytes, " bytes came ", read, ", and their SHA-256 differs")};
 }

@@ -155,11 +155,13 @@ class LogCommand {
     }
     if (fs::exists(options_.out))
       return {ErrorCode::kState, Cat(options_.out, " is there already; name another --out")};
-    const std::string building = fs::path(options_.out).lexically_normal().string() + ".part";
+    fs::path out = fs::path(options_.out).lexically_normal();
+    if (!out.has_filename()) out = out.parent_path();  // "dir/"
+    const std::string building = out.string() + ".part";
     LS_RETURN_IF_ERROR(os::RemoveTree(building));
     LS_RETURN_IF_ERROR(os::MakeDirs(building));
     Status status = Make(reader, history, version, *digest, building);
-    if (status.ok() && ::rename(building.c_str(), options_.out.c_str()) != 0) {
+    if (status.ok() && ::rename(building.c_str(), out.c_str()) != 0) {
       status = ErrnoStatus(errno, Cat("rename ", building, " to ", options_.out));
     }
     if (!status.ok()) {
@@ -199,7 +201,10 @@ class LogCommand {
     fs::permissions(path, fs::perms(0644), error);
     const auto described = std::ranges::find_if(
         history.steps(), [&](const v1::LogStep& step) { return step.target().version() == version; });
-    const v1::LogVersion about = described == history.steps().end() ? v1::LogVersion() : described->target();
+    const bool newest = version == history.newest().version();
+    const v1::LogVersion about = newest                               ? history.newest()
+                                 : described == history.steps().end() ? v1::LogVersion()
+                                                                      : described->target();
     const Held held{{*Bytes16(history.run())}, version};
     for (const auto& [name, text] :
          model::SmallFiles(*layout, held, digest, about.committed_unix_ns(), about.label())) {

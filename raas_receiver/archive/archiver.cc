@@ -76,6 +76,10 @@ Archiver::~Archiver() = default;
 // --- The session's thread ---
 
 void Archiver::Keep(const payload::DeltaChain& steps, const std::string& label) {
+  {
+    std::lock_guard lock(mutex_);
+    if (shown_.state() == v1::ARCHIVE_STATE_TAKEN_OVER) return;  // nobody would write them
+  }
   for (const auto& step : steps) {
     const uint64_t most = std::max(replicas_.current().layout->data_bytes() / 2, kLeastSpool);
     const Status added = spool_->Add(*step, step == steps.back() ? label : "", most);
@@ -129,8 +133,13 @@ void Archiver::Loop(const std::stop_token& stop) {
       continue;
     }
     const bool taken_over = owns_ && writer_->taken_over();
+    // A head that is gone was removed, with all of the log: it is begun anew.
+    if (did.status().code() == ErrorCode::kNotFound) owns_ = false;
     Show(did.status(), taken_over);
-    if (taken_over) return;
+    if (taken_over) {
+      spool_->Clear();
+      return;
+    }
     wait = backoff.Next();
   }
 }
@@ -222,6 +231,8 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
   }
   if (!delta) return false;
   const Result<Spool::Read> read = spool_->Get(*delta, *current_.layout);
+  const ErrorCode code = read.status().code();
+  if (code == ErrorCode::kIo || code == ErrorCode::kResourceExhausted) return read.status();  // it may be whole
   LS_RETURN_IF_ERROR(LoadHashes(stop));
   std::vector<uint64_t> hashes = hashes_;
   Status follows = read.status();

@@ -45,7 +45,11 @@ struct LogFixture : replica::ReplicaFixture {
     if (full || pair().current().held.nothing()) {
       PullFull(version);
     } else {
-      archiver->Keep(model.Chain(pair().current().held.version, version), "step " + std::to_string(version));
+      payload::DeltaChain steps;
+      for (Version base = pair().current().held.version; base < version; ++base) {
+        steps.push_back(model.Delta(base, base + 1, static_cast<int64_t>(base + 1)));
+      }
+      archiver->Keep(steps, "step " + std::to_string(version));
       PullDelta(version);
     }
     archiver->InStep();

@@ -1,10 +1,9 @@
 #include "raas_receiver/archive/log_writer.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 #include <vector>
 
+#include "common/base/stop_wait.h"
 #include "common/base/text.h"
 #include "common/objects/sha256.h"
 #include "common/telemetry/log.h"
@@ -16,18 +15,6 @@ namespace lockstep::archive {
 namespace {
 
 constexpr std::chrono::hours kFindEvery{1};
-
-std::string AsRaw(const objects::Sha256& sum) {
-  return {reinterpret_cast<const char*>(sum.data()), sum.size()};
-}
-
-Status WaitFor(std::chrono::steady_clock::duration wait, const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any stopped;
-  std::unique_lock lock(mutex);
-  stopped.wait_for(lock, stop, wait, [] { return false; });
-  return stop.stop_requested() ? Status(ErrorCode::kCancelled, "the receiver stops") : OkStatus();
-}
 
 }  // namespace
 
@@ -54,6 +41,9 @@ Status LogWriter::TakeOver(std::stop_token stop) {
     return there.status();
   }
   taken_over_ = false;
+  attempted_.clear();
+  put_.clear();
+  unnamed_.clear();
   head_ = head;
   named_ = versionlog::ObjectNames(head_);
   find_again_ = {};
@@ -62,7 +52,7 @@ Status LogWriter::TakeOver(std::stop_token stop) {
 
 Status LogWriter::WriteObject(const std::string& name, ByteView bytes, const std::stop_token& stop) {
   const auto wait = rate_.Book(bytes.size());
-  if (wait.count() > 0) LS_RETURN_IF_ERROR(WaitFor(wait, stop));
+  if (wait.count() > 0 && WaitForStop(wait, stop)) return {ErrorCode::kCancelled, "the receiver stops"};
   LS_RETURN_IF_ERROR(options_.store->Write(name, bytes, stop).WithContext(Cat(options_.store->url(), "/", name)));
   bytes_written_ += bytes.size();
   return OkStatus();
@@ -77,7 +67,7 @@ Result<v1::LogBytes> LogWriter::Put(std::string_view kind, ByteView bytes, uint6
   LS_RETURN_IF_ERROR(transfers_.ParallelTry(count, [&](size_t i) {
     const ByteView rest = bytes.subspan(i * piece_bytes);
     const ByteView piece = rest.first(std::min<uint64_t>(rest.size(), piece_bytes));
-    sums[i] = AsRaw(objects::Sha256Of(piece));
+    sums[i] = objects::AsRaw(objects::Sha256Of(piece));
     const std::string name = versionlog::ObjectName(options_.model, kind, sums[i]);
     // One that is about to be removed counts as gone.
     if (named_.contains(name) || put_.contains(name)) return OkStatus();
@@ -102,7 +92,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
 
   const std::string name = versionlog::HeadName(options_.model);
   const Bytes encoded = versionlog::EncodeHead(next, options_.key ? &*options_.key : nullptr);
-  attempted_.insert(AsRaw(objects::Sha256Of(encoded)));
+  attempted_.emplace(objects::AsRaw(objects::Sha256Of(encoded)));
   Result<std::string> tag = options_.store->Replace(name, tag_, encoded, stop);
   if (tag.ok()) {
     tag_ = *std::move(tag);
@@ -133,7 +123,7 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
     tag_ = there->tag;
     return OkStatus();
   }
-  if (attempted_.contains(AsRaw(objects::Sha256Of(there->bytes)))) {
+  if (attempted_.contains(std::string(objects::AsRaw(objects::Sha256Of(there->bytes))))) {
     tag_ = there->tag;
     return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
   }

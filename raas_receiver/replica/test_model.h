@@ -90,9 +90,9 @@ class TestModel {
     return blocks;
   }
 
-  std::shared_ptr<const payload::Payload> Delta(Version base, Version target) const {
+  std::shared_ptr<const payload::Payload> Delta(Version base, Version target, int64_t committed_unix_ns = 0) const {
     const payload::PayloadIdentity identity{
-        run_, base, target, manifest(base).digest, manifest(target).digest, static_cast<int64_t>(target)};
+        run_, base, target, manifest(base).digest, manifest(target).digest, committed_unix_ns};
     return *payload::Payload::Assemble(*layout_, identity, DeltaBlocks(base, target));
   }
 
