@@ -47,7 +47,7 @@ def wait_archived(receiver, version: int) -> None:
 )
 def test_the_suites_pass_over_a_store(s3, fresh, suite):
     environment = {**os.environ, "LOCKSTEP_TEST_STORE": s3.url(fresh)}
-    ran = subprocess.run([BIN / suite], env=environment, capture_output=True, text=True, timeout=280)
+    ran = subprocess.run([BIN / suite, "~[agent]"], env=environment, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stdout[-4000:]
 
 
