@@ -75,8 +75,9 @@ void AddCommands(CLI::App& app, Words& words) {
                  words.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
                      words.timeline);
-  AddLogOptions(*AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
-                words.log);
+  AddLogOptions(
+      *AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
+      words.log);
 }
 
 Status CheckAsksNone(const Words& words, const char* command) {
