@@ -93,7 +93,7 @@ TEST_CASE("ParallelFor runs every item exactly once, from several callers at a t
   for (auto& caller : callers) caller.join();
 }
 
-TEST_CASE("ParallelTry runs every item, and answers the first one's error") {
+TEST_CASE("ParallelTry answers the first item's error, and begins no more items after one") {
   WorkerPool pool(3);
   std::atomic<int> runs = 0;
   const auto fail_at = [&](size_t i) {
@@ -103,7 +103,7 @@ TEST_CASE("ParallelTry runs every item, and answers the first one's error") {
   CHECK(pool.ParallelTry(7, fail_at).ok());
   CHECK(runs == 7);
   CHECK(pool.ParallelTry(100, fail_at).message() == "7");
-  CHECK(runs == 107);
+  CHECK(runs < 107);
 }
 
 TEST_CASE("In a forked process its parent's pool goes at once, and the parent's works on") {

@@ -81,7 +81,12 @@ void WorkerPool::ParallelFor(size_t count, const std::function<void(size_t)>& bo
 
 Status WorkerPool::ParallelTry(size_t count, const std::function<Status(size_t)>& body) {
   std::vector<Status> outcomes(count);
-  ParallelFor(count, [&](size_t i) { outcomes[i] = body(i); });
+  std::atomic<bool> failed = false;  // items begin in order: the first that fails has begun by then
+  ParallelFor(count, [&](size_t i) {
+    if (failed) return;
+    outcomes[i] = body(i);
+    if (!outcomes[i].ok()) failed = true;
+  });
   for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
   return OkStatus();
 }

@@ -34,7 +34,7 @@ class WorkerPool {
   // done. Safe to call from several threads at once, the pool's own among them: the caller takes what no other thread
   // has, and waits only for items that are at work.
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
-  // The same; the answer is the error of the first item that has one.
+  // The same; items that have not begun when one fails are left out. The answer is the first item's error.
   Status ParallelTry(size_t count, const std::function<Status(size_t)>& body);
 
  private:

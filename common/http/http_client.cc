@@ -1,9 +1,12 @@
 #include "common/http/http_client.h"
 
 #include <curl/curl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
+#include <asio/ip/address.hpp>
 #include <cctype>
 #include <cstring>
 #include <string_view>
@@ -53,16 +56,17 @@ Status WrongUrl(const std::string& url, std::string_view why) {
 
 // One request in libcurl's hands: what it points into lives as long as this.
 struct Call {
-  explicit Call(const Request& made) : request(made) {}
+  Call(const Request& made, const ClientOptions& with) : request(made), options(with) {}
 
   const Request& request;
+  const ClientOptions& options;
   Easy easy{curl_easy_init()};
   Headers headers;
   size_t sent = 0;   // of the body
   std::string body;  // what came of the answer's
-  size_t limit = 0;  // of it
   bool too_long = false;
   Status refused;                               // by `take`
+  Status not_called;                            // an address that plaintext is not spoken to
   std::map<std::string, std::string> answered;  // headers
   std::array<char, CURL_ERROR_SIZE> reason{};
   CURLcode outcome = CURLE_OPERATION_TIMEDOUT;
@@ -81,7 +85,7 @@ size_t TakeBody(char* bytes, size_t, size_t count, void* to) {
     call.refused = call.request.take(status, AsBytes(std::string_view(bytes, count)));
     return call.refused.ok() ? count : 0;
   }
-  call.too_long = count > call.limit - call.body.size();
+  call.too_long = count > call.options.max_answer_bytes - call.body.size();
   if (call.too_long) return 0;
   call.body.append(bytes, count);
   return count;
@@ -114,6 +118,30 @@ size_t GiveBody(char* to, size_t, size_t count, void* from) {
 int SeekBody(void* from, curl_off_t offset, int) {
   static_cast<Call*>(from)->sent = static_cast<size_t>(offset);
   return CURL_SEEKFUNC_OK;
+}
+
+asio::ip::address AddressOf(const curl_sockaddr& called) {
+  if (called.family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &called.addr, sizeof v4);
+    return asio::ip::address_v4(ntohl(v4.sin_addr.s_addr));
+  }
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &called.addr, std::min<size_t>(sizeof v6, called.addrlen));
+  asio::ip::address_v6::bytes_type bytes;
+  std::memcpy(bytes.data(), &v6.sin6_addr, bytes.size());
+  return asio::ip::address_v6(bytes);
+}
+
+// Makes the socket to an address that the host's name stands for.
+curl_socket_t OpenSocket(void* of, curlsocktype, curl_sockaddr* called) {
+  Call& call = *static_cast<Call*>(of);
+  const asio::ip::address address = AddressOf(*called);
+  if (call.options.plain && !call.options.plain->Contain(address) && call.options.url.starts_with("http://")) {
+    call.not_called = net::NotInPlaintext(call.options.url, address.to_string());
+    return CURL_SOCKET_BAD;
+  }
+  return ::socket(called->family, called->socktype | SOCK_CLOEXEC, called->protocol);
 }
 
 Headers HeadersOf(const ClientOptions& options, const Request& request) {
@@ -159,12 +187,14 @@ void SetBody(Call& call) {
   if (!request.method.empty()) curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
 }
 
-void Prepare(Call& call, const ClientOptions& options) {
+void Prepare(Call& call) {
   CURL* const easy = call.easy.get();
+  const ClientOptions& options = call.options;
   const Request& request = call.request;
   call.headers = HeadersOf(options, request);
-  call.limit = options.max_answer_bytes;
   SetPolicy(easy);
+  curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, &OpenSocket);
+  curl_easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &call);
   if (!options.keep_connections) {
     curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
     curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, 1L);
@@ -219,7 +249,10 @@ ErrorCode CodeOf(const Call& call) {
 Result<Answer> AnswerOf(Call& call, std::string_view what) {
   if (call.outcome == CURLE_OK) return Answer{call.status(), std::move(call.body), std::move(call.answered)};
   if (!call.refused.ok()) return call.refused;
-  if (call.too_long) return Status(CodeOf(call), Cat(what, ": the answer has more than ", HumanBytes(call.limit)));
+  if (!call.not_called.ok() && !WasSent(call)) return call.not_called;
+  if (call.too_long) {
+    return Status(CodeOf(call), Cat(what, ": the answer has more than ", HumanBytes(call.options.max_answer_bytes)));
+  }
   const char* const reason = call.reason[0] != '\0' ? call.reason.data() : curl_easy_strerror(call.outcome);
   return Status(CodeOf(call), Cat(what, ": ", CleanText(reason, 300)));
 }
@@ -273,11 +306,11 @@ Result<Answer> Client::Send(const Request& request) {
   const std::string method = !request.method.empty() ? request.method : request.json.has_value() ? "POST" : "GET";
   const std::string what = Cat(method, " ", options_.url, request.target);
   std::unique_ptr<Multi> multi = TakeMulti();
-  Call call(request);
+  Call call(request, options_);
   if (call.easy == nullptr || multi->handle == nullptr) {
     return Status(ErrorCode::kResourceExhausted, Cat(what, ": no memory for a call"));
   }
-  Prepare(call, options_);
+  Prepare(call);
   CURLM* const handle = multi->handle.get();
   if (curl_multi_add_handle(handle, call.easy.get()) != CURLM_OK) {
     return Status(ErrorCode::kInternal, Cat(what, ": libcurl refuses the call"));

@@ -20,6 +20,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/net/networks.h"
 
 namespace lockstep::http {
 
@@ -31,6 +32,7 @@ struct ClientOptions {
   size_t max_answer_bytes = 1 << 20;  // of an answer that no `take` takes
   // For calls that may be made twice: on a kept connection that has died, libcurl sends a request again by itself.
   bool keep_connections = false;
+  std::optional<net::Networks> plain;  // http:// is spoken to addresses in these, and this host's; nothing: to any
 };
 
 // A request is signed with these, as AWS's signature version 4 of the service "s3".
@@ -69,12 +71,13 @@ class Client {
 
   // OK is a whole answer, whatever its status says.
   //   kUnavailable        there was no connection: the server has not seen the request
+  //   kPermission         likewise, as no address of it is in `plain`
   //   kDeadline           no whole answer in time
   //   kCancelled          a stop was requested
   //   kResourceExhausted  the answer is longer than max_answer_bytes
   //   kProtocol           the answer is not HTTP
   //   kAborted            the connection ended before the answer did
-  // After all but the first, the server may be doing what it was asked.
+  // After all but the first two, the server may be doing what it was asked.
   Result<Answer> Send(const Request& request);
 
   const std::string& url() const { return options_.url; }  // without a '/' at its end

@@ -50,6 +50,19 @@ TEST_CASE("A GET sends the path, the query and the key, and returns the status a
   CHECK(request.find("Authorization: Bearer secret\r\n") != std::string::npos);
 }
 
+TEST_CASE("Plaintext is spoken to no address beyond this host and the networks that are named") {
+  Server server([](int connection) { Server::Reply(connection, "200 OK", ""); });
+  const auto ask = [](const std::string& url, std::vector<std::string> networks) {
+    const auto client = Client::Create({.url = url, .plain = *net::Networks::Parse(networks)});
+    return (*client)->Send(Get(milliseconds(200))).status();
+  };
+  CHECK(ask(server.url(), {}).ok());
+  CHECK_THAT(ask("http://192.0.2.7:9000", {}), FailsWith(ErrorCode::kPermission, "192.0.2.7"));
+  CHECK_THAT(ask("http://[2001:db8::7]:9000", {"10.0.0.0/8"}), FailsWith(ErrorCode::kPermission, "2001:db8::7"));
+  CHECK(ask("http://192.0.2.7:9000", {"192.0.2.0/24"}).code() == ErrorCode::kUnavailable);
+  CHECK(ask("https://192.0.2.7:9000", {}).code() == ErrorCode::kUnavailable);
+}
+
 TEST_CASE("A POST sends its body as JSON, without asking first") {
   Server server([](int connection) { Server::Reply(connection, "200 OK", ""); });
   const std::string body = "{\"text\": \"" + std::string(5'000, 'x') + "\"}";

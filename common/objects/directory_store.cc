@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,7 +14,9 @@
 
 #include "common/base/hash.h"
 #include "common/base/ids.h"
+#include "common/base/stop_wait.h"
 #include "common/base/text.h"
+#include "common/os/deadline.h"
 #include "common/os/file.h"
 #include "common/os/unique_fd.h"
 
@@ -24,17 +27,36 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
 constexpr size_t kReadBytes = 1 << 20;
-constexpr uint64_t kMaxTagged = 64 << 20;
+constexpr milliseconds kLockTime{10'000};
+constexpr milliseconds kLockAgain{10};
 
 Status Stopped(const std::stop_token& stop, std::string_view path) {
   if (!stop.stop_requested()) return OkStatus();
   return {ErrorCode::kCancelled, Cat(path, " is not needed any more")};
 }
 
+// Anybody who may write the directory may have put anything there: none of it is waited for.
 Result<os::UniqueFd> OpenToRead(const std::string& path) {
-  os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
-  return fd;
+  struct stat info {};
+  if (::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode)) return fd;
+  return Status(ErrorCode::kBadData, Cat(path, " is no file"));
+}
+
+// Held until the descriptor is closed. Whoever has it writes one file.
+Result<os::UniqueFd> Lock(const std::string& path, const std::stop_token& stop) {
+  os::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
+  if (!lock.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  const os::Deadline deadline(kLockTime);
+  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return ErrnoStatus(errno, Cat("lock ", path));
+    if (deadline.Passed()) {
+      return Status(ErrorCode::kUnavailable, Cat(path, " has been locked by another process for 10 s"));
+    }
+    if (WaitForStop(kLockAgain, stop)) return Stopped(stop, path);
+  }
+  return lock;
 }
 
 // Wakes one poll when a file is put in place of another in a directory, or a stop is requested.
@@ -112,15 +134,14 @@ Status DirectoryStore::Write(const std::string& name, ByteView bytes, std::stop_
   return os::WriteFileAtomic(path, bytes);
 }
 
-Result<TaggedObject> DirectoryStore::ReadTagged(const std::string& name, uint64_t max_bytes) const {
-  LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(PathOf(name), max_bytes));
-  const ByteView bytes = AsBytes(std::string_view(text));
-  return TaggedObject{{bytes.begin(), bytes.end()}, TagOf(bytes)};
+Result<TaggedObject> DirectoryStore::ReadTagged(const std::string& name, const std::stop_token& stop) {
+  LS_ASSIGN_OR_RETURN(Bytes bytes, ReadWhole(*this, name, kMaxTaggedBytes, stop));
+  std::string tag = TagOf(bytes);
+  return TaggedObject{std::move(bytes), std::move(tag)};
 }
 
 Result<std::optional<TaggedObject>> DirectoryStore::ReadChanged(const std::string& name, const std::string& tag,
-                                                                uint64_t max_bytes, milliseconds wait,
-                                                                std::stop_token stop) {
+                                                                milliseconds wait, std::stop_token stop) {
   const std::string path = PathOf(name);
   std::optional<ChangeWait> change;
   if (wait.count() > 0) change.emplace(fs::path(path).parent_path(), stop);
@@ -128,7 +149,7 @@ Result<std::optional<TaggedObject>> DirectoryStore::ReadChanged(const std::strin
   while (true) {
     LS_RETURN_IF_ERROR(Stopped(stop, path));
     if (change) change->Watch();  // before it is read: no change is missed between the two
-    Result<TaggedObject> object = ReadTagged(name, max_bytes);
+    Result<TaggedObject> object = ReadTagged(name, stop);
     if (object.ok() && object->tag != tag) return std::optional(*std::move(object));
     const bool wanted = object.ok() || object.status().code() == ErrorCode::kNotFound;
     const auto left = std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now());
@@ -145,11 +166,8 @@ Result<std::string> DirectoryStore::Replace(const std::string& name, const std::
   const std::string path = PathOf(name);
   LS_RETURN_IF_ERROR(Stopped(stop, path));
   LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string()));
-  const std::string lock_path = path + ".lock";
-  const os::UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!lock.valid()) return ErrnoStatus(errno, Cat("open ", lock_path));
-  if (::flock(lock.get(), LOCK_EX) != 0) return ErrnoStatus(errno, Cat("lock ", lock_path));
-  const Result<TaggedObject> present = ReadTagged(name, kMaxTagged);
+  LS_ASSIGN_OR_RETURN(const os::UniqueFd lock, Lock(path + ".lock", stop));
+  const Result<TaggedObject> present = ReadTagged(name, stop);
   if (!present.ok() && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((present.ok() ? present->tag : "") != tag) {
     return Status(ErrorCode::kAborted, Cat(path, " was written by somebody else"));

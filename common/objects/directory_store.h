@@ -17,7 +17,7 @@ class DirectoryStore final : public ObjectStore {
   Status Read(const std::string& name, const Take& take, std::stop_token stop) override;
   Status Write(const std::string& name, ByteView bytes, std::stop_token stop) override;
   // A change by this host is seen at once; one by another host at the end of `wait`.
-  Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag, uint64_t max_bytes,
+  Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
                                                   std::chrono::milliseconds wait, std::stop_token stop) override;
   Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                               std::stop_token stop) override;
@@ -28,7 +28,7 @@ class DirectoryStore final : public ObjectStore {
   explicit DirectoryStore(std::string path) : path_(std::move(path)), url_("file://" + path_) {}
 
   std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
-  Result<TaggedObject> ReadTagged(const std::string& name, uint64_t max_bytes) const;
+  Result<TaggedObject> ReadTagged(const std::string& name, const std::stop_token& stop);
 
   const std::string path_;
   const std::string url_;

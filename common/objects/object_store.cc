@@ -8,10 +8,10 @@
 
 namespace lockstep::objects {
 
-Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url) {
+Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url, net::Networks plain) {
   constexpr std::string_view kFile = "file://";
   if (url.starts_with(Cat(kFile, "/"))) return DirectoryStore::Open(url.substr(kFile.size()));
-  if (url.starts_with("s3://")) return S3Store::Open(url);
+  if (url.starts_with("s3://")) return S3Store::Open(url, std::move(plain));
   return Status(ErrorCode::kConfig,
                 Cat("\"", CleanText(url, 200), "\" is neither file:///DIRECTORY nor s3://BUCKET/PREFIX"));
 }

@@ -16,8 +16,11 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/net/networks.h"
 
 namespace lockstep::objects {
+
+inline constexpr uint64_t kMaxTaggedBytes = 16 << 20;  // of an object that changes
 
 struct TaggedObject {
   Bytes bytes;
@@ -36,10 +39,10 @@ class ObjectStore {
  public:
   virtual ~ObjectStore() = default;
 
-  // Its URL, without credentials, for status and messages.
+  // Where its objects are, without credentials: each at url() + "/" + name. Two stores of one URL are the same.
   virtual const std::string& url() const = 0;
 
-  // The host that it is reached at in plaintext; empty: it is not reached over a network so.
+  // The host beyond loopback that it is reached at in plaintext, as the URL has it; empty: it is not reached so.
   virtual std::string plain_host() const { return ""; }
 
   // Hands the object's bytes over, in order. An error of `take` ends the call and is its answer. kNotFound.
@@ -49,10 +52,9 @@ class ObjectStore {
   virtual Status Write(const std::string& name, ByteView bytes, std::stop_token stop) = 0;
 
   // An object that changes: nothing while its tag is `tag`, but waits `wait` for another. kNotFound: there is none,
-  // also after `wait`. kResourceExhausted: it is longer than `max_bytes`.
+  // also after `wait`. kResourceExhausted: it is longer than kMaxTaggedBytes.
   virtual Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
-                                                          uint64_t max_bytes, std::chrono::milliseconds wait,
-                                                          std::stop_token stop) = 0;
+                                                          std::chrono::milliseconds wait, std::stop_token stop) = 0;
   // Writes it where its tag is `tag` (empty: there is none), and answers the new one. kAborted: somebody else has
   // written it.
   virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
@@ -64,9 +66,9 @@ class ObjectStore {
   virtual Status Remove(const std::string& name, std::stop_token stop) = 0;
 };
 
-// Of file:///an/absolute/directory, which exists, or s3://bucket/prefix (s3_url.h). kConfig: `url` is of no kind that
-// is known.
-Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url);
+// Of file:///an/absolute/directory, which exists, or s3://bucket/prefix (s3_url.h), which is spoken to in plaintext
+// only where it is on this host or in one of `plain`. kConfig: `url` is of no kind that is known.
+Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url, net::Networks plain = {});
 
 // As Read, of an object of at most `max_bytes`: kResourceExhausted where it is longer.
 Result<Bytes> ReadWhole(ObjectStore& store, const std::string& name, uint64_t max_bytes, std::stop_token stop);

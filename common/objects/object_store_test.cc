@@ -1,6 +1,10 @@
 // What every object store must do, over each of them.
 #include "common/objects/object_store.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
@@ -11,6 +15,8 @@
 #include "common/base/text.h"
 #include "common/objects/sha256.h"
 #include "common/objects/test_store.h"
+#include "common/os/temp_dir.h"
+#include "common/os/unique_fd.h"
 
 namespace lockstep::objects {
 namespace {
@@ -20,7 +26,6 @@ using namespace std::string_view_literals;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kNow{0};
-constexpr uint64_t kMax = 1 << 20;
 
 struct Host {
   TestStore store;
@@ -68,21 +73,23 @@ TEST_CASE("An error of whoever takes the bytes ends the reading, and is its answ
 
 TEST_CASE("What changes is written only over what its writer has seen") {
   Host host;
-  CHECK(host.store->ReadChanged("head", "", kMax, kNow, {}).status().code() == ErrorCode::kNotFound);
+  CHECK(host.store->ReadChanged("head", "", kNow, {}).status().code() == ErrorCode::kNotFound);
   const auto first = host.store->Replace("head", "", AsBytes("one"sv), {});
   REQUIRE(first.ok());
   CHECK_THAT(host.store->Replace("head", "", AsBytes("other"sv), {}), FailsWith(ErrorCode::kAborted, "somebody else"));
-  const auto read = *host.store->ReadChanged("head", "", kMax, kNow, {});
+  const auto read = *host.store->ReadChanged("head", "", kNow, {});
   REQUIRE(read.has_value());
   CHECK(AsText(read->bytes) == "one");
   CHECK(read->tag == *first);
-  CHECK_FALSE(host.store->ReadChanged("head", *first, kMax, kNow, {})->has_value());
+  CHECK_FALSE(host.store->ReadChanged("head", *first, kNow, {})->has_value());
   const auto second = host.store->Replace("head", *first, AsBytes("two"sv), {});
   REQUIRE(second.ok());
   CHECK(*second != *first);
   CHECK(host.store->Replace("head", *first, AsBytes("late"sv), {}).status().code() == ErrorCode::kAborted);
-  CHECK(AsText((*host.store->ReadChanged("head", *first, kMax, kNow, {}))->bytes) == "two");
-  CHECK(host.store->ReadChanged("head", *first, 2, kNow, {}).status().code() == ErrorCode::kResourceExhausted);
+  CHECK(AsText((*host.store->ReadChanged("head", *first, kNow, {}))->bytes) == "two");
+  const Bytes long_one(kMaxTaggedBytes + 1);
+  REQUIRE(host.store->Write("head", long_one, {}).ok());
+  CHECK(host.store->ReadChanged("head", *first, kNow, {}).status().code() == ErrorCode::kResourceExhausted);
 }
 
 TEST_CASE("Of several that write at once over the same, one does") {
@@ -102,31 +109,31 @@ TEST_CASE("Of several that write at once over the same, one does") {
 TEST_CASE("Whoever waits for a change has it soon; and nothing, when there was none") {
   Host host;
   for (const std::string before : {"", "one"}) {
-    const std::string tag = before.empty() ? "" : (*host.store->ReadChanged("m/head", "", kMax, kNow, {}))->tag;
+    const std::string tag = before.empty() ? "" : (*host.store->ReadChanged("m/head", "", kNow, {}))->tag;
     std::jthread writer([&] {
       std::this_thread::sleep_for(milliseconds(50));
       REQUIRE(host.store->Replace("m/head", tag, AsBytes(std::string_view(Cat(before, "one"))), {}).ok());
     });
-    const auto read = host.store->ReadChanged("m/head", tag, kMax, std::chrono::seconds(2), {});
+    const auto read = host.store->ReadChanged("m/head", tag, std::chrono::seconds(2), {});
     INFO(read.status().ToString());
     REQUIRE((read.ok() && read->has_value()));
     CHECK(AsText((*read)->bytes) == before + "one");
   }
-  const std::string tag = (*host.store->ReadChanged("m/head", "", kMax, kNow, {}))->tag;
-  CHECK_FALSE(host.store->ReadChanged("m/head", tag, kMax, milliseconds(30), {})->has_value());
+  const std::string tag = (*host.store->ReadChanged("m/head", "", kNow, {}))->tag;
+  CHECK_FALSE(host.store->ReadChanged("m/head", tag, milliseconds(30), {})->has_value());
 }
 
 TEST_CASE("A stop ends every call, also one that waits") {
   Host host;
   REQUIRE(host.store->Replace("head", "", AsBytes("one"sv), {}).ok());
-  const std::string tag = (*host.store->ReadChanged("head", "", kMax, kNow, {}))->tag;
+  const std::string tag = (*host.store->ReadChanged("head", "", kNow, {}))->tag;
   std::stop_source stop;
   std::jthread stopper([&] {
     std::this_thread::sleep_for(milliseconds(50));
     stop.request_stop();
   });
   const auto begun = std::chrono::steady_clock::now();
-  const auto read = host.store->ReadChanged("head", tag, kMax, std::chrono::minutes(5), stop.get_token());
+  const auto read = host.store->ReadChanged("head", tag, std::chrono::minutes(5), stop.get_token());
   CHECK(read.status().code() == ErrorCode::kCancelled);
   CHECK(std::chrono::steady_clock::now() - begun < std::chrono::minutes(1));
   const std::stop_token stopped = stop.get_token();
@@ -138,6 +145,33 @@ TEST_CASE("A stop ends every call, also one that waits") {
             ->Read(
                 "head", [](ByteView) { return OkStatus(); }, stopped)
             .code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("What somebody else put into a directory is not waited for") {
+  const os::TempDir directory;
+  const auto store = *OpenObjectStore("file://" + directory.path());
+  REQUIRE(::mkfifo((directory.path() + "/head").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((directory.path() + "/other.lock").c_str(), 0600) == 0);
+  CHECK_THAT(store->ReadChanged("head", "", kNow, {}), FailsWith(ErrorCode::kBadData, "no file"));
+  CHECK_THAT(store->Replace("head", "", AsBytes("one"sv), {}), FailsWith(ErrorCode::kBadData, "no file"));
+  const os::UniqueFd lock(::open((directory.path() + "/m.lock").c_str(), O_RDWR | O_CREAT, 0600));
+  REQUIRE(::flock(lock.get(), LOCK_EX) == 0);
+  std::stop_source stop;
+  std::jthread stopper([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    stop.request_stop();
+  });
+  const auto waited = store->Replace("m", "", AsBytes("one"sv), stop.get_token());
+  CHECK(waited.status().code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A store is spoken to in plaintext only on this host and in networks that are named, whatever its name") {
+  for (const std::string host : {"192.0.2.7", "192.0.2.7.nip.io"}) {
+    const auto store = *OpenObjectStore(Cat("s3://weights/x?endpoint=http://", host, ":9000"));
+    CHECK(store->plain_host() == host);
+  }
+  CHECK((*OpenObjectStore("s3://weights/x?endpoint=http://127.0.0.1:9000"))->plain_host() == "");
+  CHECK((*OpenObjectStore("s3://weights/x?endpoint=https://192.0.2.7"))->plain_host() == "");
 }
 
 TEST_CASE("A URL that names no store is refused with what is meant") {

@@ -2,13 +2,14 @@
 
 #include <sys/stat.h>
 
-#include <cstdlib>
+#include <algorithm>
 #include <ctime>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "common/base/text.h"
+#include "common/objects/s3_url.h"
 #include "common/os/file.h"
 #include "common/os/shell.h"
 
@@ -19,9 +20,8 @@ constexpr uint64_t kMaxFile = 1 << 20;
 constexpr std::chrono::seconds kCommandTime{30};
 constexpr int64_t kEarly = 300;  // seconds before they end
 
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
+Status NotNeeded() {
+  return {ErrorCode::kCancelled, "the keys are not needed any more"};
 }
 
 std::string Trimmed(std::string_view text) {
@@ -53,12 +53,6 @@ std::map<std::string, std::string> ProfileIn(const std::string& text, const std:
   return settings;
 }
 
-// Of "2025-03-01T12:00:00Z"; 0 for anything else.
-int64_t UnixSeconds(const std::string& text) {
-  std::tm time{};
-  return ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time) == nullptr ? 0 : ::timegm(&time);
-}
-
 // They become parts of headers.
 Status CheckKeys(const http::Signing& keys, const std::string& where) {
   const auto visible = [](const std::string& text) {
@@ -73,12 +67,29 @@ Status CheckKeys(const http::Signing& keys, const std::string& where) {
 
 }  // namespace
 
-Result<http::Signing> S3Credentials::Get() {
-  std::lock_guard lock(mutex_);
+bool S3Credentials::AreGood() const {
   const bool ended = found_.ends_unix_s != 0 && std::time(nullptr) > found_.ends_unix_s - kEarly;
   const bool changed = !found_.file.empty() && StampOf(found_.file) != found_.stamp;
-  if (have_ && !ended && !changed) return found_.keys;
-  Result<Found> found = Find();
+  return have_ && !ended && !changed;
+}
+
+Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (AreGood()) return found_.keys;
+    if (!looking_) break;
+    const uint64_t before = looks_;
+    if (!changed_.wait(lock, stop, [&] { return looks_ != before; })) return NotNeeded();
+    if (!failed_.ok() && failed_.code() != ErrorCode::kCancelled) return failed_;
+  }
+  looking_ = true;
+  lock.unlock();
+  Result<Found> found = Find(stop);
+  lock.lock();
+  looking_ = false;
+  ++looks_;
+  failed_ = found.status();
+  changed_.notify_all();
   if (!found.ok()) return found.status();
   found_ = *std::move(found);
   have_ = true;
@@ -90,30 +101,30 @@ void S3Credentials::Refused(const http::Signing& used) {
   if (used.access_key == found_.keys.access_key && used.session_token == found_.keys.session_token) have_ = false;
 }
 
-Result<S3Credentials::Found> S3Credentials::Find() const {
-  std::string file = options_.file.empty() ? Environment("AWS_SHARED_CREDENTIALS_FILE") : options_.file;
-  if (!file.empty()) return FromFile(file);
+Result<S3Credentials::Found> S3Credentials::Find(const std::stop_token& stop) const {
+  std::string file = options_.file.empty() ? Environment({"AWS_SHARED_CREDENTIALS_FILE"}) : options_.file;
+  if (!file.empty()) return FromFile(file, stop);
   Found found;
-  found.keys = {.access_key = Environment("AWS_ACCESS_KEY_ID"),
-                .secret_key = Environment("AWS_SECRET_ACCESS_KEY"),
-                .session_token = Environment("AWS_SESSION_TOKEN"),
+  found.keys = {.access_key = Environment({"AWS_ACCESS_KEY_ID"}),
+                .secret_key = Environment({"AWS_SECRET_ACCESS_KEY"}),
+                .session_token = Environment({"AWS_SESSION_TOKEN"}),
                 .region = options_.region};
   if (!found.keys.access_key.empty()) {
     LS_RETURN_IF_ERROR(CheckKeys(found.keys, "the environment, with $AWS_ACCESS_KEY_ID,"));
     return found;
   }
-  file = Environment("HOME") + "/.aws/credentials";
-  if (!StampOf(file).empty()) return FromFile(file);
+  file = Environment({"HOME"}) + "/.aws/credentials";
+  if (!StampOf(file).empty()) return FromFile(file, stop);
   return Status(ErrorCode::kConfig,
                 "no credentials: set $AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY, or "
                 "$AWS_SHARED_CREDENTIALS_FILE, or give a file in the URL, ?credentials=FILE");
 }
 
-Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path) const {
+Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path, const std::stop_token& stop) const {
   Found found{.keys = {}, .file = path, .stamp = StampOf(path)};
   const Result<std::string> text = os::ReadSecretFile(path, kMaxFile);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
-  const std::string named = options_.profile.empty() ? Environment("AWS_PROFILE") : options_.profile;
+  const std::string named = options_.profile.empty() ? Environment({"AWS_PROFILE"}) : options_.profile;
   const std::string profile = named.empty() ? "default" : named;
   auto settings = ProfileIn(*text, profile);
   const std::string where = Cat(path, ", profile ", profile, ",");
@@ -122,15 +133,18 @@ Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path) co
                 .session_token = settings["aws_session_token"],
                 .region = options_.region};
   const std::string command = settings["credential_process"];
-  if (!command.empty()) LS_RETURN_IF_ERROR(RunCommand(command, found).WithContext(where));
+  if (!command.empty()) LS_RETURN_IF_ERROR(RunCommand(command, found, stop).WithContext(where));
   LS_RETURN_IF_ERROR(CheckKeys(found.keys, where));
   return found;
 }
 
 // AWS's protocol of a credential process: one JSON object on stdout.
-Status S3Credentials::RunCommand(const std::string& command, Found& found) const {
+Status S3Credentials::RunCommand(const std::string& command, Found& found, const std::stop_token& stop) const {
+  os::StopSignal signal;
+  const std::stop_callback on_stop(stop, [&] { signal.Set(); });
   LS_ASSIGN_OR_RETURN(const os::ShellOutcome run,
-                      os::RunShell(Cat("{ ", command, "\n} 2>/dev/null"), {}, kCommandTime, os::StopSignal()));
+                      os::RunShell(Cat("{ ", command, "\n} 2>/dev/null"), {}, kCommandTime, signal));
+  if (run.stopped) return NotNeeded();
   if (run.timed_out) return {ErrorCode::kDeadline, "its credential_process took longer than 30 s"};
   if (run.wait_status != 0) return {ErrorCode::kUnavailable, "its credential_process failed"};
   const auto said = nlohmann::json::parse(run.output_tail, nullptr, /*allow_exceptions=*/false);
@@ -141,7 +155,10 @@ Status S3Credentials::RunCommand(const std::string& command, Found& found) const
   found.keys.access_key = text("AccessKeyId");
   found.keys.secret_key = text("SecretAccessKey");
   found.keys.session_token = text("SessionToken");
-  found.ends_unix_s = UnixSeconds(text("Expiration"));
+  const std::string ends = text("Expiration");
+  const std::optional<int64_t> seconds = UnixSeconds(ends);
+  if (!ends.empty() && !seconds) return {ErrorCode::kConfig, "its credential_process names a wrong Expiration"};
+  found.ends_unix_s = seconds.value_or(0);
   return OkStatus();
 }
 

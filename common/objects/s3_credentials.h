@@ -2,8 +2,10 @@
 // AWS's, which may name a command. They are read again when they change, end, or are refused.
 #pragma once
 
-#include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <mutex>
+#include <stop_token>
 #include <string>
 
 #include "common/base/status.h"
@@ -22,8 +24,8 @@ class S3Credentials {
  public:
   explicit S3Credentials(S3CredentialsOptions options) : options_(std::move(options)) {}
 
-  // kConfig names what is missing or wrong, and no key.
-  Result<http::Signing> Get();
+  // kConfig names what is missing or wrong, and no key. One caller looks; the others have what it finds.
+  Result<http::Signing> Get(const std::stop_token& stop);
   // The store does not take `used` any more: the next Get reads them again.
   void Refused(const http::Signing& used);
 
@@ -34,14 +36,20 @@ class S3Credentials {
     std::string stamp;        // of the file, when it was read
     int64_t ends_unix_s = 0;  // 0: they do not
   };
-  Result<Found> Find() const;
-  Result<Found> FromFile(const std::string& path) const;
-  Status RunCommand(const std::string& command, Found& found) const;
+  bool AreGood() const;
+  Result<Found> Find(const std::stop_token& stop) const;
+  Result<Found> FromFile(const std::string& path, const std::stop_token& stop) const;
+  Status RunCommand(const std::string& command, Found& found, const std::stop_token& stop) const;
 
   const S3CredentialsOptions options_;
   std::mutex mutex_;
-  Found found_;        // guarded by mutex_
-  bool have_ = false;  // guarded by mutex_
+  std::condition_variable_any changed_;
+  // Guarded by mutex_:
+  Found found_;
+  bool have_ = false;
+  bool looking_ = false;  // a caller is
+  uint64_t looks_ = 0;    // that are over
+  Status failed_;         // the last one
 };
 
 }  // namespace lockstep::objects

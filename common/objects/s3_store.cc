@@ -6,7 +6,6 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
-#include <ctime>
 
 #include "common/base/ids.h"
 #include "common/base/stop_wait.h"
@@ -25,8 +24,6 @@ constexpr milliseconds kFirstWait{100};
 constexpr milliseconds kLongestWait{5'000};
 constexpr milliseconds kCallTime{600'000};  // an object of 64 MiB over a slow link
 constexpr std::chrono::seconds kStall{20};
-constexpr size_t kMaxAnswer = 8 << 20;
-constexpr uint64_t kMaxTagged = 64 << 20;
 
 std::string Escaped(std::string_view text) {
   std::string escaped;
@@ -75,12 +72,6 @@ bool ReadXml(const std::string& document, const TakeElement& take) {
     static_cast<XmlReading*>(user)->text.append(text, static_cast<size_t>(length));
   });
   return XML_Parse(parser.get(), document.data(), static_cast<int>(document.size()), 1) == XML_STATUS_OK;
-}
-
-int64_t UnixNanosOf(const std::string& text) {
-  std::tm time{};
-  if (::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time) == nullptr) return 0;
-  return int64_t{::timegm(&time)} * 1'000'000'000;
 }
 
 // --- Answers ---
@@ -148,16 +139,17 @@ Status Wait(milliseconds time, const std::stop_token& stop) {
 
 }  // namespace
 
-Result<std::shared_ptr<ObjectStore>> S3Store::Open(const std::string& url) {
+Result<std::shared_ptr<ObjectStore>> S3Store::Open(const std::string& url, net::Networks plain) {
   LS_ASSIGN_OR_RETURN(const S3Place place, ParseS3Url(url));
   auto client = http::Client::Create({.url = place.base_url,
                                       .ca_file = place.ca_file,
                                       .connect_timeout = milliseconds(5'000),
-                                      .max_answer_bytes = kMaxAnswer,
-                                      .keep_connections = true});
+                                      .max_answer_bytes = kMaxTaggedBytes,
+                                      .keep_connections = true,
+                                      .plain = std::move(plain)});
   if (!client.ok()) return client.status().WithContext("endpoint");
   return std::shared_ptr<ObjectStore>(
-      new S3Store(place.shown, place.prefix, *std::move(client),
+      new S3Store(*http::CheckUrl(Cat(place.base_url, "/", place.prefix)), place.prefix, *std::move(client),
                   {.file = place.credentials_file, .profile = place.profile, .region = place.region}));
 }
 
@@ -165,14 +157,15 @@ std::string S3Store::plain_host() const {
   const std::string& base = client_->url();
   if (!base.starts_with("http://")) return "";
   const std::string host = base.substr(7, base.find('/', 7) - 7);
-  const auto address = net::ParseHostPort(host);
-  return address.ok() ? address->host : host;
+  const auto written = net::ParseHostPort(host);
+  const net::HostPort address = written.ok() ? *written : net::HostPort{host};
+  return address.IsLoopback() ? "" : address.host;
 }
 
 // One attempt, with the keys as they are now, and with newer ones when those are refused.
 Result<http::Answer> S3Store::SendOnce(http::Request& request) {
   for (bool again = false;; again = true) {
-    LS_ASSIGN_OR_RETURN(const http::Signing signing, credentials_.Get());
+    LS_ASSIGN_OR_RETURN(const http::Signing signing, credentials_.Get(request.stop));
     request.signing = &signing;
     Result<http::Answer> answer = client_->Send(request);
     request.signing = nullptr;
@@ -226,6 +219,7 @@ Result<http::Answer> S3Store::Send(http::Request request, std::stop_token stop) 
 Status S3Store::Read(const std::string& name, const Take& take, std::stop_token stop) {
   const auto taken = [&](int, ByteView bytes) { return take(bytes); };
   LS_ASSIGN_OR_RETURN(const http::Answer answer, Send({.target = TargetOf(name), .take = taken}, std::move(stop)));
+  if (answer.status == 416) return OkStatus();  // it broke off at its end: nothing is left to be asked for
   return Succeeded(answer) ? OkStatus() : StatusOf(answer);
 }
 
@@ -236,31 +230,25 @@ Status S3Store::Write(const std::string& name, ByteView bytes, std::stop_token s
   return Succeeded(answer) ? OkStatus() : StatusOf(answer);
 }
 
-Result<std::optional<TaggedObject>> S3Store::Look(const std::string& name, const std::string& tag, uint64_t max_bytes,
+// The whole of it in one answer: between two it may have changed.
+Result<std::optional<TaggedObject>> S3Store::Look(const std::string& name, const std::string& tag,
                                                   const std::stop_token& stop) {
-  TaggedObject object;
   http::Request request{.target = TargetOf(name)};
   if (!tag.empty()) request.headers.push_back("If-None-Match: " + tag);
-  request.take = [&](int, ByteView bytes) -> Status {
-    if (bytes.size() > max_bytes - object.bytes.size()) {
-      return {ErrorCode::kResourceExhausted, Cat("it is longer than ", max_bytes, " bytes")};
-    }
-    AppendBytes(object.bytes, bytes);
-    return OkStatus();
-  };
   LS_ASSIGN_OR_RETURN(const http::Answer answer, Send(std::move(request), stop));
   if (answer.status == 304) return std::optional<TaggedObject>();
   if (!Succeeded(answer)) return StatusOf(answer);
-  object.tag = TagIn(answer);
-  if (object.tag.empty()) return Status(ErrorCode::kProtocol, "the store gave no ETag");
-  if (object.tag == tag) return std::optional<TaggedObject>();
-  return std::optional(std::move(object));
+  const std::string now = TagIn(answer);
+  if (now.empty()) return Status(ErrorCode::kProtocol, "the store gave no ETag");
+  if (now == tag) return std::optional<TaggedObject>();
+  const ByteView bytes = AsBytes(std::string_view(answer.body));
+  return std::optional(TaggedObject{{bytes.begin(), bytes.end()}, now});
 }
 
 Result<std::optional<TaggedObject>> S3Store::ReadChanged(const std::string& name, const std::string& tag,
-                                                         uint64_t max_bytes, milliseconds wait, std::stop_token stop) {
+                                                         milliseconds wait, std::stop_token stop) {
   const auto look = [&] {
-    auto found = Look(name, tag, max_bytes, stop);
+    auto found = Look(name, tag, stop);
     return found.ok() ? std::move(found) : found.status().WithContext(Cat(url_, "/", name));
   };
   auto found = look();
@@ -273,7 +261,7 @@ Result<std::optional<TaggedObject>> S3Store::ReadChanged(const std::string& name
 Result<std::string> S3Store::Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                      std::stop_token stop) {
   // A store without conditional writes takes what it is not to take: so it is looked at before.
-  const auto present = Look(name, tag, kMaxTagged, stop);
+  const auto present = Look(name, tag, stop);
   const bool there = present.ok();
   if (!there && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((there && present->has_value()) || (!there && !tag.empty())) {
@@ -285,7 +273,7 @@ Result<std::string> S3Store::Replace(const std::string& name, const std::string&
   LS_ASSIGN_OR_RETURN(http::Answer answer, Send(request, stop));
   if (answer.status == 412 && !tag.empty()) {
     // Ceph's gateway compares with the tag's text, and calls what is in quotes another one.
-    const auto still = Look(name, tag, kMaxTagged, stop);
+    const auto still = Look(name, tag, stop);
     if (still.ok() && !still->has_value() && tag.size() > 2 && tag.front() == '"') {
       request.headers = {"If-Match: " + tag.substr(1, tag.size() - 2)};
       LS_ASSIGN_OR_RETURN(answer, Send(request, stop));
@@ -311,14 +299,21 @@ Result<std::vector<ListedObject>> S3Store::List(const std::string& prefix, std::
     if (!Succeeded(answer)) return StatusOf(answer).WithContext(url_);
     std::string next;
     ListedObject object;
+    bool dated = true;
     const bool whole = ReadXml(answer.body, [&](std::string_view name, const std::string& text) {
       if (name == "Key") object.name = text.starts_with(prefix_) ? text.substr(prefix_.size()) : "";
       if (name == "Size") object.bytes = std::strtoull(text.c_str(), nullptr, 10);
-      if (name == "LastModified") object.written_unix_ns = UnixNanosOf(text);
+      if (name == "LastModified") {
+        const std::optional<int64_t> seconds = UnixSeconds(text);
+        dated &= seconds.has_value();
+        object.written_unix_ns = seconds.value_or(0) * 1'000'000'000;
+      }
       if (name == "NextContinuationToken") next = text;
       if (name == "/Contents" && !object.name.empty()) objects.push_back(std::exchange(object, {}));
     });
-    if (!whole) return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list is no XML"));
+    if (!whole || !dated) {
+      return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list is no XML, or has times that are none"));
+    }
     if (!next.empty() && next == more)
       return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list does not end"));
     more = std::move(next);

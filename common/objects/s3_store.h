@@ -16,13 +16,13 @@ namespace lockstep::objects {
 class S3Store final : public ObjectStore {
  public:
   // kConfig as ParseS3Url (s3_url.h). Nothing is asked of the store yet.
-  static Result<std::shared_ptr<ObjectStore>> Open(const std::string& url);
+  static Result<std::shared_ptr<ObjectStore>> Open(const std::string& url, net::Networks plain);
 
   const std::string& url() const override { return url_; }
   std::string plain_host() const override;
   Status Read(const std::string& name, const Take& take, std::stop_token stop) override;
   Status Write(const std::string& name, ByteView bytes, std::stop_token stop) override;
-  Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag, uint64_t max_bytes,
+  Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
                                                   std::chrono::milliseconds wait, std::stop_token stop) override;
   // Atomic where the store has conditional writes; elsewhere a change between a look and the write is not seen.
   Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
@@ -40,7 +40,7 @@ class S3Store final : public ObjectStore {
   std::string TargetOf(const std::string& name) const { return "/" + prefix_ + name; }
   Result<http::Answer> Send(http::Request request, std::stop_token stop);
   Result<http::Answer> SendOnce(http::Request& request);
-  Result<std::optional<TaggedObject>> Look(const std::string& name, const std::string& tag, uint64_t max_bytes,
+  Result<std::optional<TaggedObject>> Look(const std::string& name, const std::string& tag,
                                            const std::stop_token& stop);
 
   const std::string url_;

@@ -4,21 +4,13 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
-#include <initializer_list>
+#include <ctime>
 #include <map>
 
 #include "common/base/text.h"
 
 namespace lockstep::objects {
 namespace {
-
-std::string Environment(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
-  }
-  return "";
-}
 
 // The URL's own words.
 struct Written {
@@ -56,6 +48,20 @@ Result<Written> ReadQuery(const std::string& url) {
 
 }  // namespace
 
+std::string Environment(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "";
+}
+
+std::optional<int64_t> UnixSeconds(const std::string& text) {
+  std::tm time{};
+  if (::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time) == nullptr) return std::nullopt;
+  return ::timegm(&time);
+}
+
 bool IsPlain(std::string_view name) {
   return std::ranges::all_of(name, [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("-_.~/").find(static_cast<char>(c)) != std::string_view::npos;
@@ -85,8 +91,7 @@ Result<S3Place> ParseS3Url(const std::string& url) {
                                ? Cat(endpoint, "/", place.bucket)
                                : Cat(endpoint.substr(0, host + 3), place.bucket, ".", endpoint.substr(host + 3));
   const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
-  return S3Place{.shown = Cat("s3://", place.bucket, prefix.empty() ? "" : "/", place.prefix),
-                 .base_url = base,
+  return S3Place{.base_url = base,
                  .prefix = prefix,
                  .region = region,
                  .ca_file = setting("ca", {"AWS_CA_BUNDLE"}, ""),

@@ -1,6 +1,10 @@
-// Where an S3-compatible store is, and how it is reached: what a URL and the environment say.
+// Where an S3-compatible store is, and how it is reached: what a URL and the environment say. How names and times are
+// written there.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -9,7 +13,6 @@
 namespace lockstep::objects {
 
 struct S3Place {
-  std::string shown;     // s3://BUCKET/PREFIX, for messages
   std::string base_url;  // of the bucket
   std::string prefix;    // empty, or ends with '/'
   std::string region;
@@ -29,5 +32,11 @@ Result<S3Place> ParseS3Url(const std::string& url);
 
 // Whether it has nothing that is escaped in a URL, and in what is signed.
 bool IsPlain(std::string_view name);
+
+// The first of these variables of the environment that has a value; empty: none has.
+std::string Environment(std::initializer_list<const char*> names);
+
+// Of "2025-03-01T12:00:00Z", with or without a fraction; nothing for anything else.
+std::optional<int64_t> UnixSeconds(const std::string& text);
 
 }  // namespace lockstep::objects

@@ -31,7 +31,7 @@ struct ShellOutcome {
   std::string output_tail;  // the last kOutputTail bytes of stdout and stderr, without the last line break
 };
 
-inline constexpr size_t kOutputTail = 4096;
+inline constexpr size_t kOutputTail = 16 << 10;
 
 // Runs `/bin/sh -c command` in a process group of its own, with this process' environment and `environment`
 // ("NAME=value") added. What deploy/bundle's launcher set aside as LOCKSTEP_HOST_<NAME> is <NAME> there. When `timeout`

@@ -12,6 +12,7 @@ namespace lockstep::versionlog {
 namespace {
 
 constexpr size_t kShaBytes = 32;
+constexpr int kMaxSignatures = 16;
 constexpr uint64_t kMaxEpoch = uint64_t{1} << 62;  // there is always a higher one
 
 Status Breaks(std::string_view rule) {
@@ -105,8 +106,13 @@ std::string ObjectName(std::string_view model, std::string_view kind, std::strin
 }
 
 bool IsObjectName(std::string_view model, std::string_view name) {
-  return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk},
-                             [&](std::string_view kind) { return name.starts_with(Cat(model, "/", kind, "/")); });
+  const size_t last = name.rfind('/');
+  if (last == std::string_view::npos) return false;
+  const auto of = [&](std::string_view kind) { return name.substr(0, last) == Cat(model, "/", kind); };
+  std::string_view sum = name.substr(last + 1);
+  if (const size_t part = sum.find(".tmp-"); part != std::string_view::npos) sum = sum.substr(0, part);
+  return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk}, of) && sum.size() == 2 * kShaBytes &&
+         sum.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 Bytes EncodeHead(const v1::LogHead& head, const SigningKey* key) {
@@ -126,6 +132,7 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   if (!signed_head.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return Status(ErrorCode::kCorrupt, "is no head of a log, or a part of one");
   }
+  if (signed_head.signatures_size() > kMaxSignatures) return Breaks("the number of signatures");
   const ByteView encoded = AsBytes(std::string_view(signed_head.head()));
   const objects::Sha256 sum = objects::Sha256Of(encoded);
   if (signed_head.sha256() != objects::AsRaw(sum)) {

@@ -17,7 +17,6 @@
 namespace lockstep::versionlog {
 
 inline constexpr uint32_t kLogFormat = 1;
-inline constexpr uint64_t kMaxHeadBytes = 64 << 20;
 inline constexpr uint64_t kMaxPieceBytes = 256 << 20;
 
 // What an object is, and the directory that it lies in.
@@ -30,7 +29,7 @@ std::string HeadName(std::string_view model);
 // `sha256` is 32 raw bytes.
 std::string ObjectName(std::string_view model, std::string_view kind, std::string_view sha256);
 
-// Whether a model's log may have an object of this name, or part of one.
+// Whether it is the name of an object of a model's log, or of what a killed writer has left of one.
 bool IsObjectName(std::string_view model, std::string_view name);
 
 // Signed where `key` is not null.

@@ -19,15 +19,26 @@ std::vector<const v1::LogChunk*> NewestChunks(const v1::LogHistory& history) {
   return newest;
 }
 
-void AddPieces(const v1::LogBytes& bytes, std::string_view model, std::string_view kind, std::set<std::string>& names) {
-  for (const std::string& piece : bytes.pieces()) names.insert(ObjectName(model, kind, piece));
+void AddPieces(const v1::LogBytes& whole, std::string_view model, std::string_view kind,
+               std::map<std::string, NamedObject>& objects) {
+  for (int i = 0; i < whole.pieces_size(); ++i) {
+    const uint64_t bytes = std::min(whole.piece_bytes(), whole.bytes() - i * whole.piece_bytes());
+    objects.insert({ObjectName(model, kind, whole.pieces(i)), {kind, whole.pieces(i), bytes}});
+  }
+}
+
+// By version: what the deltas from it on count for. Each is a request and a line of the head, however small it is.
+std::map<Version, uint64_t> CostsFrom(const v1::LogHistory& history, uint64_t data_bytes) {
+  uint64_t cost = 0;
+  std::map<Version, uint64_t> costs{{history.newest().version(), 0}};
+  for (int i = history.steps_size() - 1; i >= 0; --i) {
+    cost += std::max(history.steps(i).payload().bytes(), data_bytes / (2 * kMostSteps));
+    costs[history.steps(i).base()] = cost;
+  }
+  return costs;
 }
 
 }  // namespace
-
-Version FirstVersion(const v1::LogHistory& history) {
-  return history.steps().empty() ? history.newest().version() : history.steps(0).base();
-}
 
 const v1::LogChunk* FindChunk(const v1::LogHistory& history, uint32_t index, Version version) {
   const auto after = std::ranges::upper_bound(
@@ -56,10 +67,11 @@ uint64_t StepBytes(const v1::LogHistory& history, Version version) {
 std::vector<uint32_t> DueChunks(const v1::LogHistory& history, uint64_t data_bytes) {
   std::vector<const v1::LogChunk*> chunks = NewestChunks(history);
   std::ranges::stable_sort(chunks, {}, [](const v1::LogChunk* chunk) { return chunk->version(); });
+  const std::map<Version, uint64_t> costs = CostsFrom(history, data_bytes);
   const double n = static_cast<double>(chunks.size());
   size_t due = 0;  // so many of the oldest
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const double halves = static_cast<double>(StepBytes(history, chunks[i]->version())) / (data_bytes / 2.0);
+    const double halves = static_cast<double>(costs.at(chunks[i]->version())) / (data_bytes / 2.0);
     const double needed = std::ceil(static_cast<double>(i) - n * (1 - halves));
     if (needed > 0) due = std::max(due, std::min(i + 1, static_cast<size_t>(needed)));
   }
@@ -89,22 +101,28 @@ bool DropOldest(v1::LogHistory& history) {
   return true;
 }
 
-void AddObjectNames(const v1::LogHistory& history, std::string_view model, std::set<std::string>& names) {
-  AddPieces(history.layout(), model, kLayout, names);
-  AddPieces(history.manifest(), model, kManifest, names);
-  for (const v1::LogStep& step : history.steps()) AddPieces(step.payload(), model, kDelta, names);
-  for (const v1::LogChunk& chunk : history.chunks()) names.insert(ObjectName(model, kChunk, chunk.sha256()));
+void AddObjects(const v1::LogHistory& history, std::string_view model, uint64_t data_bytes,
+                std::map<std::string, NamedObject>& objects) {
+  AddPieces(history.layout(), model, kLayout, objects);
+  AddPieces(history.manifest(), model, kManifest, objects);
+  for (const v1::LogStep& step : history.steps()) AddPieces(step.payload(), model, kDelta, objects);
+  for (const v1::LogChunk& chunk : history.chunks()) {
+    const uint64_t bytes = ChunkRange(history, chunk.index(), data_bytes).bytes;
+    objects.insert({ObjectName(model, kChunk, chunk.sha256()), {kChunk, chunk.sha256(), bytes}});
+  }
 }
 
 std::set<std::string> ObjectNames(const v1::LogHead& head) {
+  std::map<std::string, NamedObject> objects;
+  AddObjects(head.history(), head.model(), 0, objects);
+  AddObjects(head.next(), head.model(), 0, objects);
   std::set<std::string> names;
-  AddObjectNames(head.history(), head.model(), names);
-  AddObjectNames(head.next(), head.model(), names);
+  for (const auto& [name, object] : objects) names.insert(name);
   return names;
 }
 
 uint64_t StoredBytes(const v1::LogHistory& history, uint64_t data_bytes) {
-  uint64_t bytes = StepBytes(history, 0);
+  uint64_t bytes = CostsFrom(history, data_bytes).begin()->second;
   std::set<std::string_view> counted;
   for (const v1::LogChunk& chunk : history.chunks()) {
     if (counted.insert(chunk.sha256()).second) bytes += ChunkRange(history, chunk.index(), data_bytes).bytes;

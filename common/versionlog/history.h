@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,9 +16,6 @@
 
 namespace lockstep::versionlog {
 
-// The version that its first step leads on from; the newest where there are no steps.
-Version FirstVersion(const v1::LogHistory& history);
-
 // The newest chunk `index` that is no newer than `version`; null: there is none.
 const v1::LogChunk* FindChunk(const v1::LogHistory& history, uint32_t index, Version version);
 
@@ -27,19 +25,29 @@ std::optional<ManifestDigest> FindDigest(const v1::LogHistory& history, Version 
 // Bytes of the deltas from `version` on.
 uint64_t StepBytes(const v1::LogHistory& history, Version version);
 
-// The chunks to be renewed, the oldest first, so that no chunk ever lacks more than half a model of deltas and they do
-// not come due together: of n chunks by age, the i-th oldest may lack (1 - i/n) halves. REQUIRES a chunk of each index.
+// The chunks to be renewed, the oldest first, so that no chunk ever lacks more than half a model of deltas, or more
+// than kMostSteps, and they do not come due together: of n chunks by age, the i-th oldest may lack (1 - i/n) halves.
+// REQUIRES a chunk of each index.
+inline constexpr uint64_t kMostSteps = 4096;
 std::vector<uint32_t> DueChunks(const v1::LogHistory& history, uint64_t data_bytes);
 
 // The oldest version is one less old, and what nothing else needs is not named any more. False: there is only the
 // newest. REQUIRES a chunk of each index.
 bool DropOldest(v1::LogHistory& history);
 
-// Names of all objects that it names.
-void AddObjectNames(const v1::LogHistory& history, std::string_view model, std::set<std::string>& names);
+// An object that a history names.
+struct NamedObject {
+  std::string_view kind;
+  std::string sha256;  // 32 raw bytes
+  uint64_t bytes = 0;
+};
+// By its name. The chunks are of `data_bytes` in all.
+void AddObjects(const v1::LogHistory& history, std::string_view model, uint64_t data_bytes,
+                std::map<std::string, NamedObject>& objects);
 std::set<std::string> ObjectNames(const v1::LogHead& head);
 
-// Bytes of deltas, and of chunks of `data_bytes` in all; one that lies there under one name twice counts once.
+// Bytes of deltas, as DueChunks counts them, and of chunks of `data_bytes` in all; one that lies there under one name
+// twice counts once.
 uint64_t StoredBytes(const v1::LogHistory& history, uint64_t data_bytes);
 
 // How long chunk `index` is.

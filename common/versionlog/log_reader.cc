@@ -100,7 +100,7 @@ Result<Head> LogReader::Take(const objects::TaggedObject& object, const Head& be
 
 Result<Head> LogReader::ReadHead(std::stop_token stop) {
   const Head before = taken();
-  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), "", kMaxHeadBytes, {}, std::move(stop)));
+  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), "", {}, std::move(stop)));
   return Take(*object, before);
 }
 
@@ -115,8 +115,8 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
     if (seen != nullptr) tag = tag_;
   }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), tag, kMaxHeadBytes,
-                                                             std::max(left, std::chrono::milliseconds(0)), stop));
+  LS_ASSIGN_OR_RETURN(const auto object,
+                      store_->ReadChanged(HeadName(model_), tag, std::max(left, std::chrono::milliseconds(0)), stop));
   if (!object) return Head();
   return Take(*object, before);
 }
@@ -169,9 +169,7 @@ Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<c
     read[i].resize(wanted[i]->bytes());
     for (int piece = 0; piece < wanted[i]->pieces_size(); ++piece) pieces.emplace_back(i, piece);
   }
-  std::atomic<bool> failed = false;  // what is left need not be asked for
   LS_RETURN_IF_ERROR(transfers_.ParallelTry(pieces.size(), [&](size_t i) -> Status {
-    if (failed) return OkStatus();
     const auto [of, piece] = pieces[i];
     const v1::LogBytes& whole = *wanted[of];
     const uint64_t offset = piece * whole.piece_bytes();
@@ -183,9 +181,7 @@ Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<c
       to = to.subspan(more.size());
       return OkStatus();
     };
-    Status status = ReadObject(kind, whole.pieces(piece), bytes, take, stop);
-    if (!status.ok()) failed = true;
-    return status;
+    return ReadObject(kind, whole.pieces(piece), bytes, take, stop);
   }));
   return read;
 }
@@ -263,9 +259,8 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
 
   Version first = wanted.version;
   std::mutex mutex;
-  std::atomic<bool> away = false;  // the store: the other chunks would fail as slowly
+  Status lost;  // the first chunk that was
   const auto read_chunk = [&](size_t i) -> Status {
-    if (away) return {ErrorCode::kUnavailable, Cat(url(), " cannot be read")};
     const uint32_t index = chunks[i].first;
     const std::vector<BlockIndex>& blocks = chunks[i].second;
     const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
@@ -289,9 +284,12 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
       return OkStatus();
     };
     const Status status = ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop);
-    if (status.code() == ErrorCode::kUnavailable || status.code() == ErrorCode::kDeadline) away = true;
-    LS_RETURN_IF_ERROR(status);
     std::lock_guard lock(mutex);
+    if (status.code() == ErrorCode::kCorrupt || status.code() == ErrorCode::kAborted) {
+      if (lost.ok()) lost = status;
+      return OkStatus();  // the other chunks may be good
+    }
+    LS_RETURN_IF_ERROR(status);
     for (const BlockIndex made : blocks) maker.Start(made, chunk->version());
     first = std::min<Version>(first, chunk->version());
     return OkStatus();
@@ -318,7 +316,7 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
     maker.Apply(*chain, workers_);
   }
   LS_RETURN_IF_ERROR(maker.Finish(workers_));
-  return chunks_read;
+  return lost.ok() ? chunks_read : lost;
 }
 
 }  // namespace lockstep::versionlog

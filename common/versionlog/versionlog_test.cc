@@ -185,7 +185,6 @@ TEST_CASE("A version is made from the newest chunks that are no newer") {
   CHECK(ToBytes(*FindDigest(history, 6)) == Digest(6));
   CHECK(ToBytes(*FindDigest(history, 1)) == Digest(1));
   CHECK_FALSE(FindDigest(history, 7).has_value());
-  CHECK(FirstVersion(history) == 1);
   CHECK(StepBytes(history, 4) == 80);
 }
 
@@ -207,6 +206,27 @@ TEST_CASE("Chunks are due one after another, and none lacks more than half a mod
   CHECK(most <= 2);  // of eight: a delta of 40 bytes makes 80 bytes of chunks due
 }
 
+TEST_CASE("A delta counts for something, however small it is: a chain has an end") {
+  constexpr uint64_t kLarge = uint64_t{1} << 30;
+  v1::LogHistory history = History(kMostSteps);
+  CHECK(DueChunks(history, kLarge).size() == kChunks - 1);
+  CHECK(StoredBytes(history, kLarge) > kLarge / 2 - kLarge / kMostSteps);
+  history = History(kMostSteps / kChunks);
+  CHECK(DueChunks(history, kLarge).empty());
+}
+
+TEST_CASE("What a writer of a log may have written, and what it has left half written, is known by its name") {
+  const std::string sum(64, 'a');
+  CHECK(IsObjectName("actor", "actor/chunk/" + sum));
+  CHECK(IsObjectName("actor", "actor/delta/" + sum + ".tmp-Ab3x9Q"));
+  for (const std::string other : {"actor/head", "actor/chunk/README", "actor/chunk/left-by-somebody"}) {
+    CHECK_FALSE(IsObjectName("actor", other));
+  }
+  CHECK_FALSE(IsObjectName("actor", "actor/chunk/" + sum + ".orig"));
+  CHECK_FALSE(IsObjectName("actor", "actor/chunk/" + std::string(64, 'A')));
+  CHECK_FALSE(IsObjectName("actor", "critic/chunk/" + sum));
+}
+
 TEST_CASE("What no version needs any more goes with the oldest, and the others can be made") {
   v1::LogHistory history = History(6);
   for (uint32_t index = 0; index < kChunks; ++index) Renew(history, index, 3);
@@ -218,11 +238,11 @@ TEST_CASE("What no version needs any more goes with the oldest, and the others c
   REQUIRE(DropOldest(history));
   CHECK(history.oldest() == 3);
   CHECK(StoredBytes(history, kData) == kData + 3 * 40);
-  CHECK(FirstVersion(history) == 3);
+  CHECK(history.steps(0).base() == 3);
   CHECK(CheckHistory(history, true).ok());
   while (DropOldest(history)) CHECK(CheckHistory(history, true).ok());
   CHECK(history.oldest() == 6);
-  CHECK(FirstVersion(history) == 3);  // its chunks are of that version
+  CHECK(history.steps(0).base() == 3);  // its chunks are of that version
 }
 
 TEST_CASE("A head that a trusted key has signed is taken, and no other where there are keys") {

@@ -218,14 +218,20 @@ class LogCommand {
     versionlog::LogReader reader = Reader(model);
     // Listed before the head is read: what is written in between is young.
     LS_ASSIGN_OR_RETURN(const auto listed, store_->List(model + "/", {}));
-    LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
-    const std::set<std::string> named = versionlog::ObjectNames(*head);
     const int64_t before = Now() - static_cast<int64_t>(options_.grace_s) * 1'000'000'000;
+    LS_ASSIGN_OR_RETURN(versionlog::Head head, reader.ReadHead({}));
+    std::set<std::string> named = versionlog::ObjectNames(*head);
     uint64_t removed = 0;
     uint64_t bytes = 0;
     for (const objects::ListedObject& object : listed) {
-      if (named.contains(object.name) || object.written_unix_ns > before) continue;
-      if (!versionlog::IsObjectName(model, object.name)) continue;
+      if (object.written_unix_ns > before || !versionlog::IsObjectName(model, object.name)) continue;
+      // Its writer goes on meanwhile, and may name again what it did not.
+      LS_ASSIGN_OR_RETURN(const versionlog::Head now, reader.AwaitHead(head, {}, {}));
+      if (now != nullptr) {
+        head = now;
+        named = versionlog::ObjectNames(*head);
+      }
+      if (named.contains(object.name)) continue;
       LS_RETURN_IF_ERROR(store_->Remove(object.name, {}));
       ++removed;
       bytes += object.bytes;
@@ -247,7 +253,8 @@ class LogCommand {
 
 Status RunLogCommand(const LogOptions& options, const Output& output) {
   if (!options.model.empty()) LS_RETURN_IF_ERROR(model::CheckModelName(options.model));
-  LS_ASSIGN_OR_RETURN(auto store, objects::OpenObjectStore(options.url));
+  LS_ASSIGN_OR_RETURN(net::Networks plain, net::Networks::Parse(options.plain));
+  LS_ASSIGN_OR_RETURN(auto store, objects::OpenObjectStore(options.url, std::move(plain)));
   versionlog::TrustedKeys trusted;
   if (!options.keys.empty()) {
     LS_ASSIGN_OR_RETURN(trusted, versionlog::TrustedKeys::Read(options.keys));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 #include "ctl/output/output.h"
@@ -17,11 +18,12 @@ struct LogOptions {
   enum class Command { kList, kVerify, kFetch, kPrune };
   Command command = Command::kList;
   std::string url;
-  std::string model;       // empty: the only one there is; of kList: all
-  std::string keys;        // PEM file of public keys; empty: what is not signed is read, too
-  uint64_t version = 0;    // of kFetch; 0: the newest
-  std::string out;         // of kFetch: a directory that is not there yet
-  uint64_t grace_s = 900;  // of kPrune
+  std::string model;               // empty: the only one there is; of kList: all
+  std::vector<std::string> plain;  // networks whose stores may be spoken to in plaintext
+  std::string keys;                // PEM file of public keys; empty: what is not signed is read, too
+  uint64_t version = 0;            // of kFetch; 0: the newest
+  std::string out;                 // of kFetch: a directory that is not there yet
+  uint64_t grace_s = 900;          // of kPrune
   uint64_t connections = 8;
 };
 

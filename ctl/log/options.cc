@@ -12,6 +12,10 @@ void AddLogOptions(CLI::App& command, LogOptions& options) {
     added->add_option("model,--model", options.model, "The model; may be left out when there is only one");
     added->add_option("--keys", options.keys, "Read only what one of these Ed25519 public keys (PEM) has signed")
         ->type_name("FILE");
+    added
+        ->add_option("--allow-insecure-network", options.plain,
+                     "Networks whose http:// stores may be read, 10.0.0.0/8 say; else only this host's")
+        ->type_name("CIDR");
     return added;
   };
   command.require_subcommand(1);

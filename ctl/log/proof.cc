@@ -13,33 +13,6 @@
 namespace lockstep::ctl {
 namespace {
 
-struct Object {
-  std::string_view kind;
-  std::string sha256;
-  uint64_t bytes;
-};
-
-// By name, which several may share.
-using Objects = std::map<std::string, Object>;
-
-void AddPieces(const std::string& model, std::string_view kind, const v1::LogBytes& whole, Objects& objects) {
-  for (int i = 0; i < whole.pieces_size(); ++i) {
-    const uint64_t bytes = std::min(whole.piece_bytes(), whole.bytes() - i * whole.piece_bytes());
-    objects.insert({versionlog::ObjectName(model, kind, whole.pieces(i)), {kind, whole.pieces(i), bytes}});
-  }
-}
-
-void AddObjects(const std::string& model, const v1::LogHistory& history, uint64_t data_bytes, Objects& objects) {
-  AddPieces(model, versionlog::kLayout, history.layout(), objects);
-  AddPieces(model, versionlog::kManifest, history.manifest(), objects);
-  for (const v1::LogStep& step : history.steps()) AddPieces(model, versionlog::kDelta, step.payload(), objects);
-  for (const v1::LogChunk& chunk : history.chunks()) {
-    const uint64_t bytes = versionlog::ChunkRange(history, chunk.index(), data_bytes).bytes;
-    objects.insert({versionlog::ObjectName(model, versionlog::kChunk, chunk.sha256()),
-                    {versionlog::kChunk, chunk.sha256(), bytes}});
-  }
-}
-
 // The data section, as it is in one version after another.
 class Replay {
  public:
@@ -125,7 +98,7 @@ class Replay {
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
                           WorkerPool& workers) {
   LogProof proof;
-  Objects objects;
+  std::map<std::string, versionlog::NamedObject> objects;
   std::shared_ptr<const model::ModelLayout> layout;
   for (const v1::LogHistory* history : {&head.history(), &head.next()}) {
     if (history->run().empty()) continue;
@@ -135,21 +108,21 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
       return proof;
     }
     LS_RETURN_IF_ERROR(read);
-    AddObjects(head.model(), *history, (*read)->data_bytes(), objects);
+    versionlog::AddObjects(*history, head.model(), (*read)->data_bytes(), objects);
     if (history == &head.history()) layout = *std::move(read);
   }
-  const std::vector<std::pair<std::string, Object>> all(objects.begin(), objects.end());
+  std::vector<versionlog::NamedObject> all;
+  for (auto& [name, object] : objects) all.push_back(std::move(object));
   std::mutex mutex;
   LS_RETURN_IF_ERROR(transfers.ParallelTry(all.size(), [&](size_t i) {
-    const Object& object = all[i].second;
-    const Status checked = reader.CheckObject(object.kind, object.sha256, object.bytes, {});
+    const Status checked = reader.CheckObject(all[i].kind, all[i].sha256, all[i].bytes, {});
     if (checked.code() != ErrorCode::kCorrupt) return checked;
     std::lock_guard lock(mutex);
     proof.damaged.push_back(checked.message());
     return OkStatus();
   }));
   proof.objects = all.size();
-  for (const auto& [name, object] : all) proof.bytes += object.bytes;
+  for (const versionlog::NamedObject& object : all) proof.bytes += object.bytes;
   std::ranges::sort(proof.damaged);
   if (!proof.damaged.empty() || layout == nullptr) return proof;
 

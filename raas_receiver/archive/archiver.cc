@@ -1,6 +1,8 @@
 #include "raas_receiver/archive/archiver.h"
 
 #include <algorithm>
+#include <map>
+#include <ranges>
 
 #include "common/base/backoff.h"
 #include "common/base/text.h"
@@ -11,7 +13,6 @@
 #include "common/versionlog/history.h"
 #include "common/versionlog/log_reader.h"
 #include "raas_receiver/archive/log_writer.h"
-#include "raas_receiver/archive/spool.h"
 
 namespace lockstep::archive {
 namespace {
@@ -21,7 +22,8 @@ constexpr size_t kChunksAtOnce = 4;  // and their copies in memory
 constexpr uint64_t kPieceBytes = 64 << 20;
 constexpr uint64_t kLeastSpool = 64 << 20;
 constexpr uint64_t kChunksOfSmall = 16;
-constexpr std::chrono::minutes kLook{1};  // for what time alone makes due
+constexpr uint64_t kMostHistory = objects::kMaxTaggedBytes / 2;  // of the head; another is begun beside it
+constexpr std::chrono::minutes kLook{1};                         // for what time alone makes due
 
 // Small models have several chunks, too, or each renewal would be all of it.
 uint64_t ChunkBytesOf(const model::ModelLayout& layout) {
@@ -170,13 +172,22 @@ bool Archiver::GoesOn(const v1::LogHistory& history) const {
   const Held& held = current_.held;
   if (history.run() != ToBytes(held.run) || history.layout_digest() != ToBytes(current_.layout->digest())) return false;
   if (!versionlog::CheckLayout(history, *current_.layout).ok()) return false;  // no writer of ours made it
-  Version reached = history.newest().version();
-  for (const Spool::Delta& delta : spool_->deltas()) {
-    if (delta.run == held.run && delta.base == reached && reached < held.version) reached = delta.target;
+  const Version newest = history.newest().version();
+  if (newest == held.version) return history.newest().manifest_digest() == ToBytes(current_.digest);
+  return newest > held.version || NextDelta(newest).has_value();
+}
+
+// The first of those that lead from the log's newest version to what is held. There may be others of its base: they
+// were put aside and not committed.
+std::optional<Spool::Delta> Archiver::NextDelta(Version newest) const {
+  std::map<Version, Spool::Delta> leading;  // by base
+  const std::vector<Spool::Delta> waiting = spool_->deltas();
+  for (const Spool::Delta& delta : std::views::reverse(waiting)) {
+    const bool leads = delta.target == current_.held.version || leading.contains(delta.target);
+    if (delta.run == current_.held.run && leads) leading.insert_or_assign(delta.base, delta);
   }
-  if (reached != history.newest().version()) return reached >= held.version;
-  return reached > held.version ||
-         (reached == held.version && history.newest().manifest_digest() == ToBytes(current_.digest));
+  const auto next = leading.find(newest);
+  return next == leading.end() ? std::nullopt : std::optional(next->second);
 }
 
 bool Archiver::IsNext() const {
@@ -222,13 +233,10 @@ Result<bool> Archiver::Begin(const std::stop_token& stop) {
 Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
   if (std::exchange(chunks_first_, false) && !WantedChunks().empty()) return false;
   const Version newest = history_->newest().version();
-  std::optional<Spool::Delta> delta;
   for (const Spool::Delta& waiting : spool_->deltas()) {
-    const bool ours = waiting.run == current_.held.run;
-    if (ours && waiting.target <= newest) spool_->Remove(waiting);
-    // One that is put aside is not committed yet.
-    if (ours && waiting.base == newest && waiting.target <= current_.held.version) delta = waiting;
+    if (waiting.run == current_.held.run && waiting.target <= newest) spool_->Remove(waiting);
   }
+  const std::optional<Spool::Delta> delta = NextDelta(newest);
   if (!delta) return false;
   const Result<Spool::Read> read = spool_->Get(*delta, *current_.layout);
   const ErrorCode code = read.status().code();
@@ -371,6 +379,9 @@ Result<bool> Archiver::PutInPlace(const std::stop_token& stop) {
   }
   v1::LogHead head = writer_->head();
   v1::LogHistory history = *history_;
+  const bool back =
+      head.history().run() == history.run() && history.newest().version() < head.history().newest().version();
+  if (back) return false;  // readers would not take it: it waits for what comes
   history.set_oldest(oldest);
   const bool other_run = head.has_history() && head.history().run() != history.run();
   *head.mutable_history() = std::move(history);
@@ -387,7 +398,7 @@ Result<bool> Archiver::Shorten(const std::stop_token& stop) {
   const uint64_t most = options_.keep_bytes == 0 ? 2 * model_bytes : options_.keep_bytes;
   v1::LogHistory history = *history_;
   const auto too_much = [&] {
-    if (versionlog::StoredBytes(history, model_bytes) > most) return true;
+    if (versionlog::StoredBytes(history, model_bytes) > most || history.ByteSizeLong() > kMostHistory) return true;
     const auto next =
         std::ranges::find_if(history.steps(), [&](const v1::LogStep& step) { return step.base() == history.oldest(); });
     if (options_.keep_age.count() == 0 || next == history.steps().end()) return false;

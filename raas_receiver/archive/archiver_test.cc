@@ -87,7 +87,7 @@ TEST_CASE("What the head does not name any more is removed after the grace time,
   host.archiving.grace = milliseconds(1);
   host.archiving.keep_bytes = 1;  // what the newest version needs
   host.StartArchiver();
-  REQUIRE(host.store->Write("actor/chunk/left-by-somebody", {}, {}).ok());
+  REQUIRE(host.store->Write("actor/chunk/" + std::string(64, '0'), {}, {}).ok());
   REQUIRE(host.store->Write("actor/notes.txt", {}, {}).ok());
   for (Version version = 1; version <= 30; ++version) host.Publish(version);
   CHECK(host.History().oldest() == 30);
@@ -119,6 +119,16 @@ TEST_CASE("A receiver that is started again goes on with the log: no whole model
   SECTION("with a delta that was put aside and never committed") {
     host.model.Advance();
     host.archiver->Keep(host.model.Chain(3, 4), "");
+  }
+  SECTION("with one of the same base that was never committed, and one that was") {
+    host.StopArchiver();
+    host.StartArchiver();
+    host.model.Advance();
+    host.model.Advance();
+    host.archiver->Keep(host.model.Chain(3, 4), "");
+    const payload::DeltaChain merged{host.model.Delta(3, 5, 5)};
+    host.archiver->Keep(merged, "");
+    host.PullDelta(5);
   }
   const Version held = host.pair().current().held.version;
   host.RestartArchiver();

@@ -15,6 +15,8 @@ namespace lockstep::archive {
 namespace {
 
 constexpr std::chrono::hours kFindEvery{1};
+constexpr std::chrono::minutes kRemoveAgain{1};  // after an error
+constexpr size_t kRemoved = 64;                  // at once
 
 }  // namespace
 
@@ -23,7 +25,7 @@ LogWriter::LogWriter(LogWriterOptions options, WorkerPool& transfers)
 
 Status LogWriter::TakeOver(std::stop_token stop) {
   const std::string name = versionlog::HeadName(options_.model);
-  const auto there = options_.store->ReadChanged(name, "", versionlog::kMaxHeadBytes, {}, stop);
+  const auto there = options_.store->ReadChanged(name, "", {}, stop);
   v1::LogHead head;
   tag_.clear();
   if (there.ok()) {
@@ -46,7 +48,7 @@ Status LogWriter::TakeOver(std::stop_token stop) {
   unnamed_.clear();
   head_ = head;
   named_ = versionlog::ObjectNames(head_);
-  find_again_ = {};
+  find_again_ = remove_again_ = {};
   return SetHead(std::move(head), /*new_epoch=*/true, stop);
 }
 
@@ -118,7 +120,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
 // Who has written the head that was to be replaced: we ourselves, in a call whose answer was lost, or another writer.
 Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop) {
   const std::string name = versionlog::HeadName(options_.model);
-  LS_ASSIGN_OR_RETURN(const auto there, options_.store->ReadChanged(name, "", versionlog::kMaxHeadBytes, {}, stop));
+  LS_ASSIGN_OR_RETURN(const auto there, options_.store->ReadChanged(name, "", {}, stop));
   if (there->bytes == encoded) {
     tag_ = there->tag;
     return OkStatus();
@@ -145,22 +147,34 @@ Status LogWriter::FindUnnamed(const std::stop_token& stop) {
   return OkStatus();
 }
 
-Status LogWriter::RemoveUnnamed(std::stop_token stop) {
+Status LogWriter::TryRemove(const std::stop_token& stop) {
   if (Clock::now() >= find_again_) LS_RETURN_IF_ERROR(FindUnnamed(stop));
   std::vector<std::string> due;
   for (const auto& [name, when] : unnamed_) {
     if (when <= Clock::now() && !put_.contains(name)) due.push_back(name);
   }
+  const std::string head = versionlog::HeadName(options_.model);
+  for (size_t done = 0; done < due.size(); done += kRemoved) {
+    // Whoever has taken the log over may have named them again.
+    LS_ASSIGN_OR_RETURN(const auto other, options_.store->ReadChanged(head, tag_, {}, stop));
+    if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // says who
+    const auto batch = std::span(due).subspan(done, std::min(kRemoved, due.size() - done));
+    LS_RETURN_IF_ERROR(
+        transfers_.ParallelTry(batch.size(), [&](size_t i) { return options_.store->Remove(batch[i], stop); }));
+    for (const std::string& removed : batch) unnamed_.erase(removed);
+  }
   if (due.empty()) return OkStatus();
-  // Whoever has taken the log over may have named them again.
-  const std::string name = versionlog::HeadName(options_.model);
-  LS_ASSIGN_OR_RETURN(const auto other, options_.store->ReadChanged(name, tag_, versionlog::kMaxHeadBytes, {}, stop));
-  if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // says who
-  LS_RETURN_IF_ERROR(
-      transfers_.ParallelTry(due.size(), [&](size_t i) { return options_.store->Remove(due[i], stop); }));
-  for (const std::string& removed : due) unnamed_.erase(removed);
   telemetry::Log(telemetry::LogLevel::kDebug, "log_objects_removed",
                  {{"model", options_.model}, {"objects", due.size()}});
+  return OkStatus();
+}
+
+Status LogWriter::RemoveUnnamed(std::stop_token stop) {
+  if (Clock::now() < remove_again_) return OkStatus();
+  const Status tried = TryRemove(stop);
+  if (tried.ok() || taken_over_ || tried.code() == ErrorCode::kNotFound) return tried;
+  remove_again_ = Clock::now() + kRemoveAgain;
+  telemetry::LogWarn("log_objects_not_removed", tried, {{"model", options_.model}});
   return OkStatus();
 }
 

@@ -55,7 +55,8 @@ class LogWriter {
   Status SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop);
 
   // Removes what no head has named for the grace time. Does it now and then; what it finds in the store that no head
-  // names, it finds every hour.
+  // names, it finds every hour. What cannot be removed is logged and tried again later, as nothing is to wait for it;
+  // an error says that the log was taken over, or is gone.
   Status RemoveUnnamed(std::stop_token stop);
   // What was put and not named yet is of no use.
   void ForgetPut() { put_.clear(); }
@@ -65,6 +66,7 @@ class LogWriter {
  private:
   using Clock = std::chrono::steady_clock;
   Status FindUnnamed(const std::stop_token& stop);
+  Status TryRemove(const std::stop_token& stop);
   Status WriteObject(const std::string& name, ByteView bytes, const std::stop_token& stop);
   Status FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop);
 
@@ -80,6 +82,7 @@ class LogWriter {
   std::set<std::string> put_;        // and not named yet
   std::map<std::string, Clock::time_point> unnamed_;  // when to be removed
   Clock::time_point find_again_{};
+  Clock::time_point remove_again_{};
 };
 
 }  // namespace lockstep::archive

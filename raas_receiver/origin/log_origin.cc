@@ -46,8 +46,10 @@ pull::DeltaStep ReadStep(const v1::LogStep& step) {
 
 class LogPull final : public Pull {
  public:
-  LogPull(versionlog::LogReader& reader, versionlog::Head head, Layout layout, Plan plan, std::stop_token stop)
+  LogPull(versionlog::LogReader& reader, bool in_plaintext, versionlog::Head head, Layout layout, Plan plan,
+          std::stop_token stop)
       : reader_(reader),
+        in_plaintext_(in_plaintext),
         head_(std::move(head)),
         layout_(std::move(layout)),
         plan_(std::move(plan)),
@@ -59,6 +61,11 @@ class LogPull final : public Pull {
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging) override {
     staging.Expect(request.blocks);
     const Version version = request.exact ? request.version : plan_.target.version;
+    const v1::LogHistory& history = head_->history();
+    if (version < history.oldest() || !versionlog::FindDigest(history, version)) {
+      return {ErrorCode::kNotFound, Cat(reader_.url(), " has versions ", history.oldest(), " to ",
+                                        history.newest().version(), ", and not ", version)};
+    }
     const auto frame_of = [&](BlockIndex block) {
       return wire::FrameHeader{.block = block,
                                .version = version,
@@ -74,7 +81,7 @@ class LogPull final : public Pull {
               frame.block_hash = frame.payload_hash = hash;
               return staging.Put(frame, staging.Destination(frame));
             }};
-    return reader_.MakeBlocks(head_->history(), *layout_, wanted, stop_);
+    return reader_.MakeBlocks(history, *layout_, wanted, stop_);
   }
 
   Status FetchDeltas(DeltaStaging& staging) override {
@@ -100,10 +107,14 @@ class LogPull final : public Pull {
 
   void Close(const Held&, const Status&) override {}
 
-  pull::SourceCounters counters() const override { return {.payload_bytes = reader_.bytes_read() - begun_}; }
+  pull::SourceCounters counters() const override {
+    const uint64_t bytes = reader_.bytes_read() - begun_;
+    return {.payload_bytes = bytes, .plain_bytes = in_plaintext_ ? bytes : 0};
+  }
 
  private:
   versionlog::LogReader& reader_;
+  const bool in_plaintext_;
   const versionlog::Head head_;
   const Layout layout_;
   const Plan plan_;
@@ -153,7 +164,7 @@ class LogOrigin final : public Origin {
     if (history.layout_digest() != ToBytes(want.layout->digest())) {
       return Status(ErrorCode::kState, Cat("model ", options_.model, " has another layout in ", name()));
     }
-    Plan plan = PlanFor(history, want);
+    LS_ASSIGN_OR_RETURN(Plan plan, PlanFor(history, want));
     plan.transfer = ++opened_;
     telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
                    {{"model", options_.model},
@@ -162,8 +173,9 @@ class LogOrigin final : public Origin {
                     {"held", want.held.version},
                     {"version", plan.target.version},
                     {"steps", plan.steps.size()}});
-    return std::unique_ptr<Pull>(
-        std::make_unique<LogPull>(reader_, std::move(head), want.layout, std::move(plan), std::move(stop)));
+    return std::unique_ptr<Pull>(std::make_unique<LogPull>(reader_, !options_.store->plain_host().empty(),
+                                                           std::move(head), want.layout, std::move(plan),
+                                                           std::move(stop)));
   }
 
   void Follow(const Want&, std::stop_token) override {}
@@ -196,21 +208,25 @@ class LogOrigin final : public Origin {
     if (!noted.ok()) telemetry::LogWarn("log_head_not_noted", noted, {{"model", options_.model}});
   }
 
-  static Plan PlanFor(const v1::LogHistory& history, const Want& want) {
+  Result<Plan> PlanFor(const v1::LogHistory& history, const Want& want) const {
     const Held newest = HeldOf(history, history.newest().version());
     Plan plan{.target = newest,
               .target_digest = DigestOf(history.newest()),
               .committed_unix_ns = history.newest().committed_unix_ns(),
               .label = history.newest().label()};
-    const bool same_run = want.held.run == newest.run && !want.held.nothing() && !want.whole;
+    const bool same_run = want.held.run == newest.run && !want.held.nothing();
     if (same_run && want.held.version > newest.version) {
+      if (want.whole) {
+        return Status(ErrorCode::kState, Cat(name(), " has version ", newest.version, " of model ", options_.model,
+                                             " so far, and ", want.held.version, " is held"));
+      }
       plan.target = want.held;  // the log is late, as after another origin
       plan.target_digest = want.digest;
       return plan;
     }
     // All deltas are in memory at once; more of them than a model are not worth it.
     const bool long_way = versionlog::StepBytes(history, want.held.version) > want.layout->data_bytes();
-    if (!same_run || long_way || versionlog::FindDigest(history, want.held.version) != want.digest) {
+    if (!same_run || want.whole || long_way || versionlog::FindDigest(history, want.held.version) != want.digest) {
       plan.full = true;
       return plan;
     }

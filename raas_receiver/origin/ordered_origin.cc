@@ -76,7 +76,8 @@ class Heads {
 
 class OrderedOrigin final : public Origin {
  public:
-  explicit OrderedOrigin(std::vector<std::unique_ptr<Origin>> origins) : origins_(std::move(origins)) {}
+  OrderedOrigin(std::vector<std::unique_ptr<Origin>> origins, int64_t held_unix_ns)
+      : origins_(std::move(origins)), announced_unix_ns_(held_unix_ns) {}
 
   std::string name() const override { return InUse().name(); }
   Abilities can() const override {
@@ -143,14 +144,14 @@ class OrderedOrigin final : public Origin {
 
   const std::vector<std::unique_ptr<Origin>> origins_;
   std::atomic<size_t> in_use_ = 0;
-  int64_t announced_unix_ns_ = 0;  // of Watch: when what was announced last was committed
+  int64_t announced_unix_ns_;  // of Watch: when what was announced last was committed
 };
 
 }  // namespace
 
-std::unique_ptr<Origin> NewOrderedOrigin(std::vector<std::unique_ptr<Origin>> origins) {
+std::unique_ptr<Origin> NewOrderedOrigin(std::vector<std::unique_ptr<Origin>> origins, int64_t held_unix_ns) {
   if (origins.size() == 1) return std::move(origins.front());
-  return std::make_unique<OrderedOrigin>(std::move(origins));
+  return std::make_unique<OrderedOrigin>(std::move(origins), held_unix_ns);
 }
 
 }  // namespace lockstep::origin

@@ -15,6 +15,7 @@
 #include "raas_receiver/archive/log_fixture.h"
 #include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/origin/log_origin.h"
+#include "raas_receiver/origin/ordered_origin.h"
 #include "trainer_agent/serve/agent_service.h"
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/local_server.h"
@@ -495,9 +496,12 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
   for (const bool followed : {true, false}) {
     host.served.run->live().SetNewest(followed ? 1 : 2);
     const Version base = followed ? 1 : 2;
-    host.origin->Follow(followed ? host.Holding(base) : Want(), {});
     const bool early = followed && host.kind != Kind::kAgentByMemory;
-    CHECK(Eventually([&] { return host.served.run->live().followed() == early; }));  // its lanes may be slow to end
+    // Nothing is promised of one call, and lanes may be slow to end.
+    CHECK(Eventually([&] {
+      host.origin->Follow(followed ? host.Holding(base) : Want(), {});
+      return host.served.run->live().followed() == early;
+    }));
     host.Publish(base + 1);
     const auto pull = host.Open(base);
     if (early) {
@@ -524,6 +528,41 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
     CHECK(pull->counters().payload_bytes == pull->plan().steps[0].data_bytes);
     pull->Close({held.run, base + 1}, OkStatus());
   }
+}
+
+TEST_CASE("A log brings no version that it does not have, and none that is older than what is held") {
+  LogHost host(2ull << 30);
+  Memory memory(*host.layout);
+  CHECK_THAT(host.Open(0)->FetchBlocks({host.layout->AllBlocks(), 9, true}, memory.staging),
+             FailsWith(ErrorCode::kNotFound, "not 9"));
+  Want late = host.Holding(1);
+  late.held.version = 5;
+  const auto pull = host.origin->Open(late, {});
+  REQUIRE(pull.ok());
+  CHECK((*pull)->plan().mode() == "up_to_date");
+  late.whole = true;
+  CHECK_THAT(host.origin->Open(late, {}), FailsWith(ErrorCode::kState, "5 is held"));
+}
+
+TEST_CASE(
+    "Of several origins one further down is used where the others are lost, and what it has is as new as what is "
+    "held") {
+  LogHost host(2ull << 30);
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
+  const auto ordered = [&](int64_t held_unix_ns) {
+    const net::HostPort nobody{"127.0.0.1", 1};
+    std::vector<std::unique_ptr<Origin>> origins;
+    origins.push_back(NewAgentOrigin(
+        {.model = "actor", .receiver = "r", .instance = std::string(16, 'i'), .agent = nobody, .lanes = 1}, io,
+        host.log.pool));
+    origins.push_back(host.Of("actor"));
+    return NewOrderedOrigin(std::move(origins), held_unix_ns);
+  };
+  const auto as_new = ordered(1);
+  Watcher watcher(*as_new);
+  watcher.Await([](const Head& head) { return head.held.version == 1; });
+  CHECK(as_new->name() == host.origin->name());
+  CHECK(ordered(2)->Watch({}, [](const Head&) { FAIL(); }).code() == ErrorCode::kUnavailable);
 }
 
 TEST_CASE("A report arrives, and is answered why no version will come", "[agent]") {

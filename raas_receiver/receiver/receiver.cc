@@ -107,7 +107,8 @@ Status Receiver::OpenModels() {
                                                     .at_edge = {}},
                                                    workers_));
     if (!replicas->rewrites_files()) WarnOfLeases(config_.root);
-    const Held held = replicas->current().held;
+    const replica::PublishedVersion current = replicas->current();
+    const Held& held = current.held;
     telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
                    {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
     session::SessionOptions options{.model = model,
@@ -124,9 +125,9 @@ Status Receiver::OpenModels() {
       LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
       table.push_back({settings.engine, std::move(driver)});
     }
-    sessions_[model] =
-        std::make_unique<session::Session>(std::move(options), origin::NewOrderedOrigin(std::move(origins)),
-                                           std::move(replicas), std::move(archiver), std::move(table), workers_, feed_);
+    sessions_[model] = std::make_unique<session::Session>(
+        std::move(options), origin::NewOrderedOrigin(std::move(origins), current.committed_unix_ns),
+        std::move(replicas), std::move(archiver), std::move(table), workers_, feed_);
   }
   return OkStatus();
 }

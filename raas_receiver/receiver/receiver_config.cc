@@ -212,7 +212,7 @@ Status CheckPlaintext(const ConfigParser& parser, const ReceiverConfig& config, 
 
 Result<std::shared_ptr<objects::ObjectStore>> OpenLog(const ConfigParser& parser, const char* option,
                                                       const std::string& url, const ReceiverConfig& config) {
-  auto store = objects::OpenObjectStore(url);
+  auto store = objects::OpenObjectStore(url, config.tls.files.plain);
   if (!store.ok()) return Status(ErrorCode::kConfig, Cat(parser.WrittenAs(option), ": ", store.status().message()));
   const std::string host = (*store)->plain_host();
   if (host.empty() || MayBePlain(config, host)) return store;

@@ -66,7 +66,7 @@ def test_a_fleet_follows_a_log_in_a_store(cluster, s3, fresh):
     late.wait_for(model.tensors)
     for daemon in (writer, *readers, late):
         assert "secret-of" not in daemon.log() and "AKFIRST" not in daemon.log()
-    assert late.model_status()["source"] == f"s3://weights/{fresh}"
+    assert late.model_status()["source"] == f"http://{s3.address}/weights/{fresh}"
 
 
 def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, fresh):
@@ -144,7 +144,7 @@ def test_an_object_that_stays_damaged_is_named_and_not_served(cluster, s3, fresh
         proxy.plan("GET .*/delta/", corrupt)
         publisher.publish(2, model.step())
         wait_until(lambda: "SHA-256 differs" in reader.model_status()["last_error"], "the reader says what is damaged")
-        assert re.search(rf"s3://weights/{fresh}/actor/delta/[0-9a-f]{{64}} is damaged", reader.log())
+        assert re.search(rf"/weights/{fresh}/actor/delta/[0-9a-f]{{64}} is damaged", reader.log())
         reader.wait_for(before)
         proxy.heal()
         reader.wait_for(model.tensors)

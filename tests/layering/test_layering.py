@@ -23,7 +23,7 @@ ALLOWED = {
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
     "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
-    "common/http": {"common/base", "common/os", "@curl"},
+    "common/http": {"common/base", "common/net", "common/os", "@asio", "@curl"},
     "common/objects": {
         "common/base",
         "common/http",

@@ -57,7 +57,6 @@ void TestHead(const std::string& encoded, ByteView input) {
   v1::LogHistory history = head->history();
   const Version newest = history.newest().version();
   LS_FUZZ_RULE(versionlog::FindDigest(history, newest).has_value());
-  LS_FUZZ_RULE(versionlog::FirstVersion(history) <= newest);
   for (const uint32_t due : versionlog::DueChunks(history, kDataBytes)) {
     LS_FUZZ_RULE(versionlog::FindChunk(history, due, kMaxVersion) != nullptr);
   }
