@@ -19,6 +19,7 @@ namespace {
 constexpr uint64_t kMaxFile = 1 << 20;
 constexpr std::chrono::seconds kCommandTime{30};
 constexpr int64_t kEarly = 300;  // seconds before they end
+constexpr int64_t kSeldom = 10;  // seconds between two looks at keys that have not ended
 
 Status NotNeeded() {
   return {ErrorCode::kCancelled, "the keys are not needed any more"};
@@ -68,7 +69,9 @@ Status CheckKeys(const http::Signing& keys, const std::string& where) {
 }  // namespace
 
 bool S3Credentials::AreGood() const {
-  const bool ended = found_.ends_unix_s != 0 && std::time(nullptr) > found_.ends_unix_s - kEarly;
+  // A command may go on naming keys that end soon: it is not run for each request.
+  const int64_t due = std::max(found_.ends_unix_s - kEarly, std::min(found_.ends_unix_s, found_.unix_s + kSeldom));
+  const bool ended = found_.ends_unix_s != 0 && std::time(nullptr) > due;
   const bool changed = !found_.file.empty() && StampOf(found_.file) != found_.stamp;
   return have_ && !ended && !changed;
 }
@@ -92,6 +95,7 @@ Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
   changed_.notify_all();
   if (!found.ok()) return found.status();
   found_ = *std::move(found);
+  found_.unix_s = std::time(nullptr);
   have_ = true;
   return found_.keys;
 }

@@ -35,6 +35,7 @@ class S3Credentials {
     std::string file;         // that they are of; empty: of none
     std::string stamp;        // of the file, when it was read
     int64_t ends_unix_s = 0;  // 0: they do not
+    int64_t unix_s = 0;       // when they were found
   };
   bool AreGood() const;
   Result<Found> Find(const std::stop_token& stop) const;

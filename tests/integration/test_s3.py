@@ -1,5 +1,6 @@
 """Logs in an S3-compatible store: the suites of stores and origins over it, and what goes wrong on the way to one."""
 
+import json
 import os
 import re
 import subprocess
@@ -69,7 +70,7 @@ def test_a_fleet_follows_a_log_in_a_store(cluster, s3, fresh):
     assert late.model_status()["source"] == f"http://{s3.address}/weights/{fresh}"
 
 
-def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, fresh):
+def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, fresh, tmp_path):
     agent = cluster.agent()
     model = ToyModel(blocks=4)
     writer = cluster.receiver(agent, name="writer", archive=s3.url(fresh))
@@ -81,10 +82,16 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
             s3.rotate("AKSECOND", token="a-session")
             publisher.publish(2, model.step())
             reader.wait_for(model.tensors)
-            said = '{"Version": 1, "AccessKeyId": "AKTHIRD", "SecretAccessKey": "secret-of-AKTHIRD"}'
-            s3.rotate("AKTHIRD", credentials=f"[default]\ncredential_process = echo '{said}'\n")
+            # Of a command whose keys end soon: it is run again by then.
+            ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 303))
+            said = {"AccessKeyId": "AKTHIRD", "SecretAccessKey": "secret-of-AKTHIRD", "Expiration": ends}
+            runs = tmp_path / "runs"
+            command = f"echo >> {runs}; echo '{json.dumps(said)}'"
+            s3.rotate("AKTHIRD", credentials=f"[default]\ncredential_process = {command}\n")
             publisher.publish(3, model.step())
             reader.wait_for(model.tensors)
+            before = len(runs.read_text())
+            wait_until(lambda: len(runs.read_text()) > before, "the command is run again")
             # Refused, said without a word of the keys, and taken up again.
             s3.write_credentials(s3.text_of("AKNOBODY"))
             publisher.publish(4, model.step())
@@ -106,6 +113,7 @@ FAULTS = {
     "corrupt": ("GET .*/(chunk|delta|layout)/", corrupt),
     "late": ("GET .*/(chunk|delta|layout)/", status(404, "NoSuchKey")),
     "slow": ("", stall(0.3)),
+    "expired": ("", status(400, "ExpiredToken")),
     "raced": ("PUT .*/head", status(409, "ConditionalRequestConflict")),
 }
 
