@@ -68,8 +68,9 @@ typedef struct lockstep_open_options {
   uint32_t connect_timeout_ms;   /* 0: 10,000 */
   uint32_t reconnect_timeout_ms; /* 0: 60,000 */
   uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
-  const char* run; /* null: a new run. 32 hex digits: continue this run, which the agent still holds; so does a rank
-                      that takes the place of one that died while the others live */
+  const char* run; /* null: a new run. 32 hex digits: continue this run, which the agent still holds, of the same
+                      tensors, attachments and number of ranks; so does a rank that takes the place of one that died
+                      while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent: not 0

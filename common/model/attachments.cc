@@ -11,8 +11,23 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kWeightsEndings[] = {
-    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"};
+constexpr std::string_view kWeightsEndings[] = {".safetensors",
+                                                ".safetensors.index.json",
+                                                ".bin",
+                                                ".bin.index.json",
+                                                ".pt",
+                                                ".pth",
+                                                ".gguf",
+                                                ".h5",
+                                                ".msgpack",
+                                                ".msgpack.index.json",
+                                                ".h5.index.json",
+                                                ".ckpt",
+                                                ".ckpt.index",
+                                                ".ckpt.meta",
+                                                ".onnx",
+                                                ".onnx_data",
+                                                ".ot"};
 
 Status Bad(std::string_view name, const std::string& problem) {
   return {ErrorCode::kBadData, Cat("attachment \"", CleanText(name, kMaxAttachmentName), "\": ", problem)};

@@ -3,14 +3,10 @@
 #include <nlohmann/json.hpp>
 
 namespace lockstep::model {
-namespace {
-
-constexpr const char* kAdapterConfig = "adapter_config.json";
-
-}  // namespace
 
 std::string_view WeightsFile(const ModelLayout& layout) {
-  return layout.attachments().count(kAdapterConfig) > 0 ? "adapter_model.safetensors" : "model.safetensors";
+  return layout.attachments().count(std::string(kAdapterConfig)) > 0 ? "adapter_model.safetensors"
+                                                                     : "model.safetensors";
 }
 
 Attachments SmallFiles(const ModelLayout& layout, const Held& held, const ManifestDigest& digest,

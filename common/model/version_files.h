@@ -14,8 +14,10 @@ namespace lockstep::model {
 // Which version it is, as one JSON object (raas_receiver/replica/FORMAT.md).
 inline constexpr std::string_view kVersionFile = "lockstep.json";
 
-// What the tensors' file is called: "model.safetensors", or "adapter_model.safetensors" when the layout has the
-// attachment "adapter_config.json", which makes it a PEFT adapter.
+// The attachment that makes a layout a PEFT adapter's.
+inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
+
+// What the tensors' file is called: "model.safetensors", or "adapter_model.safetensors" of an adapter.
 std::string_view WeightsFile(const ModelLayout& layout);
 
 // The small files, name to content: the layout's attachments, and kVersionFile.

@@ -35,7 +35,7 @@ Status Stopped(const std::stop_token& stop, std::string_view path) {
   return {ErrorCode::kCancelled, Cat(path, " is not needed any more")};
 }
 
-// Anybody who may write the directory may have put anything there: none of it is waited for.
+// Anything may lie in a directory that others may write: a FIFO is not waited for.
 Result<os::UniqueFd> OpenToRead(const std::string& path) {
   os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
@@ -44,7 +44,7 @@ Result<os::UniqueFd> OpenToRead(const std::string& path) {
   return Status(ErrorCode::kBadData, Cat(path, " is no file"));
 }
 
-// Held until the descriptor is closed. Whoever has it writes one file.
+// Held until the descriptor is closed, for as long as one file takes to write.
 Result<os::UniqueFd> Lock(const std::string& path, const std::stop_token& stop) {
   os::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
   if (!lock.valid()) return ErrnoStatus(errno, Cat("open ", path));
@@ -170,7 +170,7 @@ Result<std::string> DirectoryStore::Replace(const std::string& name, const std::
   const Result<TaggedObject> present = ReadTagged(name, stop);
   if (!present.ok() && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((present.ok() ? present->tag : "") != tag) {
-    return Status(ErrorCode::kAborted, Cat(path, " was written by somebody else"));
+    return Status(ErrorCode::kAborted, Cat(path, " was written by another process"));
   }
   LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, bytes));
   return TagOf(bytes);

@@ -55,8 +55,8 @@ class ObjectStore {
   // also after `wait`. kResourceExhausted: it is longer than kMaxTaggedBytes.
   virtual Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
                                                           std::chrono::milliseconds wait, std::stop_token stop) = 0;
-  // Writes it where its tag is `tag` (empty: there is none), and answers the new one. kAborted: somebody else has
-  // written it.
+  // Writes it where its tag is `tag` (empty: there is none), and answers the new one. kAborted: it was written
+  // meanwhile.
   virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                       std::stop_token stop) = 0;
 

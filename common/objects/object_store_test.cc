@@ -13,8 +13,10 @@
 #include "common/base/ids.h"
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/http/test_http_server.h"
 #include "common/objects/sha256.h"
 #include "common/objects/test_store.h"
+#include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 
@@ -59,7 +61,7 @@ TEST_CASE("What is written under a name is read under it, whole, and listed; wha
   CHECK(host.store->List("m/", {})->size() == 1);
 }
 
-TEST_CASE("An error of whoever takes the bytes ends the reading, and is its answer") {
+TEST_CASE("An error of the bytes' taker ends the reading, and is its answer") {
   Host host;
   REQUIRE(host.store->Write("a", Bytes(5 << 20), {}).ok());
   size_t taken = 0;
@@ -76,7 +78,8 @@ TEST_CASE("What changes is written only over what its writer has seen") {
   CHECK(host.store->ReadChanged("head", "", kNow, {}).status().code() == ErrorCode::kNotFound);
   const auto first = host.store->Replace("head", "", AsBytes("one"sv), {});
   REQUIRE(first.ok());
-  CHECK_THAT(host.store->Replace("head", "", AsBytes("other"sv), {}), FailsWith(ErrorCode::kAborted, "somebody else"));
+  CHECK_THAT(host.store->Replace("head", "", AsBytes("other"sv), {}),
+             FailsWith(ErrorCode::kAborted, "written by another"));
   const auto read = *host.store->ReadChanged("head", "", kNow, {});
   REQUIRE(read.has_value());
   CHECK(AsText(read->bytes) == "one");
@@ -106,7 +109,7 @@ TEST_CASE("Of several that write at once over the same, one does") {
   CHECK(written == 1);
 }
 
-TEST_CASE("Whoever waits for a change has it soon; and nothing, when there was none") {
+TEST_CASE("A change that is waited for is seen soon; without one the wait ends") {
   Host host;
   for (const std::string before : {"", "one"}) {
     const std::string tag = before.empty() ? "" : (*host.store->ReadChanged("m/head", "", kNow, {}))->tag;
@@ -147,7 +150,7 @@ TEST_CASE("A stop ends every call, also one that waits") {
             .code() == ErrorCode::kCancelled);
 }
 
-TEST_CASE("What somebody else put into a directory is not waited for") {
+TEST_CASE("What others put into a directory is not waited for") {
   const os::TempDir directory;
   const auto store = *OpenObjectStore("file://" + directory.path());
   REQUIRE(::mkfifo((directory.path() + "/head").c_str(), 0600) == 0);
@@ -172,6 +175,17 @@ TEST_CASE("A store is spoken to in plaintext only on this host and in networks t
   }
   CHECK((*OpenObjectStore("s3://weights/x?endpoint=http://127.0.0.1:9000"))->plain_host() == "");
   CHECK((*OpenObjectStore("s3://weights/x?endpoint=https://192.0.2.7"))->plain_host() == "");
+}
+
+TEST_CASE("A store that says that nothing has changed, where it was not asked that, is refused") {
+  http::TestHttpServer server([](int connection) { http::TestHttpServer::Reply(connection, "304 Not Modified", ""); });
+  const os::TempDir keys;
+  REQUIRE(os::WriteFileAtomic(keys.File("keys"), "[default]\naws_access_key_id = a\naws_secret_access_key = b\n", 0600)
+              .ok());
+  const auto store =
+      *OpenObjectStore(Cat("s3://weights/x?endpoint=", server.url(), "&credentials=", keys.File("keys")));
+  CHECK_THAT(store->ReadChanged("head", "", kNow, {}), FailsWith(ErrorCode::kProtocol, "304"));
+  CHECK_FALSE(store->ReadChanged("head", "tag", kNow, {})->has_value());
 }
 
 TEST_CASE("A URL that names no store is refused with what is meant") {

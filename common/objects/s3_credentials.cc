@@ -17,6 +17,7 @@ namespace lockstep::objects {
 namespace {
 
 constexpr uint64_t kMaxFile = 1 << 20;
+constexpr size_t kMaxKeys = 64 << 10;  // of a command's output
 constexpr std::chrono::seconds kCommandTime{30};
 constexpr int64_t kEarly = 300;  // seconds before they end
 constexpr int64_t kSeldom = 10;  // seconds between two looks at keys that have not ended
@@ -147,7 +148,7 @@ Status S3Credentials::RunCommand(const std::string& command, Found& found, const
   os::StopSignal signal;
   const std::stop_callback on_stop(stop, [&] { signal.Set(); });
   LS_ASSIGN_OR_RETURN(const os::ShellOutcome run,
-                      os::RunShell(Cat("{ ", command, "\n} 2>/dev/null"), {}, kCommandTime, signal));
+                      os::RunShell(Cat("{ ", command, "\n} 2>/dev/null"), {}, kCommandTime, signal, kMaxKeys));
   if (run.stopped) return NotNeeded();
   if (run.timed_out) return {ErrorCode::kDeadline, "its credential_process took longer than 30 s"};
   if (run.wait_status != 0) return {ErrorCode::kUnavailable, "its credential_process failed"};

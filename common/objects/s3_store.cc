@@ -24,6 +24,8 @@ constexpr milliseconds kFirstWait{100};
 constexpr milliseconds kLongestWait{5'000};
 constexpr milliseconds kCallTime{600'000};  // an object of 64 MiB over a slow link
 constexpr std::chrono::seconds kStall{20};
+constexpr size_t kMostListed = 4'000'000;
+constexpr size_t kMostPages = 20'000;
 
 std::string Escaped(std::string_view text) {
   std::string escaped;
@@ -118,7 +120,7 @@ Status StatusOf(const http::Answer& answer) {
     case 403:
       return {ErrorCode::kPermission, Cat(said, "; do the credentials allow this, of this bucket and prefix?")};
     case 412:
-      return {ErrorCode::kAborted, Cat(said, ": it was written by somebody else")};
+      return {ErrorCode::kAborted, Cat(said, ": it was written by another process")};
     default:
       return {IsBusy(answer.status) ? ErrorCode::kUnavailable : ErrorCode::kProtocol, said};
   }
@@ -236,7 +238,7 @@ Result<std::optional<TaggedObject>> S3Store::Look(const std::string& name, const
   http::Request request{.target = TargetOf(name)};
   if (!tag.empty()) request.headers.push_back("If-None-Match: " + tag);
   LS_ASSIGN_OR_RETURN(const http::Answer answer, Send(std::move(request), stop));
-  if (answer.status == 304) return std::optional<TaggedObject>();
+  if (answer.status == 304 && !tag.empty()) return std::optional<TaggedObject>();
   if (!Succeeded(answer)) return StatusOf(answer);
   const std::string now = TagIn(answer);
   if (now.empty()) return Status(ErrorCode::kProtocol, "the store gave no ETag");
@@ -251,9 +253,11 @@ Result<std::optional<TaggedObject>> S3Store::ReadChanged(const std::string& name
     auto found = Look(name, tag, stop);
     return found.ok() ? std::move(found) : found.status().WithContext(Cat(url_, "/", name));
   };
-  auto found = look();
-  const bool same = found.ok() ? !found->has_value() : found.status().code() == ErrorCode::kNotFound;
-  if (!same || wait.count() == 0) return found;
+  // One that is known is asked for once in that time.
+  if (tag.empty() || wait.count() == 0) {
+    auto found = look();
+    if (found.status().code() != ErrorCode::kNotFound || wait.count() == 0) return found;
+  }
   LS_RETURN_IF_ERROR(Wait(wait, stop));
   return look();
 }
@@ -265,7 +269,7 @@ Result<std::string> S3Store::Replace(const std::string& name, const std::string&
   const bool there = present.ok();
   if (!there && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((there && present->has_value()) || (!there && !tag.empty())) {
-    return Status(ErrorCode::kAborted, Cat(url_, "/", name, " was written by somebody else"));
+    return Status(ErrorCode::kAborted, Cat(url_, "/", name, " was written by another process"));
   }
   http::Request request{.target = TargetOf(name), .method = "PUT"};
   request.headers.push_back(tag.empty() ? "If-None-Match: *" : "If-Match: " + tag);
@@ -291,6 +295,7 @@ Result<std::string> S3Store::Replace(const std::string& name, const std::string&
 Result<std::vector<ListedObject>> S3Store::List(const std::string& prefix, std::stop_token stop) {
   std::vector<ListedObject> objects;
   std::string more;  // where the next page begins
+  size_t pages = 0;
   do {
     // In the order that is signed.
     const std::string from = more.empty() ? "" : Cat("continuation-token=", Escaped(more), "&");
@@ -314,8 +319,9 @@ Result<std::vector<ListedObject>> S3Store::List(const std::string& prefix, std::
     if (!whole || !dated) {
       return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list is no XML, or has times that are none"));
     }
-    if (!next.empty() && next == more)
+    if (++pages == kMostPages || objects.size() > kMostListed) {
       return Status(ErrorCode::kProtocol, Cat(url_, ": the store's list does not end"));
+    }
     more = std::move(next);
   } while (!more.empty());
   return objects;

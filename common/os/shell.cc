@@ -83,23 +83,24 @@ Result<pid_t> Spawn(const std::string& command, const std::vector<std::string>& 
 }
 
 // Takes what is in the pipe and keeps the end of it. False at its end.
-bool Drain(int pipe, std::string& tail) {
+bool Drain(int pipe, std::string& tail, size_t tail_bytes) {
   char buffer[4096];
   ssize_t got = 0;
   while ((got = ::read(pipe, buffer, sizeof buffer)) > 0) {
     tail.append(buffer, static_cast<size_t>(got));
-    if (tail.size() > kOutputTail) tail.erase(0, tail.size() - kOutputTail);
+    if (tail.size() > tail_bytes) tail.erase(0, tail.size() - tail_bytes);
   }
   return got < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
 // Waits until the process ends, its time is up or `stop` is set; reads its output meanwhile.
-void Attend(int process, int output, const Deadline& deadline, const StopSignal& stop, ShellOutcome& outcome) {
+void Attend(int process, int output, const Deadline& deadline, const StopSignal& stop, size_t tail_bytes,
+            ShellOutcome& outcome) {
   std::array<pollfd, 3> events{pollfd{process, POLLIN, 0}, pollfd{stop.fd(), POLLIN, 0}, pollfd{output, POLLIN, 0}};
   while (true) {
     const int ready = ::poll(events.data(), events.size(), deadline.PollTimeoutMs());
     if (ready < 0 && errno == EINTR) continue;
-    if (events[2].revents != 0 && !Drain(output, outcome.output_tail)) events[2].fd = -1;
+    if (events[2].revents != 0 && !Drain(output, outcome.output_tail, tail_bytes)) events[2].fd = -1;
     if (events[0].revents != 0) return;
     outcome.stopped = events[1].revents != 0;
     outcome.timed_out = !outcome.stopped && deadline.Passed();
@@ -126,7 +127,7 @@ bool StopSignal::Wait(std::chrono::milliseconds time) const {
 }
 
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
-                              std::chrono::milliseconds timeout, const StopSignal& stop) {
+                              std::chrono::milliseconds timeout, const StopSignal& stop, size_t tail_bytes) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return ErrnoStatus(errno, "make a pipe");
   const UniqueFd output(ends[0]);
@@ -141,13 +142,13 @@ Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std:
   // The C library has a wrapper, but its header is not for C++.
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (process.valid()) {
-    Attend(process.get(), output.get(), deadline, stop, outcome);
+    Attend(process.get(), output.get(), deadline, stop, tail_bytes, outcome);
   }
   if (!process.valid() || outcome.timed_out || outcome.stopped) ::kill(-pid, SIGKILL);
   while (::waitpid(pid, &outcome.wait_status, 0) < 0 && errno == EINTR) {
   }
-  Drain(output.get(), outcome.output_tail);
-  outcome.output_tail = CleanText(outcome.output_tail);
+  Drain(output.get(), outcome.output_tail, tail_bytes);
+  outcome.output_tail = CleanText(outcome.output_tail, tail_bytes);
   while (outcome.output_tail.ends_with('\n')) outcome.output_tail.pop_back();
   if (!process.valid()) return Status(ErrorCode::kIo, "pidfd_open failed; Linux 5.3 or newer is needed");
   return outcome;

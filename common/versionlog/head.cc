@@ -12,6 +12,7 @@ namespace lockstep::versionlog {
 namespace {
 
 constexpr size_t kShaBytes = 32;
+constexpr std::string_view kPart = ".tmp-";  // os::WriteFileAtomic
 constexpr int kMaxSignatures = 16;
 constexpr uint64_t kMaxEpoch = uint64_t{1} << 62;  // there is always a higher one
 
@@ -106,11 +107,12 @@ std::string ObjectName(std::string_view model, std::string_view kind, std::strin
 }
 
 bool IsObjectName(std::string_view model, std::string_view name) {
+  if (name.starts_with(Cat(HeadName(model), kPart))) return true;
   const size_t last = name.rfind('/');
   if (last == std::string_view::npos) return false;
   const auto of = [&](std::string_view kind) { return name.substr(0, last) == Cat(model, "/", kind); };
   std::string_view sum = name.substr(last + 1);
-  if (const size_t part = sum.find(".tmp-"); part != std::string_view::npos) sum = sum.substr(0, part);
+  if (const size_t part = sum.find(kPart); part != std::string_view::npos) sum = sum.substr(0, part);
   return std::ranges::any_of(std::array{kLayout, kManifest, kDelta, kChunk}, of) && sum.size() == 2 * kShaBytes &&
          sum.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
@@ -132,7 +134,9 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   if (!signed_head.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return Status(ErrorCode::kCorrupt, "is no head of a log, or a part of one");
   }
-  if (signed_head.signatures_size() > kMaxSignatures) return Breaks("the number of signatures");
+  if (signed_head.signatures_size() > kMaxSignatures) {
+    return Status(ErrorCode::kCorrupt, Cat("has more than ", kMaxSignatures, " signatures"));
+  }
   const ByteView encoded = AsBytes(std::string_view(signed_head.head()));
   const objects::Sha256 sum = objects::Sha256Of(encoded);
   if (signed_head.sha256() != objects::AsRaw(sum)) {
@@ -148,7 +152,7 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   if (head.model() != model) {
     return Status(ErrorCode::kProtocol, Cat("is of model ", CleanText(head.model(), 128), ", not of ", model));
   }
-  if (head.epoch() == 0 || head.epoch() > kMaxEpoch) return Breaks("an epoch");
+  if (head.epoch() == 0 || head.epoch() >= kMaxEpoch) return Breaks("an epoch");
   if (head.has_history()) LS_RETURN_IF_ERROR(CheckHistory(head.history(), /*whole=*/true));
   if (head.has_next()) LS_RETURN_IF_ERROR(CheckHistory(head.next(), /*whole=*/false));
   return head;
@@ -165,13 +169,13 @@ Status CheckHistory(const v1::LogHistory& history, bool whole) {
   return CheckChunks(history, whole);
 }
 
-Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout) {
+Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout, bool whole) {
   const uint64_t chunk = history.chunk_bytes();
   const bool fits = ToBytes(layout.digest()) == history.layout_digest() && chunk % layout.block_bytes() == 0 &&
                     history.manifest().bytes() == layout.block_count() * sizeof(uint64_t);
-  const uint64_t chunks = (layout.data_bytes() + chunk - 1) / chunk;
-  const bool within = history.chunks().empty() || history.chunks().rbegin()->index() < chunks;
-  if (fits && within) return OkStatus();
+  const uint64_t chunks = ChunkCount(history, layout.data_bytes());
+  const uint64_t named = history.chunks().empty() ? 0 : history.chunks().rbegin()->index() + uint64_t{1};
+  if (fits && (whole ? named == chunks : named <= chunks)) return OkStatus();
   return {ErrorCode::kProtocol, "the head's layout, chunks and manifest do not go together"};
 }
 

@@ -1,6 +1,6 @@
-// The log's head (FORMAT.md): the one object that changes, and how it is read from whoever may have written it.
+// The log's head (FORMAT.md): the one object that changes, and how it is read, as anything may have been written there.
 //
-// A head is the message v1::LogHead; whoever has one from DecodeHead may rely on all that CheckHistory says.
+// A head is the message v1::LogHead. All that CheckHistory says holds for one from DecodeHead.
 #pragma once
 
 #include <string>
@@ -44,8 +44,9 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
 // can be made. kProtocol names the rule that is broken.
 Status CheckHistory(const v1::LogHistory& history, bool whole);
 
-// That a history goes with the layout that it names, so that its numbers may be used with it. kProtocol.
-Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout);
+// That a history goes with the layout that it names, so that its numbers may be used with it; `whole` as above.
+// kProtocol.
+Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout, bool whole);
 
 // Whether `next` may be taken by a reader that has taken `seen`. kState: it is older, or of another run in the same
 // epoch.

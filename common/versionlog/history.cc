@@ -130,6 +130,10 @@ uint64_t StoredBytes(const v1::LogHistory& history, uint64_t data_bytes) {
   return bytes;
 }
 
+uint64_t ChunkCount(const v1::LogHistory& history, uint64_t data_bytes) {
+  return (data_bytes + history.chunk_bytes() - 1) / history.chunk_bytes();
+}
+
 ByteRange ChunkRange(const v1::LogHistory& history, uint32_t index, uint64_t data_bytes) {
   const uint64_t offset = std::min(data_bytes, index * history.chunk_bytes());
   return {offset, std::min(history.chunk_bytes(), data_bytes - offset)};

@@ -50,7 +50,8 @@ std::set<std::string> ObjectNames(const v1::LogHead& head);
 // twice counts once.
 uint64_t StoredBytes(const v1::LogHistory& history, uint64_t data_bytes);
 
-// How long chunk `index` is.
+// How many chunks all of the data section has, and how long chunk `index` is.
+uint64_t ChunkCount(const v1::LogHistory& history, uint64_t data_bytes);
 ByteRange ChunkRange(const v1::LogHistory& history, uint32_t index, uint64_t data_bytes);
 
 }  // namespace lockstep::versionlog

@@ -105,7 +105,6 @@ Result<Head> LogReader::ReadHead(std::stop_token stop) {
 }
 
 Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop) {
-  const auto until = std::chrono::steady_clock::now() + wait;
   std::string tag;
   Head before;
   {
@@ -114,9 +113,7 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
     if (seen != taken_ && taken_ != nullptr && !tag_.empty()) return taken_;
     if (seen != nullptr) tag = tag_;
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-  LS_ASSIGN_OR_RETURN(const auto object,
-                      store_->ReadChanged(HeadName(model_), tag, std::max(left, std::chrono::milliseconds(0)), stop));
+  LS_ASSIGN_OR_RETURN(const auto object, store_->ReadChanged(HeadName(model_), tag, wait, stop));
   if (!object) return Head();
   return Take(*object, before);
 }
@@ -186,13 +183,13 @@ Result<std::vector<Bytes>> LogReader::ReadAll(std::string_view kind, std::span<c
   return read;
 }
 
-Result<std::shared_ptr<const model::ModelLayout>> LogReader::ReadLayout(const v1::LogHistory& history,
+Result<std::shared_ptr<const model::ModelLayout>> LogReader::ReadLayout(const v1::LogHistory& history, bool whole,
                                                                         std::stop_token stop) {
   if (history.layout().bytes() > kMaxLayoutBytes) return Status(ErrorCode::kProtocol, "the head names a huge layout");
   const v1::LogBytes* const wanted = &history.layout();
   LS_ASSIGN_OR_RETURN(const std::vector<Bytes> encoded, ReadAll(kLayout, {&wanted, 1}, stop));
   LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(encoded[0]));
-  LS_RETURN_IF_ERROR(CheckLayout(history, *layout).WithContext(url()));
+  LS_RETURN_IF_ERROR(CheckLayout(history, *layout, whole).WithContext(url()));
   return layout;
 }
 
@@ -259,7 +256,6 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
 
   Version first = wanted.version;
   std::mutex mutex;
-  Status lost;  // the first chunk that was
   const auto read_chunk = [&](size_t i) -> Status {
     const uint32_t index = chunks[i].first;
     const std::vector<BlockIndex>& blocks = chunks[i].second;
@@ -283,18 +279,13 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
       at = end;
       return OkStatus();
     };
-    const Status status = ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop);
+    LS_RETURN_IF_ERROR(ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop));
     std::lock_guard lock(mutex);
-    if (status.code() == ErrorCode::kCorrupt || status.code() == ErrorCode::kAborted) {
-      if (lost.ok()) lost = status;
-      return OkStatus();  // the other chunks may be good
-    }
-    LS_RETURN_IF_ERROR(status);
     for (const BlockIndex made : blocks) maker.Start(made, chunk->version());
     first = std::min<Version>(first, chunk->version());
     return OkStatus();
   };
-  const Status chunks_read = transfers_.ParallelTry(chunks.size(), read_chunk);
+  LS_RETURN_IF_ERROR(transfers_.ParallelTry(chunks.size(), read_chunk));
 
   std::vector<std::vector<const v1::LogStep*>> batches;
   uint64_t batch_bytes = 0;
@@ -315,8 +306,7 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
     if (i + 1 < batches.size()) next = std::async(std::launch::async, read_batch, i + 1);
     maker.Apply(*chain, workers_);
   }
-  LS_RETURN_IF_ERROR(maker.Finish(workers_));
-  return lost.ok() ? chunks_read : lost;
+  return maker.Finish(workers_);
 }
 
 }  // namespace lockstep::versionlog

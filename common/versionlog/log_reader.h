@@ -1,6 +1,6 @@
 // LogReader: a model's log, read and proved: its head, layouts, deltas, and the blocks of any version that it has.
 //
-// Whoever may have written what is read, an object counts only once its SHA-256 is its name. An object that the head
+// Anything may have been written there: an object counts only once its SHA-256 is its name. An object that the head
 // named and that is not there makes the head be read again: kAborted, the log has moved on and what is wanted is to be
 // asked for again; kCorrupt, the object is lost. Every error names the object.
 #pragma once
@@ -60,13 +60,15 @@ class LogReader {
   // No head is taken that does not follow this one.
   void Remember(v1::LogHead seen);
 
-  Result<std::shared_ptr<const model::ModelLayout>> ReadLayout(const v1::LogHistory& history, std::stop_token stop);
+  // `whole` as for CheckLayout.
+  Result<std::shared_ptr<const model::ModelLayout>> ReadLayout(const v1::LogHistory& history, bool whole,
+                                                               std::stop_token stop);
   // xxh3-64 of each block of the newest version, and its digest's.
   Result<std::vector<uint64_t>> ReadManifest(const v1::LogHistory& history, std::stop_token stop);
   // The payloads of `steps`, whole.
   Result<payload::DeltaChain> ReadSteps(const v1::LogHistory& history, const model::ModelLayout& layout,
                                         std::span<const v1::LogStep* const> steps, std::stop_token stop);
-  // OK: every block was made. An error says why some were not; the others are good.
+  // OK: every block was made. An error says why some were not; those that were are good.
   Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, const BlocksToMake& wanted,
                     std::stop_token stop);
 
@@ -79,7 +81,6 @@ class LogReader {
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct Piece;
   // `before`: what was taken when the reading began.
   Result<Head> Take(const objects::TaggedObject& object, const Head& before);
   Head taken() const;

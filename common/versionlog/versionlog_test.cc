@@ -219,7 +219,7 @@ TEST_CASE("What a writer of a log may have written, and what it has left half wr
   const std::string sum(64, 'a');
   CHECK(IsObjectName("actor", "actor/chunk/" + sum));
   CHECK(IsObjectName("actor", "actor/delta/" + sum + ".tmp-Ab3x9Q"));
-  for (const std::string other : {"actor/head", "actor/chunk/README", "actor/chunk/left-by-somebody"}) {
+  for (const std::string other : {"actor/head", "actor/chunk/README", "actor/chunk/something-else"}) {
     CHECK_FALSE(IsObjectName("actor", other));
   }
   CHECK_FALSE(IsObjectName("actor", "actor/chunk/" + sum + ".orig"));

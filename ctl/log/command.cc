@@ -175,7 +175,7 @@ class LogCommand {
 
   Status Make(versionlog::LogReader& reader, const v1::LogHistory& history, Version version,
               const ManifestDigest& digest, const std::string& directory) {
-    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(history, {}));
+    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(history, /*whole=*/true, {}));
     const std::string path = Cat(directory, "/", model::WeightsFile(*layout));
     const Bytes header = model::SafetensorsHeader(*layout);
     LS_ASSIGN_OR_RETURN(const os::MappedSegment file, os::CreateTmpfsSegment(path, model::ImageBytes(*layout)));
@@ -220,6 +220,11 @@ class LogCommand {
     LS_ASSIGN_OR_RETURN(const auto listed, store_->List(model + "/", {}));
     const int64_t before = Now() - static_cast<int64_t>(options_.grace_s) * 1'000'000'000;
     LS_ASSIGN_OR_RETURN(versionlog::Head head, reader.ReadHead({}));
+    if (head->written_unix_ns() > before) {
+      return {ErrorCode::kState, Cat(CleanText(head->writer(), 128), " has written to the log ",
+                                     AgeText(head->written_unix_ns()), " ago, and removes what it has left by itself; ",
+                                     "--grace 0 removes all that the head does not name now")};
+    }
     std::set<std::string> named = versionlog::ObjectNames(*head);
     uint64_t removed = 0;
     uint64_t bytes = 0;

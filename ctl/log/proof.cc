@@ -13,6 +13,8 @@
 namespace lockstep::ctl {
 namespace {
 
+constexpr int kAttempts = 5;
+
 // The data section, as it is in one version after another.
 class Replay {
  public:
@@ -93,6 +95,22 @@ class Replay {
   std::vector<uint64_t> hashes_;
 };
 
+// How many versions were made.
+Result<uint64_t> MakeAll(versionlog::LogReader& reader, const v1::LogHistory& history,
+                         const std::shared_ptr<const model::ModelLayout>& layout, WorkerPool& workers) {
+  Replay replay(reader, history, layout, workers);
+  LS_RETURN_IF_ERROR(replay.Begin(history.oldest()));
+  uint64_t versions = 1;
+  for (const v1::LogStep& step : history.steps()) {
+    if (step.base() < history.oldest()) continue;
+    LS_RETURN_IF_ERROR(replay.Step(step));
+    ++versions;
+  }
+  const Status manifest = replay.CheckManifest();
+  if (!manifest.ok() && manifest.code() != ErrorCode::kAborted) return manifest;  // there is a newer one
+  return versions;
+}
+
 }  // namespace
 
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
@@ -102,7 +120,7 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
   std::shared_ptr<const model::ModelLayout> layout;
   for (const v1::LogHistory* history : {&head.history(), &head.next()}) {
     if (history->run().empty()) continue;
-    auto read = reader.ReadLayout(*history, {});
+    auto read = reader.ReadLayout(*history, history == &head.history(), {});
     if (read.status().code() == ErrorCode::kCorrupt) {
       proof.damaged.push_back(read.status().message());
       return proof;
@@ -116,6 +134,7 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
   std::mutex mutex;
   LS_RETURN_IF_ERROR(transfers.ParallelTry(all.size(), [&](size_t i) {
     const Status checked = reader.CheckObject(all[i].kind, all[i].sha256, all[i].bytes, {});
+    if (checked.code() == ErrorCode::kAborted) return OkStatus();  // its writer goes on meanwhile, and needs it no more
     if (checked.code() != ErrorCode::kCorrupt) return checked;
     std::lock_guard lock(mutex);
     proof.damaged.push_back(checked.message());
@@ -126,17 +145,19 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
   std::ranges::sort(proof.damaged);
   if (!proof.damaged.empty() || layout == nullptr) return proof;
 
-  const v1::LogHistory& history = head.history();
-  Replay replay(reader, history, layout, workers);
-  LS_RETURN_IF_ERROR(replay.Begin(history.oldest()));
-  proof.versions = 1;
-  for (const v1::LogStep& step : history.steps()) {
-    if (step.base() < history.oldest()) continue;
-    LS_RETURN_IF_ERROR(replay.Step(step));
-    ++proof.versions;
+  v1::LogHistory history = head.history();
+  for (int attempt = 1;; ++attempt) {
+    const Result<uint64_t> made = MakeAll(reader, history, layout, workers);
+    if (made.ok()) {
+      proof.versions = *made;
+      return proof;
+    }
+    // Its writer has removed the oldest meanwhile: from the oldest that there is now.
+    if (made.status().code() != ErrorCode::kAborted || attempt == kAttempts) return made.status();
+    LS_ASSIGN_OR_RETURN(const versionlog::Head now, reader.ReadHead({}));
+    if (now->history().layout_digest() != history.layout_digest()) return made.status();
+    history = now->history();
   }
-  LS_RETURN_IF_ERROR(replay.CheckManifest());
-  return proof;
 }
 
 }  // namespace lockstep::ctl

@@ -136,11 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path != "/generate" or not isinstance(request, dict):
                 raise ValueError("POST /generate takes a JSON object")
             self._answer(200, self.server_.generate(request))
+        except lockstep.Error as error:
+            self._answer(503, {"error": str(error)})
         except ValueError as error:
             self.close_connection = True
             self._answer(400, {"error": str(error)})
-        except lockstep.Error as error:
-            self._answer(503, {"error": str(error)})
 
     def _answer(self, status: int, body: "dict[str, Any]") -> None:
         data = json.dumps(body).encode()

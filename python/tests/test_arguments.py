@@ -6,6 +6,7 @@ import torch
 
 import lockstep
 from lockstep.core import arguments
+from lockstep.core.errors import from_code
 from lockstep.core.tensors import bytes_of, describe, named
 
 
@@ -49,6 +50,32 @@ def test_named_parameters_and_descriptions_are_named_tensors():
     module = torch.nn.Linear(2, 3)
     assert [meta.name for meta in describe(module.named_parameters())] == ["weight", "bias"]
     assert describe(iter([lockstep.TensorMeta("x", "F32", (1,))])) == [lockstep.TensorMeta("x", "F32", (1,))]
+
+
+def test_errors_are_those_that_python_has_for_them():
+    kinds = {
+        lockstep.BadDataError: ValueError,
+        lockstep.NotFoundError: FileNotFoundError,
+        lockstep.UnavailableError: ConnectionError,
+        lockstep.DeadlineError: TimeoutError,
+        lockstep.PermissionDeniedError: PermissionError,
+        lockstep.IoError: OSError,
+    }
+    for kind, builtin in kinds.items():
+        error = from_code(kind.code, "what failed")
+        assert type(error) is kind and isinstance(error, builtin) and str(error) == "what failed"
+    with pytest.raises(ConnectionError, match="/nowhere"):
+        publisher()
+
+
+def test_a_tensor_without_values_is_refused_by_name():
+    with pytest.raises(lockstep.BadDataError, match='tensor "a": it is on the device "meta" and has no values'):
+        bytes_of("a", torch.empty(2, device="meta"))
+
+
+def test_a_version_to_wait_for_is_a_number(tmp_path):
+    with pytest.raises(lockstep.BadDataError, match="version is '1', of type str"):
+        lockstep.wait_for(tmp_path, "1", timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 #include "raas_receiver/archive/archiver.h"
 
 #include <algorithm>
-#include <map>
-#include <ranges>
 
 #include "common/base/backoff.h"
 #include "common/base/text.h"
@@ -13,6 +11,7 @@
 #include "common/versionlog/history.h"
 #include "common/versionlog/log_reader.h"
 #include "raas_receiver/archive/log_writer.h"
+#include "raas_receiver/archive/spool.h"
 
 namespace lockstep::archive {
 namespace {
@@ -48,8 +47,9 @@ ByteView AsManifest(const std::vector<uint64_t>& hashes) {
 
 }  // namespace
 
-const Archiver::Task Archiver::kTasks[] = {&Archiver::Begin,      &Archiver::WriteDelta, &Archiver::WriteChunks,
-                                           &Archiver::PutInPlace, &Archiver::Shorten,    &Archiver::RemoveUnnamed};
+// Deltas come last: where they come faster than they are written, the log is kept in order all the same.
+const Archiver::Task Archiver::kTasks[] = {&Archiver::Begin,         &Archiver::PutInPlace, &Archiver::Shorten,
+                                           &Archiver::RemoveUnnamed, &Archiver::WriteDelta, &Archiver::WriteChunks};
 
 Result<std::unique_ptr<Archiver>> Archiver::Create(ArchiverOptions options, const replica::ReplicaPair& replicas) {
   LS_ASSIGN_OR_RETURN(auto spool, Spool::Open(replicas.directory().SpoolPath()));
@@ -171,23 +171,11 @@ Result<bool> Archiver::DoNext(const std::stop_token& stop) {
 bool Archiver::GoesOn(const v1::LogHistory& history) const {
   const Held& held = current_.held;
   if (history.run() != ToBytes(held.run) || history.layout_digest() != ToBytes(current_.layout->digest())) return false;
-  if (!versionlog::CheckLayout(history, *current_.layout).ok()) return false;  // no writer of ours made it
+  const bool whole = &history == &writer_->head().history();
+  if (!versionlog::CheckLayout(history, *current_.layout, whole).ok()) return false;  // no writer of ours made it
   const Version newest = history.newest().version();
   if (newest == held.version) return history.newest().manifest_digest() == ToBytes(current_.digest);
-  return newest > held.version || NextDelta(newest).has_value();
-}
-
-// The first of those that lead from the log's newest version to what is held. There may be others of its base: they
-// were put aside and not committed.
-std::optional<Spool::Delta> Archiver::NextDelta(Version newest) const {
-  std::map<Version, Spool::Delta> leading;  // by base
-  const std::vector<Spool::Delta> waiting = spool_->deltas();
-  for (const Spool::Delta& delta : std::views::reverse(waiting)) {
-    const bool leads = delta.target == current_.held.version || leading.contains(delta.target);
-    if (delta.run == current_.held.run && leads) leading.insert_or_assign(delta.base, delta);
-  }
-  const auto next = leading.find(newest);
-  return next == leading.end() ? std::nullopt : std::optional(next->second);
+  return newest > held.version || spool_->Next({held.run, newest}, held.version).has_value();
 }
 
 bool Archiver::IsNext() const {
@@ -195,8 +183,7 @@ bool Archiver::IsNext() const {
 }
 
 uint64_t Archiver::ChunkCount() const {
-  const uint64_t chunk = history_->chunk_bytes();
-  return (current_.layout->data_bytes() + chunk - 1) / chunk;
+  return versionlog::ChunkCount(*history_, current_.layout->data_bytes());
 }
 
 // A history beside the one that readers read.
@@ -236,12 +223,18 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
   for (const Spool::Delta& waiting : spool_->deltas()) {
     if (waiting.run == current_.held.run && waiting.target <= newest) spool_->Remove(waiting);
   }
-  const std::optional<Spool::Delta> delta = NextDelta(newest);
+  const auto delta = spool_->Next({current_.held.run, newest}, current_.held.version);
   if (!delta) return false;
   const Result<Spool::Read> read = spool_->Get(*delta, *current_.layout);
   const ErrorCode code = read.status().code();
   if (code == ErrorCode::kIo || code == ErrorCode::kResourceExhausted) return read.status();  // it may be whole
-  LS_RETURN_IF_ERROR(LoadHashes(stop));
+  const Status loaded = LoadHashes(stop);
+  if (loaded.code() == ErrorCode::kCorrupt) {  // the log's own: nothing leads on from it
+    telemetry::LogWarn("archive_gap", loaded, {{"model", options_.model}, {"version", delta->target}});
+    spool_->Clear();
+    return true;
+  }
+  LS_RETURN_IF_ERROR(loaded);
   std::vector<uint64_t> hashes = hashes_;
   Status follows = read.status();
   if (read.ok()) {
@@ -432,9 +425,8 @@ void Archiver::Show(const Status& outcome, bool taken_over) {
     shown_.set_newest_committed_unix_ns(head.history().newest().committed_unix_ns());
   }
   shown_.set_chunks(beginning ? static_cast<uint32_t>(head.next().chunks_size()) : 0);
-  const uint64_t chunk = head.next().chunk_bytes();
   const uint64_t bytes = current_.layout == nullptr ? 0 : current_.layout->data_bytes();
-  shown_.set_chunks_wanted(beginning ? static_cast<uint32_t>((bytes + chunk - 1) / chunk) : 0);
+  shown_.set_chunks_wanted(beginning ? static_cast<uint32_t>(versionlog::ChunkCount(head.next(), bytes)) : 0);
   if (outcome.ok()) {
     shown_.clear_last_error();
     return;

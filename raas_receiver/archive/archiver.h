@@ -26,12 +26,12 @@
 #include "common/versionlog/keys.h"
 #include "proto/lockstep/v1/log.pb.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/archive/spool.h"
 #include "raas_receiver/replica/replica_pair.h"
 
 namespace lockstep::archive {
 
 class LogWriter;
+class Spool;
 
 struct ArchiverOptions {
   std::shared_ptr<objects::ObjectStore> store;
@@ -77,7 +77,6 @@ class Archiver {
   Result<bool> RemoveUnnamed(const std::stop_token& stop);
 
   bool GoesOn(const v1::LogHistory& history) const;
-  std::optional<Spool::Delta> NextDelta(Version newest) const;
   std::vector<uint32_t> WantedChunks() const;
   uint64_t ChunkCount() const;
   bool IsNext() const;

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <fstream>
 
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
+#include "common/os/temp_dir.h"
+#include "common/telemetry/timeline.h"
+#include "common/versionlog/keys.h"
 #include "raas_receiver/archive/log_fixture.h"
 
 namespace lockstep::archive {
@@ -207,6 +212,65 @@ TEST_CASE("A log that was taken over by another receiver is written no more by t
   other.Publish(2);
   CHECK((*other.Reader().ReadHead({}))->writer() == "other");
   other.CheckLog();
+}
+
+TEST_CASE("A head that is no writer's is written over, and the log goes on") {
+  Archived host;
+  host.Publish(1);
+  REQUIRE(host.store->Write("actor/head", AsBytes(std::string_view("nonsense")), {}).ok());
+  host.Pull(2);
+  host.Await(2);
+  CHECK(host.History().oldest() == 1);
+  host.CheckLog();
+}
+
+TEST_CASE(
+    "A writer with a key builds upon no head that the key has not signed, and takes no epoch from it that no clock has "
+    "made") {
+  LogFixture host;
+  const os::TempDir keys;
+  REQUIRE(std::system(Cat("umask 077; openssl genpkey -algorithm ed25519 -out ", keys.File("log.pem"), " 2>/dev/null")
+                          .c_str()) == 0);
+  auto key = versionlog::SigningKey::Read(keys.File("log.pem"));
+  REQUIRE(key.ok());
+  host.archiving.key = *std::move(key);
+  const int64_t now = telemetry::UnixNanos() / 1'000'000'000;
+  SECTION("garbage") {
+    REQUIRE(host.store->Write("actor/head", AsBytes(std::string_view("nonsense")), {}).ok());
+  }
+  SECTION("another's head") {
+    v1::LogHead other;
+    other.set_format(versionlog::kLogFormat);
+    other.set_model("actor");
+    const uint64_t epoch =
+        GENERATE_COPY(uint64_t{7}, static_cast<uint64_t>(now) + 3600, uint64_t{1} << 61, uint64_t{1} << 62);
+    other.set_epoch(epoch);
+    REQUIRE(host.store->Write("actor/head", versionlog::EncodeHead(other, nullptr), {}).ok());
+  }
+  host.Open();
+  host.StartArchiver();
+  host.Publish(1);
+  const uint64_t epoch = (*host.Reader().ReadHead({}))->epoch();
+  CHECK(epoch >= static_cast<uint64_t>(now));
+  CHECK(epoch < static_cast<uint64_t>(now) + 7200);
+  host.CheckLog();
+}
+
+TEST_CASE("A log whose manifest is lost is begun anew where deltas wait") {
+  Archived host;
+  for (Version version = 1; version <= 2; ++version) host.Publish(version);
+  host.StopArchiver();
+  host.StartArchiver();  // not in step: it writes nothing
+  host.model.Advance();
+  host.archiver->Keep(host.model.Chain(2, 3), "");
+  host.PullDelta(3);
+  for (const std::string& name : host.Objects()) {
+    if (name.find("/manifest/") != std::string::npos) REQUIRE(host.store->Remove(name, {}).ok());
+  }
+  host.RestartArchiver();
+  host.Await(3);
+  CHECK(host.History().oldest() == 3);
+  host.CheckLog();
 }
 
 TEST_CASE("A store that is away is tried again, and all that waits is written when it is back") {

@@ -85,7 +85,7 @@ struct LogFixture : replica::ReplicaFixture {
   Result<Bytes> Make(Version version) {
     versionlog::LogReader reader = Reader();
     LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
-    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), {}));
+    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), true, {}));
     Bytes bytes(layout->data_bytes());
     std::vector<uint64_t> hashes(layout->block_count());
     const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),

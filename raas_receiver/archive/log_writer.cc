@@ -17,6 +17,11 @@ namespace {
 constexpr std::chrono::hours kFindEvery{1};
 constexpr std::chrono::minutes kRemoveAgain{1};  // after an error
 constexpr size_t kRemoved = 64;                  // at once
+constexpr uint64_t kClocksDiffer = 86'400;       // seconds
+
+uint64_t UnixSeconds() {
+  return static_cast<uint64_t>(telemetry::UnixNanos()) / 1'000'000'000;
+}
 
 }  // namespace
 
@@ -29,15 +34,19 @@ Status LogWriter::TakeOver(std::stop_token stop) {
   v1::LogHead head;
   tag_.clear();
   if (there.ok()) {
-    auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, {});
     const versionlog::TrustedKeys own = options_.key ? options_.key->Verifier() : versionlog::TrustedKeys();
-    if (decoded.ok() && !versionlog::DecodeHead((*there)->bytes, options_.model, own).ok()) {
-      // What this key has not signed before, it does not sign now: the log begins anew.
-      decoded->clear_history();
-      decoded->clear_next();
+    auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, own);
+    const ErrorCode code = decoded.status().code();
+    if (options_.key && (code == ErrorCode::kPermission || code == ErrorCode::kCorrupt)) {
+      // What this key has not signed before, it does not sign now: the log begins anew. Its epoch goes on where it is
+      // one that a clock has made.
+      const auto others = versionlog::DecodeHead((*there)->bytes, options_.model, {});
+      if (others.ok() && others->epoch() < UnixSeconds() + kClocksDiffer) head.set_epoch(others->epoch());
+    } else if (!decoded.ok()) {
+      return decoded.status().WithContext(Cat(options_.store->url(), "/", name));
+    } else {
+      head = *std::move(decoded);
     }
-    if (!decoded.ok()) return decoded.status().WithContext(Cat(options_.store->url(), "/", name));
-    head = *std::move(decoded);
     tag_ = (*there)->tag;
   } else if (there.status().code() != ErrorCode::kNotFound) {
     return there.status();
@@ -88,8 +97,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
   next.set_writer(options_.writer);
   next.set_written_unix_ns(telemetry::UnixNanos());
   // Of the clock, so that a log that was removed and begun anew goes on for those that have read it.
-  const uint64_t seconds = static_cast<uint64_t>(next.written_unix_ns()) / 1'000'000'000;
-  next.set_epoch(new_epoch ? std::max(head_.epoch() + 1, seconds) : head_.epoch());
+  next.set_epoch(new_epoch ? std::max(head_.epoch() + 1, UnixSeconds()) : head_.epoch());
   next.set_serial(new_epoch ? 1 : head_.serial() + 1);
 
   const std::string name = versionlog::HeadName(options_.model);
@@ -117,7 +125,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
   return OkStatus();
 }
 
-// Who has written the head that was to be replaced: we ourselves, in a call whose answer was lost, or another writer.
+// Finds the writer of the head that was to be replaced: this one, in a call whose answer was lost, or another.
 Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop) {
   const std::string name = versionlog::HeadName(options_.model);
   LS_ASSIGN_OR_RETURN(const auto there, options_.store->ReadChanged(name, "", {}, stop));
@@ -130,6 +138,10 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
     return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
   }
   const auto other = versionlog::DecodeHead(there->bytes, options_.model, {});
+  if (other.status().code() == ErrorCode::kCorrupt) {  // no writer's
+    tag_ = there->tag;
+    return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, " was damaged; it is written again")};
+  }
   taken_over_ = true;
   const std::string by = other.ok() ? Cat(CleanText(other->writer(), 128), ", in epoch ", other->epoch()) : "another";
   return {ErrorCode::kAborted, Cat(options_.store->url(), "/", name, " was taken over by ", by,
@@ -155,7 +167,7 @@ Status LogWriter::TryRemove(const std::stop_token& stop) {
   }
   const std::string head = versionlog::HeadName(options_.model);
   for (size_t done = 0; done < due.size(); done += kRemoved) {
-    // Whoever has taken the log over may have named them again.
+    // Another writer may have taken the log over, and named them again.
     LS_ASSIGN_OR_RETURN(const auto other, options_.store->ReadChanged(head, tag_, {}, stop));
     if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // says who
     const auto batch = std::span(due).subspan(done, std::min(kRemoved, due.size() - done));

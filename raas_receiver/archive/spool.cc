@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <optional>
+#include <map>
+#include <ranges>
 
 #include "common/base/text.h"
 #include "common/model/label.h"
@@ -112,6 +113,17 @@ uint64_t Spool::bytes() const {
   uint64_t bytes = 0;
   for (const Delta& delta : deltas_) bytes += delta.bytes;
   return bytes;
+}
+
+std::optional<Spool::Delta> Spool::Next(const Held& from, Version to) const {
+  std::lock_guard lock(mutex_);
+  std::map<Version, Delta> leading;  // by base
+  for (const Delta& delta : std::views::reverse(deltas_)) {
+    const bool leads = delta.target == to || leading.contains(delta.target);
+    if (delta.run == from.run && leads) leading.insert_or_assign(delta.base, delta);
+  }
+  const auto next = leading.find(from.version);
+  return next == leading.end() ? std::nullopt : std::optional(next->second);
 }
 
 Result<Spool::Read> Spool::Get(const Delta& delta, const model::ModelLayout& layout) const {

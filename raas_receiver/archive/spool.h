@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,9 @@ class Spool {
   // Those that wait, by rising base.
   std::vector<Delta> deltas() const;
   uint64_t bytes() const;
+  // The first of those that lead from one version to another. There may be others of its base: they were put aside and
+  // not committed. Nothing: none leads there.
+  std::optional<Delta> Next(const Held& from, Version to) const;
 
   struct Read {
     std::shared_ptr<const payload::Payload> payload;

@@ -1,6 +1,7 @@
 #include "raas_receiver/origin/log_origin.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "common/base/hash.h"
@@ -149,13 +150,14 @@ class LogOrigin final : public Origin {
       if (none || *head == nullptr) continue;
       seen = *head;
       told = true;
+      Note(seen);
       on_head(ReadHead(*seen));
     }
   }
 
   Result<Layout> GetLayout(std::stop_token stop) override {
     LS_ASSIGN_OR_RETURN(const versionlog::Head head, ReadWhole(stop));
-    return reader_.ReadLayout(head->history(), std::move(stop));
+    return reader_.ReadLayout(head->history(), /*whole=*/true, std::move(stop));
   }
 
   Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) override {
@@ -164,6 +166,7 @@ class LogOrigin final : public Origin {
     if (history.layout_digest() != ToBytes(want.layout->digest())) {
       return Status(ErrorCode::kState, Cat("model ", options_.model, " has another layout in ", name()));
     }
+    LS_RETURN_IF_ERROR(versionlog::CheckLayout(history, *want.layout, /*whole=*/true).WithContext(name()));
     LS_ASSIGN_OR_RETURN(Plan plan, PlanFor(history, want));
     plan.transfer = ++opened_;
     telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
@@ -189,14 +192,16 @@ class LogOrigin final : public Origin {
     if (none || (head.ok() && !(*head)->has_history())) {
       return Status(ErrorCode::kNotFound, Cat(name(), " has no version of model ", options_.model, " yet"));
     }
-    if (head.ok()) Note(**head);
+    if (head.ok()) Note(*head);
     return head;
   }
 
   // What is needed to see that a later head follows it.
-  void Note(const v1::LogHead& head) const {
-    if (seen_path_.empty()) return;
-    v1::LogHead seen = head;
+  void Note(const versionlog::Head& head) {
+    std::lock_guard lock(note_mutex_);
+    if (seen_path_.empty() || noted_ == head || !head->has_history()) return;
+    noted_ = head;
+    v1::LogHead seen = *head;
     seen.clear_next();
     v1::LogHistory& history = *seen.mutable_history();
     history.clear_steps();
@@ -243,7 +248,9 @@ class LogOrigin final : public Origin {
   WorkerPool transfers_;
   versionlog::LogReader reader_;
   std::string seen_path_;  // empty: none
-  uint64_t opened_ = 0;    // pulls
+  std::mutex note_mutex_;
+  versionlog::Head noted_;  // at seen_path_; guarded by note_mutex_
+  uint64_t opened_ = 0;     // pulls
 };
 
 }  // namespace

@@ -46,12 +46,14 @@ class Heads {
     size_t origin;
     Head head;
   };
-  // The first that is there, and whose version was committed at `least_unix_ns` or later. Nothing: none is.
-  std::optional<Chosen> Choose(int64_t least_unix_ns) const {
+  // The first that is there, and whose version was committed at `least_unix_ns` or later; or is the first one of all,
+  // where that is right whatever it has. Nothing: none is.
+  std::optional<Chosen> Choose(int64_t least_unix_ns, bool first_is_right) const {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < heads_.size(); ++i) {
       if (!heads_[i] && lost_[i].ok()) return std::nullopt;  // it is asked first, and has not answered yet
-      if (heads_[i] && (i == 0 || heads_[i]->committed_unix_ns >= least_unix_ns)) return Chosen{i, *heads_[i]};
+      if (!heads_[i]) continue;
+      if ((i == 0 && first_is_right) || heads_[i]->committed_unix_ns >= least_unix_ns) return Chosen{i, *heads_[i]};
     }
     return std::nullopt;
   }
@@ -100,7 +102,7 @@ class OrderedOrigin final : public Origin {
     while (true) {
       heads.Wait(seen, stop);
       if (stop.stop_requested()) return {ErrorCode::kCancelled, "nobody watches any more"};
-      const auto chosen = heads.Choose(announced_unix_ns_);
+      const auto chosen = heads.Choose(announced_unix_ns_, origins_[0]->can().report);
       if (!chosen) {
         LS_RETURN_IF_ERROR(heads.Lost());
         continue;

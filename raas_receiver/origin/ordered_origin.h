@@ -9,8 +9,8 @@
 namespace lockstep::origin {
 
 // All are watched. The first of them that answers is in use: by pulls that are opened, for what is reported, and by
-// name. One further down is used only where what it has was committed no earlier than what was announced last, and than
-// what is held, at `held_unix_ns` (0: nothing is). REQUIRES one at least.
+// name. One is used only where what it has was committed no earlier than what was announced last, and than what is
+// held, at `held_unix_ns` (0: nothing is); but an agent that is first is always right. REQUIRES one at least.
 std::unique_ptr<Origin> NewOrderedOrigin(std::vector<std::unique_ptr<Origin>> origins, int64_t held_unix_ns);
 
 }  // namespace lockstep::origin

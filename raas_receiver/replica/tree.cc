@@ -29,11 +29,13 @@ bool IsDirectory(const fs::directory_entry& entry) {
   return fs::is_directory(entry.symlink_status(error));
 }
 
-// The published version has weights of its own: other ones, and indexes of shards, would be loaded in their place.
+// The published version has weights of its own: other ones, and indexes of shards, would be loaded in their place. An
+// adapter's description without its weights makes loaders fail.
 bool IsAsset(const fs::directory_entry& entry) {
   std::error_code error;
   const std::string name = entry.path().filename().string();
-  return (entry.is_regular_file(error) || IsDirectory(entry)) && !name.starts_with('.') && !model::IsWeightsName(name);
+  return (entry.is_regular_file(error) || IsDirectory(entry)) && !name.starts_with('.') &&
+         !model::IsWeightsName(name) && name != model::kAdapterConfig;
 }
 
 // Links the files of `from` into `into`, with directories as they are there; names that are taken stay. `count`: of all

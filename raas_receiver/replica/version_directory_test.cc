@@ -21,8 +21,10 @@ namespace fs = std::filesystem;
 TEST_CASE("Assets are linked into every version, weights next to them are not") {
   ReplicaFixture fixture;
   const os::TempDir assets;
-  for (const char* name : {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
-                           "model.safetensors.index.json", "pytorch_model.bin", ".hidden"}) {
+  for (const char* name :
+       {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "pytorch_model.bin", ".hidden", "adapter_config.json", "adapter_model.safetensors", "tf_model.h5",
+        "flax_model.msgpack", "model.ckpt.index", "model.onnx", "model.onnx_data"}) {
     std::ofstream(assets.File(name)) << name;
   }
   fixture.options.assets = assets.path();

@@ -4,6 +4,7 @@ Ranks are threads of the test, and a barrier at every tensor stands for a collec
 the others cannot go on.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -128,6 +129,7 @@ WRONG = {
         lambda pairs: [*pairs, ("lm_head.weight", torch.zeros(5, 5))],
         'tensor "lm_head.weight": the model was opened without it; open it',
     ),
+    "without values": (with_one("norm", lambda tensor: tensor.to("meta")), 'tensor "norm": it is on the device "meta"'),
     "sparse": (with_one("norm", torch.Tensor.to_sparse), 'tensor "norm": it is stored as torch.sparse_coo'),
     "no tensor": (with_one("norm", torch.Tensor.tolist), 'tensor "norm": a list has neither data_ptr'),
     "no name": (lambda pairs: [*pairs[:2], pairs[2][1], *pairs[3:]], "entry 2 of the model's tensors .* has no name"),
@@ -174,6 +176,52 @@ def test_what_went_wrong_first_is_raised_where_the_generator_fails_later(publish
     pairs = [("other", torch.zeros(3)), ("x", OSError("a link is down"))]
     with pytest.raises(lockstep.BadDataError, match='"other"'):
         publisher.publish(1, Stream(pairs))
+
+
+def test_a_publish_inside_a_publish_is_refused_and_harms_nothing(cluster, agent, publisher):
+    receiver = cluster.receiver(agent)
+    refused = []
+
+    def in_the_middle():
+        for position, pair in enumerate(tensors_of(1).items()):
+            if position == 2:  # in the generator, and by another thread
+                with pytest.raises(lockstep.StateError):
+                    publisher.publish(2, tensors_of(2))
+                with ThreadPoolExecutor(1) as other:
+                    refused.append(other.submit(publisher.publish, 3, tensors_of(3)).exception())
+            yield pair
+
+    publisher.publish(1, in_the_middle())
+    assert isinstance(refused[0], lockstep.StateError)
+    receiver.wait_for(tensors_of(1))
+    assert publisher.stats["lockstep/version"] == 1
+    assert agent.model_status()["versions_aborted"] == 0
+    publisher.publish(4, tensors_of(4))
+    receiver.wait_for(tensors_of(4))
+
+
+def test_a_stream_that_has_ended_is_not_asked_again(publisher):
+    class Once:
+        ends = 0
+
+        def __init__(self, pairs):
+            self.pairs = iter(pairs)
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            try:
+                return next(self.pairs)
+            except StopIteration:
+                self.ends += 1
+                raise
+
+    for version, tensors in enumerate((tensors_of(1), {"norm": torch.zeros(700)}), start=1):
+        stream = Once(tensors.items())
+        with contextlib.suppress(lockstep.BadDataError):
+            publisher.publish(version, stream)
+        assert stream.ends == 1
 
 
 def test_a_shard_is_refused_by_name(publisher):

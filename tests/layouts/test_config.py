@@ -54,6 +54,15 @@ def test_the_same_configuration_from_a_yaml_file_flags_and_a_flat_dict():
     assert ExportConfig.from_dict(vars(FULL)) == FULL
 
 
+def test_megatron_without_groups_is_told_to_make_them():
+    for make in (
+        lambda: lockstep.megatron([torch.nn.Linear(2, 2)], {"model_type": "llama"}),
+        lambda: ExportConfig(backend="megatron").exporter(torch.nn.Linear(2, 2), {"model_type": "llama"}),
+    ):
+        with pytest.raises(lockstep.BadDataError, match="call megatron.core.parallel_state.initialize_model_parallel"):
+            make()
+
+
 def test_actor_may_be_inside_trainer():
     config = {"trainer": {"actor": {"megatron": {"weight_export_bucket_bytes": 1 << 20}}}}
     assert ExportConfig.from_dict(config).weight_export_bucket_bytes == 1 << 20

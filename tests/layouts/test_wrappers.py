@@ -127,6 +127,15 @@ def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(mon
         lockstep.Publisher("/nowhere", "actor", whole, connect_timeout_ms=1)
 
 
+def test_what_is_no_module_is_refused_with_what_to_give():
+    twice = torch.compile(torch.compile(small_model("llama")))
+    for take in (lockstep.fsdp, lockstep.adapter, lambda model: lockstep.megatron([model], {})):
+        for given in (twice, small_model("llama").state_dict(), None):
+            if not isinstance(given, torch.nn.Module):
+                with pytest.raises(lockstep.BadDataError, match="is no torch.nn.Module; give the model itself"):
+                    take(given)
+
+
 class Classifier(torch.nn.Module):
     """No wrapper: it has parameters of its own beside a transformers model."""
 

@@ -26,6 +26,12 @@ _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _WRAPPERS = ("torch.nn.parallel.", "torch.optim.swa_utils", "accelerate.", "apex.", "deepspeed.", "megatron.")
 
 
+def check_module(module: Any) -> None:
+    """BadDataError for what is no module, as a compiled module that was compiled once more is none."""
+    if not isinstance(module, torch.nn.Module):
+        raise BadDataError(f"a {type(module).__name__} is no torch.nn.Module; give the model itself, or compiled once")
+
+
 def unwrapped(module: torch.nn.Module) -> Any:
     """What wrappers stand around (torch.compile, DDP, FSDP1, activation checkpointing, DeepSpeed, any nesting), or
     the module itself."""

@@ -1,4 +1,5 @@
-"""One exception class per error code of the C ABI (export_plugin/lockstep.h)."""
+"""One exception class per error code of the C ABI (export_plugin/lockstep.h). Each is also the built-in exception that
+Python has for it."""
 
 
 class Error(Exception):
@@ -12,7 +13,7 @@ class Error(Exception):
             self.code = code
 
 
-class BadDataError(Error):
+class BadDataError(Error, ValueError):
     """A tensor, version or description breaks a rule; the text names it."""
 
     code = 3
@@ -24,7 +25,7 @@ class ProtocolError(Error):
     code = 5
 
 
-class NotFoundError(Error):
+class NotFoundError(Error, FileNotFoundError):
     """The run, or the shared library, is not there."""
 
     code = 6
@@ -36,13 +37,13 @@ class StateError(Error):
     code = 7
 
 
-class UnavailableError(Error):
+class UnavailableError(Error, ConnectionError):
     """No agent answers on the socket."""
 
     code = 8
 
 
-class DeadlineError(Error):
+class DeadlineError(Error, TimeoutError):
     """The agent did not answer in time."""
 
     code = 9
@@ -54,7 +55,7 @@ class AbortedError(Error):
     code = 10
 
 
-class PermissionDeniedError(Error):
+class PermissionDeniedError(Error, PermissionError):
     """The agent does not accept this user."""
 
     code = 12
@@ -66,7 +67,7 @@ class ResourceExhaustedError(Error):
     code = 13
 
 
-class IoError(Error):
+class IoError(Error, OSError):
     """The operating system failed a call."""
 
     code = 14

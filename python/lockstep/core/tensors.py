@@ -98,7 +98,19 @@ def _torch_meta(name: str, tensor: Any) -> TensorMeta:
     return TensorMeta(name, dtype, shape)
 
 
+def refuse_shards(name: str, tensor: Any) -> None:
+    """BadDataError for a tensor of which this rank has a part, or which has no values, where a whole one is wanted."""
+    refuse_partitioned(name, tensor)
+    if hasattr(tensor, "to_local"):
+        raise bad_tensor(
+            name, "it is a DTensor; give tensor.full_tensor(), on every rank, or make the publisher by from_fsdp"
+        )
+    if getattr(tensor, "is_meta", False):
+        raise bad_tensor(name, 'it is on the device "meta" and has no values; load it first')
+
+
 def _torch_bytes(name: str, tensor: Any) -> TensorBytes:
+    refuse_shards(name, tensor)
     if str(tensor.layout) != "torch.strided":
         raise bad_tensor(name, f"it is stored as {tensor.layout}; publish tensor.to_dense()")
     if tensor.device.type != "cpu":

@@ -2,7 +2,7 @@
 
 import time
 
-from lockstep.core.errors import DeadlineError, IoError, StateError
+from lockstep.core.errors import DeadlineError, Error, IoError, StateError
 from lockstep.daemons._command import Command
 from lockstep.daemons._locks import keep, unlock
 from lockstep.daemons._place import Place, Running
@@ -42,7 +42,7 @@ def ensure(command: Command, place: Place, owned: bool, timeout: float) -> Runni
     except BaseException as error:
         if owner is not None:
             unlock(owner)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, Error):
             raise IoError(f"{place.path}: {error}") from error
         raise
 

@@ -77,9 +77,9 @@ class Connection:
             self._socket.setblocking(False)
             self._socket.connect(self._path)
             self._socket.setblocking(True)
-            self._stream.check_user()
         except OSError as error:
             raise UnavailableError(f"no receiver answers on {self._path}: {error}") from error
+        self._stream.check_user()
 
     def send(self, message: Message) -> None:
         """That the receiver is gone is seen by the next ``receive``, after what it has sent before: why it refuses."""

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any, Callable, Tuple
 
+from lockstep.core import arguments
 from lockstep.core.errors import DeadlineError, StateError
 from lockstep.engine._served import Served
 
@@ -99,6 +100,8 @@ class Gate:
 
     def wait_for(self, version: "int | None", timeout: "float | None") -> Served:
         """Waits until a version is served, or one that is ``version`` or later. Errors as ``reading``'s."""
+        if version is not None:
+            version = arguments.version_number(version)
 
         def enough() -> "Served | None":
             return self._served if version is None or (self._served and self._served.version >= version) else None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Tuple, Union
 
 import torch
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, UnavailableError
 from lockstep.engine._dtypes import torch_dtype
 
@@ -154,8 +155,11 @@ def wait_for(
         after: what ``published`` gave; that it is still published does not count. None: whatever is there counts.
 
     Raises:
+        BadDataError: ``version`` is no number of a version.
         DeadlineError: the time is up; the text has what is published.
     """
+    if version is not None:
+        version = arguments.version_number(version)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         found = published(path)
@@ -235,6 +239,8 @@ def _tensors(data: mmap.mmap, directory: str) -> "dict[str, torch.Tensor]":
         header = json.loads(data[8:begin])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         return {name: _tensor(data, begin, name, entry) for name, entry in entries.items()}
+    except BadDataError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise BadDataError(f"{directory}: its safetensors header is not understood: {error}") from error
 

@@ -27,9 +27,10 @@ def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "Adap
         adapter: which of its adapters.
         dtype: the adapter's dtype in the checkpoint, when its float32 tensors are to be rounded to it.
     """
-    from lockstep.core.checkpoint import unwrapped
+    from lockstep.core.checkpoint import check_module, unwrapped
 
     for chunk in model if isinstance(model, (list, tuple)) else [model]:
+        check_module(chunk)
         refuse_adapters(chunk, "megatron.bridge.peft.")
     model = unwrapped(model)
     if adapter not in getattr(model, "peft_config", {}):

@@ -121,8 +121,9 @@ class ExportConfig:
         return self.pipeline_parallel_size > 1 or self.expert_parallel_size > 1
 
     def _check_process_groups(self) -> None:
-        from megatron.core import parallel_state
+        from lockstep.export._megatron import process_groups
 
+        parallel_state = process_groups()
         running = {
             "tensor_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
             "pipeline_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),

@@ -39,7 +39,8 @@ class Exporter(Handle):
             torch.distributed is not initialised.
         bucket_bytes: memory for buckets between hosts, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
-        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
+        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
+            tensors and attachments, with as many ranks that write.
         connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
         skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
 

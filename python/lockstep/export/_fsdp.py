@@ -24,6 +24,9 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
     Parameters that a forward pass left all-gathered are sharded again (``FSDPModule.reshard``) before they are read, so
     publish after the optimizer's step, not between a forward and its backward pass.
     """
+    from lockstep.core.checkpoint import check_module
+
+    check_module(model)
     return FsdpPart(model, dtype, frozen)
 
 

@@ -89,6 +89,10 @@ def megatron(
         frozen: which parameters never change, by their names in the sheet.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
+    from lockstep.core.checkpoint import check_module
+
+    for chunk in chunks:
+        check_module(chunk)
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
         refuse_adapters(chunk)
@@ -254,9 +258,20 @@ def _keep_router_biases_exact(chunk: Any) -> None:
             keep()
 
 
-def _place_of_this_rank() -> "dict[str, int]":
+def process_groups() -> Any:
+    """megatron.core.parallel_state. BadDataError where it has no groups."""
     from megatron.core import parallel_state as groups
 
+    if not groups.model_parallel_is_initialized():
+        raise BadDataError(
+            "Megatron has no process groups yet; call megatron.core.parallel_state.initialize_model_parallel first, or "
+            "give place"
+        )
+    return groups
+
+
+def _place_of_this_rank() -> "dict[str, int]":
+    groups = process_groups()
     return dict(
         zip(
             _PLACE_KEYS,

@@ -47,7 +47,8 @@ class Publisher(Handle):
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
-        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
+        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
+            tensors, attachments and number of ranks.
         attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
             write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
         connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
@@ -160,9 +161,10 @@ class Publisher(Handle):
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
-        self._version, self._bytes, self._began, self._published_stats = number, 0, time.monotonic(), {}
+        began = time.monotonic()
         self._call("begin", number, ctypes.byref(data))
-        self._begun = time.monotonic()
+        self._version, self._bytes, self._began, self._begun = number, 0, began, time.monotonic()
+        self._published_stats = {}
         memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
         memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
         view = memoryview(memory).cast("B")

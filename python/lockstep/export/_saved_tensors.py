@@ -15,8 +15,9 @@ def saved_tensors(model: Any) -> "dict[str, Any]":
     as checkpoints have them. Wrappers around the model or parts of it are fine. These are views of the parameters, or
     copies where saving computes: call it for every version.
     """
-    from lockstep.core.checkpoint import as_saved, sharded_parameters
+    from lockstep.core.checkpoint import as_saved, check_module, sharded_parameters
 
+    check_module(model)
     tensors = {name: tensor.detach() for name, tensor in sharded_parameters(model)}
     return {name: tensor.contiguous() for name, tensor in as_saved(model, tensors).items()}
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import threading
 import traceback
 from collections import deque
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
@@ -13,7 +15,7 @@ from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
 from lockstep.core.served import Receivers
-from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair
+from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair, refuse_shards
 from lockstep.export._parts import exported_dtype
 from lockstep.export._publisher import Publisher
 
@@ -68,6 +70,7 @@ class StreamPublisher:
     ) -> None:
         self._dtype = dtype
         self._publisher: "Publisher | None" = None
+        self._publishing = threading.Lock()  # held while a version is written
         self._layout: "dict[str, Tuple[TensorMeta, int]]" = {}
         writes = rank < writers
         metas = _metas(layout, dtype, writes)
@@ -133,7 +136,7 @@ class StreamPublisher:
             StateError: the version does not increase.
             AbortedError: another rank vanished or aborted; this version is gone for all.
         """
-        entries = iter(entries_of(stream))
+        entries = _entries(stream)
         with _taken_to_its_end(entries):
             publisher = self._publisher
             if publisher is None:
@@ -176,11 +179,14 @@ class StreamPublisher:
         self.close()
 
     def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]", label: str) -> None:
+        if not self._publishing.acquire(blocking=False):
+            raise StateError("publish: another publish of this publisher is under way, in this thread or another one")
         try:
             data = publisher.begin(version)
             missing = dict.fromkeys(self._layout)
             for entry in entries:
                 name, tensor = pair(len(self._layout) - len(missing), entry)
+                refuse_shards(name, tensor)
                 embedding = self._tied(name, tensor)
                 if embedding is not None:
                     self._check_tied(name, tensor, embedding, data, missing)
@@ -198,14 +204,14 @@ class StreamPublisher:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                 publisher.abort()
             raise
+        finally:
+            self._publishing.release()
 
     def _check(self, name: str, tensor: Any, missing: "Mapping[str, None]") -> None:
         if name not in self._layout:
             raise bad_tensor(name, "the model was opened without it; open it with every tensor, or leave it out")
         if name not in missing:
             raise bad_tensor(name, "the stream gave it before; give every tensor once")
-        if hasattr(tensor, "to_local"):
-            raise bad_tensor(name, "it is a DTensor; give tensor.full_tensor(), on every rank")
         given, (opened, _) = meta_of(name, tensor), self._layout[name]
         if given != opened and _rounded(self._dtype, name, tensor) != opened:
             raise bad_tensor(
@@ -248,6 +254,11 @@ class StreamPublisher:
             publisher.ranges_done([(offset, opened.nbytes)])
 
 
+def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":
+    """What a stream gives; past its end it is not asked again."""
+    return itertools.chain(entries_of(stream))
+
+
 @contextlib.contextmanager
 def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
     """After the block, and before what it raises is, takes what is left of ``entries``."""
@@ -265,7 +276,7 @@ def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
 def _metas(layout: Layout, dtype: Any, writes: bool) -> "list[TensorMeta]":
     if isinstance(layout, (str, os.PathLike)):
         return describe(checkpoint_metas(layout)) if writes else []  # another host may not have it
-    entries = iter(entries_of(layout))
+    entries = _entries(layout)
     with _taken_to_its_end(entries):
         return describe(_described(entries, dtype))
 
