@@ -1,21 +1,30 @@
 /* Lockstep's export plugin: how a trainer process hands its weights to the trainer_agent on the same host.
  *
- * One lockstep_model per (process, model). Every rank that writes opens the model with the same tensors; the agent
- * commits a version when all ranks have committed it. Per step, on each rank:
+ * One lockstep_publisher per (process, model), of one of two kinds.
  *
- *     lockstep_begin(model, version, &data);    waits, if at all, for the tail of the previous diff
+ * In place: every rank that writes opens the model with the same tensors, and the agent commits a version when all
+ * ranks have committed it. Per step, on each rank:
+ *
+ *     lockstep_begin(publisher, version, &data);    waits, if at all, for the tail of the previous diff
  *     ... write the bytes of some tensors at data + tensor.offset, or use lockstep_write() ...
- *     lockstep_ranges_done(model, ranges, n);   as they become complete, in any order, each byte once over all ranks
- *     lockstep_commit(model);                   this rank is done
+ *     lockstep_ranges_done(publisher, ranges, n);   as they become complete, in any order, each byte once over all
+ * ranks lockstep_commit(publisher, label);            this rank is done
+ *
+ * Sharded: a rank describes what it holds in a sheet (JSON, plan/FORMAT.md), gathers the sheets of all ranks, and opens
+ * the model with them: a plan of what each rank copies is compiled once, and proved, on every rank alike. Ranks whose
+ * sheet says "beside_agent" write into shared memory; the others send theirs to one of those through `exchange`. The
+ * plan decides which of several replicas writes; the rest return at once. Per step, on every rank:
+ *
+ *     lockstep_publish(publisher, version, label, NULL);
  *
  * Memory: `data` is the data section of a half in shared memory, owned by the library. It is for writing until commit
  * or abort, and mapped until close.
  *
- * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts the
+ * Threads: calls on one lockstep_publisher must not overlap; different models are independent. The library starts the
  * threads that copy, and no others. A forked process has no part in its parent's models: it opens its own.
  *
  * Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing is
- * thrown, nothing calls exit, SIGPIPE is never raised.
+ * thrown, nothing calls exit, SIGPIPE is never raised. LOCKSTEP_STATE also for a function of the other kind.
  *
  * An agent that is restarted is reconnected to within `reconnect_timeout_ms`, inside the call that noticed, and what
  * this rank had reported is reported again. It gets its buffers back, so the run continues.
@@ -30,7 +39,7 @@
 extern "C" {
 #endif
 
-#define LOCKSTEP_ABI_VERSION 2
+#define LOCKSTEP_ABI_VERSION 3
 
 /* The numbers are those of lockstep::ErrorCode (common/base/status.h). */
 enum {
@@ -56,112 +65,6 @@ typedef struct lockstep_tensor {
   uint32_t rank;
   uint64_t offset; /* bytes into the data section; tensors lie back to back, each aligned to its element size */
 } lockstep_tensor;
-
-typedef struct lockstep_open_options {
-  uint32_t abi_version;    /* LOCKSTEP_ABI_VERSION */
-  const char* socket_path; /* the agent's unix socket */
-  const char* model;       /* [A-Za-z0-9._-]{1,128} */
-  const lockstep_tensor* tensors;
-  size_t tensor_count;
-  uint32_t rank;                 /* of this writer, below `ranks` */
-  uint32_t ranks;                /* writers on this host; 1 for a plain trainer */
-  uint32_t connect_timeout_ms;   /* 0: 10,000 */
-  uint32_t reconnect_timeout_ms; /* 0: 60,000 */
-  uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
-  const char* run; /* null: a new run. 32 hex digits: continue this run, which the agent still holds, of the same
-                      tensors, attachments and number of ranks; so does a rank that takes the place of one that died
-                      while the others live */
-  const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
-                              adapter's adapter_config.json. The same on every rank */
-  int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent: not 0
-                                        ends the call as a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version
-                                        being written is given up, unless the agent has its commit already, and the next
-                                        begin, of a newer number, works. Not 0 until the call returns */
-  void* context;
-  uint32_t threads; /* that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at
-                       most 4 */
-} lockstep_open_options;
-
-typedef struct lockstep_model lockstep_model;
-
-typedef struct lockstep_range {
-  uint64_t offset; /* bytes into the data section */
-  uint64_t bytes;
-} lockstep_range;
-
-/* Connects, describes the model and maps the agent's buffers. On failure *model is null and
- * lockstep_last_error(NULL) has the sentence (per thread). */
-int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
-
-/* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data
- * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing.
- * LOCKSTEP_ABORTED: a rank is gone, and no version is whole before another takes its place; or, once, another rank has
- * aborted this version. */
-int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
-
-/* Copies a whole tensor (by its position in `tensors`) into place and reports its range. `bytes` must be the tensor's
- * size. */
-int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes);
-
-/* A whole tensor in the trainer's memory. */
-typedef struct lockstep_source {
-  size_t tensor; /* its position in `tensors` */
-  const void* address;
-  uint64_t bytes; /* must be the tensor's size */
-} lockstep_source;
-
-/* The same for many tensors: all are checked first, and reported while others are still copied. */
-int lockstep_write_all(lockstep_model* model, const lockstep_source* sources, size_t count);
-
-/* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
- * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
-int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count);
-
-/* What the version being written is called beside its number: UTF-8 of at most 64 bytes without control characters,
- * such as a step; null or empty: nothing. It goes where the version goes and identifies nothing: any number of versions
- * may have the same. Ranks that give one must give the same: the commit of the first that differs is LOCKSTEP_BAD_DATA,
- * and the version is gone. LOCKSTEP_BAD_DATA also when it is no label. */
-int lockstep_set_label(lockstep_model* model, const char* label);
-
-/* This rank is done with the version. Answers when the agent has recorded it; with the last rank's commit the version
- * is whole and will be served. LOCKSTEP_BAD_DATA: bytes are missing (the error names the first tensor); the version is
- * gone. LOCKSTEP_ABORTED: another rank is gone or aborted; the version is gone. In both cases the next begin works
- * once all ranks are there. */
-int lockstep_commit(lockstep_model* model);
-
-/* Gives the version being written up, for all ranks. */
-int lockstep_abort(lockstep_model* model);
-
-/* Facts that stay valid until close. */
-const char* lockstep_run(const lockstep_model* model); /* 32 hex digits */
-/* The newest version this rank knows to be whole, committed by all ranks; 0 for none. The last rank to commit knows it
- * at once, the others with their next commit. */
-uint64_t lockstep_committed_version(const lockstep_model* model);
-uint64_t lockstep_data_bytes(const lockstep_model* model);
-
-/* Leaves the agent; a version being written is aborted. What begin gave stays mapped until close, which alone is still
- * to be called. Null is fine. */
-void lockstep_leave(lockstep_model* model);
-
-/* Leaves, and unmaps. Null is fine. */
-void lockstep_close(lockstep_model* model);
-
-/* The sentence of the last failure of a call on `model`, or of this thread's last lockstep_open for NULL. Valid until
- * the next call. Never null. */
-const char* lockstep_last_error(const lockstep_model* model);
-
-/* ---- Sharded trainers --------------------------------------------------------------------------------------------
- *
- * A rank of a sharded trainer describes what it holds in a sheet (JSON, plan/FORMAT.md), gathers the sheets of all
- * ranks, and opens an exporter with them: who copies what is compiled once, and proved, on every rank alike. Then one
- * call a step on every rank:
- *
- *     lockstep_exporter_open(&options, &exporter);
- *     lockstep_exporter_publish(exporter, version, NULL);
- *
- * Ranks whose sheet says "beside_agent" write into shared memory; the others send theirs to one of those through
- * `exchange`. The plan decides which of several replicas writes; the rest return at once.
- */
 
 /* A local tensor's memory, in the order of the rank's sheet: parts in order, parameters in order. */
 typedef struct lockstep_local_tensor {
@@ -190,30 +93,120 @@ typedef struct lockstep_exchange {
   const char* (*error)(void* context);
 } lockstep_exchange;
 
-typedef struct lockstep_exporter_options {
-  uint32_t abi_version;      /* LOCKSTEP_ABI_VERSION */
-  const char* socket_path;   /* the agent's unix socket; used by ranks on its host */
-  const char* model;         /* [A-Za-z0-9._-]{1,128} */
-  const char* const* sheets; /* of all ranks, in rank order */
-  uint32_t ranks;            /* how many sheets */
-  uint32_t rank;             /* this one */
+typedef struct lockstep_options {
+  uint32_t abi_version;    /* LOCKSTEP_ABI_VERSION */
+  const char* socket_path; /* the agent's unix socket */
+  const char* model;       /* [A-Za-z0-9._-]{1,128} */
+  uint32_t rank;           /* of this process, below `ranks` */
+  uint32_t ranks;          /* in place: writers on this host, 1 for a plain trainer; sharded: all, one sheet each */
+  uint32_t threads; /* that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at
+                       most 4 */
+  uint32_t connect_timeout_ms;   /* 0: 10,000 */
+  uint32_t reconnect_timeout_ms; /* 0: 60,000 */
+  uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
+  const char* run; /* null: a new run. 32 hex digits: continue this run, which the agent still holds, of the same
+                      tensors, attachments and number of ranks that write; so does a rank that takes the place of one
+                      that died while the others live */
+  const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
+                              adapter's adapter_config.json. The same on every rank */
+  int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
+                                        for the exchange: not 0 ends the call as a passed call_timeout_ms does,
+                                        LOCKSTEP_DEADLINE: a version being written is given up, unless the agent has its
+                                        commit already, and the next one, of a newer number, works. Not 0 until the
+                                        call returns */
+  void* context;
+
+  /* In place. */
+  const lockstep_tensor* tensors; /* null: sharded */
+  size_t tensor_count;
+
+  /* Sharded. */
+  const char* const* sheets; /* of all ranks, in rank order; null: in place */
   const lockstep_local_tensor* locals;
   size_t local_count;
-  uint32_t threads;                  /* as in lockstep_open_options */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
-  const char* attachments;           /* as in lockstep_open_options */
-  const char* run;                   /* as in lockstep_open_options */
-  uint32_t connect_timeout_ms;       /* 0: 10,000 */
-  uint32_t reconnect_timeout_ms;     /* 0: 60,000 */
-  uint32_t call_timeout_ms;          /* 0: 600,000 */
-  int (*interrupted)(void* context); /* as in lockstep_open_options; a wait for the exchange goes on */
-  void* context;
-} lockstep_exporter_options;
+} lockstep_options;
 
-typedef struct lockstep_exporter lockstep_exporter;
+typedef struct lockstep_publisher lockstep_publisher;
 
-/* Of the last publish, of this rank. */
+/* Connects, describes the model and maps the agent's buffers; compiles and proves a plan. Nothing is copied. On failure
+ * *publisher is null and lockstep_last_error(NULL) has the sentence (per thread). */
+int lockstep_open(const lockstep_options* options, lockstep_publisher** publisher);
+
+/* ---- In place ---------------------------------------------------------------------------------------------------- */
+
+/* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data
+ * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing.
+ * LOCKSTEP_ABORTED: a rank is gone, and no version is whole before another takes its place; or, once, another rank has
+ * aborted this version. */
+int lockstep_begin(lockstep_publisher* publisher, uint64_t version, void** data);
+
+/* A whole tensor in the trainer's memory. */
+typedef struct lockstep_source {
+  size_t tensor; /* its position in `tensors` */
+  const void* address;
+  uint64_t bytes; /* must be the tensor's size */
+} lockstep_source;
+
+/* Copies whole tensors into place and reports their ranges: all are checked first, and reported while others are still
+ * copied. */
+int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources, size_t count);
+
+typedef struct lockstep_range {
+  uint64_t offset; /* bytes into the data section */
+  uint64_t bytes;
+} lockstep_range;
+
+/* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
+ * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
+int lockstep_ranges_done(lockstep_publisher* publisher, const lockstep_range* ranges, size_t count);
+
+/* This rank is done with the version, which is called `label` beside its number (lockstep_publish). Answers when the
+ * agent has recorded it; with the last rank's commit the version is whole and will be served. LOCKSTEP_BAD_DATA: bytes
+ * are missing (the error names the first tensor); the version is gone. LOCKSTEP_ABORTED: another rank is gone or
+ * aborted; the version is gone. In both cases the next begin works once all ranks are there. */
+int lockstep_commit(lockstep_publisher* publisher, const char* label);
+
+/* ---- Sharded ----------------------------------------------------------------------------------------------------- */
+
+/* This rank's part of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
+ * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
+ * exchange is final.
+ *
+ * `label` is what the version is called beside its number: UTF-8 of at most 64 bytes without control characters, such
+ * as a step; null or empty: nothing. It goes where the version goes and identifies nothing: any number of versions may
+ * have the same. Ranks that write and give one must give the same: the commit of the first that differs is
+ * LOCKSTEP_BAD_DATA, and the version is gone. */
+int lockstep_publish(lockstep_publisher* publisher, uint64_t version, const char* label, const void* const* addresses);
+
+/* Writes the `bytes` bytes of the data section that begin at `offset`, made of the tensors as they are now, to
+ * `target`, in host or GPU memory, and answers when they are there; no agent learns of it. `addresses` as for publish;
+ * work that was queued on the tensors must be done. LOCKSTEP_BAD_DATA: this rank does not hold the whole model, or the
+ * range leaves the data section or cuts an element. */
+int lockstep_fill(lockstep_publisher* publisher, const void* const* addresses, uint64_t offset, uint64_t bytes,
+                  void* target);
+
+/* JSON, valid until the next call: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool,
+ * "pin_trouble": text, "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. writes: whether this rank talks to the
+ * agent. pinned: whether the memory that tensors are copied to from a GPU is pinned, from open on, or from the first
+ * publish with such addresses. pin_trouble: why it could not be, which makes copies slower; else empty. */
+const char* lockstep_describe(lockstep_publisher* publisher);
+
+/* ---- Both -------------------------------------------------------------------------------------------------------- */
+
+/* Gives `version` up, for all ranks, which get `reason`, a sentence. In place: the one that is being written. Sharded:
+ * in place of lockstep_publish, on a rank that failed before it came to it, so that no other rank waits for its part;
+ * waits for no more than publish would. LOCKSTEP_OK: the version is gone, the next one works. */
+int lockstep_abort(lockstep_publisher* publisher, uint64_t version, const char* reason);
+
+/* 32 hex digits, valid until close; "" on a rank that does not talk to the agent. */
+const char* lockstep_run(const lockstep_publisher* publisher);
+/* The newest version this rank knows to be whole, committed by all ranks; 0 for none. The last rank to commit knows it
+ * at once, the others with their next commit. */
+uint64_t lockstep_committed_version(const lockstep_publisher* publisher);
+
+/* Of the last version that was published, of this rank. */
 typedef struct lockstep_publish_stats {
   uint64_t bytes_copied;   /* from own tensors into the half */
   uint64_t bytes_frozen;   /* of own frozen tensors that were neither copied nor sent, being there already */
@@ -226,44 +219,20 @@ typedef struct lockstep_publish_stats {
   uint64_t total_us;
 } lockstep_publish_stats;
 
-/* Compiles, proves and connects; nothing is copied. On failure *exporter is null and lockstep_exporter_error(NULL) has
- * the sentence (per thread). */
-int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_exporter** exporter);
+int lockstep_stats(const lockstep_publisher* publisher, lockstep_publish_stats* stats);
 
-/* This rank's part of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
- * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
- * exchange is final. */
-int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
+/* Leaves the agent, in place; a version being written is aborted. What begin gave stays mapped until close, which alone
+ * is still to be called. Null is fine. */
+void lockstep_leave(lockstep_publisher* publisher);
 
-/* As lockstep_set_label, for the version that the next lockstep_exporter_publish is of. */
-int lockstep_exporter_set_label(lockstep_exporter* exporter, const char* label);
+/* Leaves, and unmaps. Null is fine. */
+void lockstep_close(lockstep_publisher* publisher);
 
-/* In place of lockstep_exporter_publish, on a rank that failed before it came to it: this rank takes its part in
- * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them get an error.
- * Waits for no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish
- * works. */
-int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason);
+/* The sentence of the last failure of a call on `publisher`, or of this thread's last one without for NULL. Valid until
+ * the next call. Never null. */
+const char* lockstep_last_error(const lockstep_publisher* publisher);
 
-/* Writes the `bytes` bytes of the data section that begin at `offset`, made of the tensors as they are now, to
- * `target`, in host or GPU memory, and answers when they are there; no agent learns of it. `addresses` as for publish;
- * work that was queued on the tensors must be done. LOCKSTEP_BAD_DATA: this rank does not hold the whole model, or the
- * range leaves the data section or cuts an element. */
-int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addresses, uint64_t offset, uint64_t bytes,
-                           void* target);
-
-/* Facts that stay valid until close; the description until the next call of it. */
-const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
-uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
-int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
-/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "pin_trouble": text,
- * "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a
- * GPU is pinned, from open on, or from the first publish with such addresses. pin_trouble: why it could not be, which
- * makes copies slower; else empty. */
-const char* lockstep_exporter_describe(lockstep_exporter* exporter);
-
-/* A version being written is aborted. Null is fine. */
-void lockstep_exporter_close(lockstep_exporter* exporter);
-const char* lockstep_exporter_error(const lockstep_exporter* exporter);
+/* ---- Without a publisher ----------------------------------------------------------------------------------------- */
 
 /* The inverse: fills every local tensor from the HuggingFace checkpoint in `directory`, by this rank's own sheet. What
  * the checkpoint has nothing for (rows of a padded vocabulary) becomes zero. Everything is checked before anything is

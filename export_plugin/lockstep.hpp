@@ -1,13 +1,13 @@
-// C++ trainers: sheets, exporter and importer over the C ABI of lockstep.h. Header-only, C++17, throws nothing of its
+// C++ trainers: sheets, publisher and importer over the C ABI of lockstep.h. Header-only, C++17, throws nothing of its
 // own.
 //
 //     lockstep::trainer::Sheet sheet(beside_agent);
 //     sheet.AddMegatron(config_json, place, parameters);
 //     options.sheets = gather(sheet.Json());          // of all ranks, by whatever the trainer has
 //     options.locals = sheet.locals();
-//     lockstep::trainer::Exporter exporter;
-//     if (auto error = lockstep::trainer::Exporter::Open(options, exporter)) ...
-//     if (auto error = exporter.Publish(step)) ...    // once a step, on every rank
+//     lockstep::trainer::Publisher publisher;
+//     if (auto error = lockstep::trainer::Publisher::Open(options, publisher)) ...
+//     if (auto error = publisher.Publish(version)) ...    // once a step, on every rank
 //
 // A complete trainer is in example/tensor_parallel_trainer.cc.
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_HPP_
@@ -190,15 +190,15 @@ struct Options {
   std::vector<std::string> sheets;  // of all ranks
   uint32_t rank = 0;
   std::vector<Tensor> locals;    // Sheet::locals()
-  uint32_t threads = 0;          // as in lockstep_exporter_options
+  uint32_t threads = 0;          // as in lockstep_options
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
-  Exchange* exchange = nullptr;  // outlives the exporter; null when all ranks are on the agent's host
+  Exchange* exchange = nullptr;  // outlives the publisher; null when all ranks are on the agent's host
   std::string attachments;       // a JSON object, file name to text; none: empty
   std::string run;               // none: a new run
   uint32_t connect_timeout_ms = 0;
   uint32_t reconnect_timeout_ms = 0;
   uint32_t call_timeout_ms = 0;
-  int (*interrupted)(void* context) = nullptr;  // as lockstep_open_options has it
+  int (*interrupted)(void* context) = nullptr;  // as lockstep_options has it
   void* context = nullptr;
 };
 
@@ -252,18 +252,18 @@ struct Callbacks {
 
 }  // namespace internal
 
-// A rank's exporter; closed with its owner. Movable. Calls must not overlap.
-class Exporter {
+// A rank's part in a sharded model; closed with its owner. Movable. Calls must not overlap.
+class Publisher {
  public:
-  Exporter() = default;  // not open
+  Publisher() = default;  // not open
 
-  // Compiles, proves and connects. On failure `exporter` stays as it was.
-  static Error Open(const Options& options, Exporter& exporter) {
-    Exporter opened;
+  // Compiles, proves and connects. On failure `publisher` stays as it was.
+  static Error Open(const Options& options, Publisher& publisher) {
+    Publisher opened;
     if (options.exchange != nullptr) opened.callbacks_ = std::make_unique<internal::Callbacks>(options.exchange);
     const std::vector<const char*> sheets = internal::Texts(options.sheets);
     const std::vector<lockstep_local_tensor> locals = internal::Views(options.locals);
-    lockstep_exporter_options converted{};
+    lockstep_options converted{};
     converted.abi_version = LOCKSTEP_ABI_VERSION;
     converted.socket_path = options.socket_path.c_str();
     converted.model = options.model.c_str();
@@ -282,62 +282,57 @@ class Exporter {
     converted.call_timeout_ms = options.call_timeout_ms;
     converted.interrupted = options.interrupted;
     converted.context = options.context;
-    lockstep_exporter* handle = nullptr;
-    const int code = lockstep_exporter_open(&converted, &handle);
-    if (code != LOCKSTEP_OK) return {code, lockstep_exporter_error(nullptr)};
+    lockstep_publisher* handle = nullptr;
+    const int code = lockstep_open(&converted, &handle);
+    if (code != LOCKSTEP_OK) return {code, lockstep_last_error(nullptr)};
     opened.handle_.reset(handle);
     opened.locals_ = locals.size();
-    exporter = std::move(opened);
+    publisher = std::move(opened);
     return {};
   }
 
-  // This rank's part of `version`. `addresses`, where given, are one for each local tensor.
-  Error Publish(uint64_t version, const std::vector<const void*>& addresses = {}) {
+  // This rank's part of `version`, which is called `label` beside its number: see lockstep_publish. `addresses`, where
+  // given, are one for each local tensor.
+  Error Publish(uint64_t version, const std::string& label = {}, const std::vector<const void*>& addresses = {}) {
     if (!addresses.empty() && addresses.size() != locals_) {
       return {LOCKSTEP_BAD_DATA, std::to_string(addresses.size()) + " addresses were given for " +
                                      std::to_string(locals_) + " local tensors"};
     }
-    const int code = lockstep_exporter_publish(handle_.get(), version, addresses.empty() ? nullptr : addresses.data());
-    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
-  }
-
-  // What the version of the next Publish() is called beside its number: see lockstep_set_label.
-  Error SetLabel(const std::string& label) {
-    const int code = lockstep_exporter_set_label(handle_.get(), label.c_str());
-    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+    const void* const* given = addresses.empty() ? nullptr : addresses.data();
+    return Outcome(lockstep_publish(handle_.get(), version, label.c_str(), given));
   }
 
   // In place of Publish(), on a rank that failed before it came to it: the others get an error, and the next one works.
-  Error GiveUp(uint64_t version, const std::string& reason) {
-    const int code = lockstep_exporter_give_up(handle_.get(), version, reason.c_str());
-    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+  Error Abort(uint64_t version, const std::string& reason) {
+    return Outcome(lockstep_abort(handle_.get(), version, reason.c_str()));
   }
 
   // Writes `bytes` bytes of the data section from `offset` on to `target`, in host or GPU memory.
   Error Fill(uint64_t offset, uint64_t bytes, void* target) {
-    const int code = lockstep_exporter_fill(handle_.get(), nullptr, offset, bytes, target);
-    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+    return Outcome(lockstep_fill(handle_.get(), nullptr, offset, bytes, target));
   }
 
   bool is_open() const { return handle_ != nullptr; }
-  std::string run() const { return lockstep_exporter_run(handle_.get()); }
-  uint64_t committed_version() const { return lockstep_exporter_committed_version(handle_.get()); }
+  std::string run() const { return lockstep_run(handle_.get()); }
+  uint64_t committed_version() const { return lockstep_committed_version(handle_.get()); }
   // Of the last publish; all 0 when not open.
   lockstep_publish_stats stats() const {
     lockstep_publish_stats stats{};
-    (void)lockstep_exporter_stats(handle_.get(), &stats);
+    (void)lockstep_stats(handle_.get(), &stats);
     return stats;
   }
-  // JSON, as lockstep_exporter_describe says.
-  std::string Describe() { return lockstep_exporter_describe(handle_.get()); }
+  // JSON, as lockstep_describe says.
+  std::string Describe() { return lockstep_describe(handle_.get()); }
 
  private:
   struct Close {
-    void operator()(lockstep_exporter* exporter) const { lockstep_exporter_close(exporter); }
+    void operator()(lockstep_publisher* publisher) const { lockstep_close(publisher); }
   };
 
+  Error Outcome(int code) const { return {code, code == LOCKSTEP_OK ? "" : lockstep_last_error(handle_.get())}; }
+
   std::unique_ptr<internal::Callbacks> callbacks_;
-  std::unique_ptr<lockstep_exporter, Close> handle_;  // uses the callbacks: goes first
+  std::unique_ptr<lockstep_publisher, Close> handle_;  // uses the callbacks: goes first
   size_t locals_ = 0;
 };
 

@@ -1,248 +1,258 @@
-// The C ABI over RankClient, the upper half of lockstep.h: checks arguments, converts types, keeps the last error.
-// Nothing is thrown past it.
-#include <algorithm>
+// The functions of lockstep.h: a publisher is a model that is written in place, or a sharded one that is copied by a
+// plan.
+#include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <vector>
 
+#include "common/base/text.h"
 #include "common/base/version.h"
 #include "export_plugin/abi.h"
-#include "export_plugin/exporter/copy_engine.h"
+#include "export_plugin/convert.h"
+#include "export_plugin/exporter/exporter.h"
+#include "export_plugin/exporter/importer.h"
+#include "export_plugin/in_place.h"
 #include "export_plugin/lockstep.h"
-#include "trainer_agent/buffer/rank_client.h"
+#include "export_plugin/plan/sheet.h"
 
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
-struct lockstep_model {
-  std::unique_ptr<buffer::RankClient> client;
-  std::vector<ByteRange> tensors;  // in the caller's order
-  std::vector<std::string> names;
-  std::unique_ptr<WorkerPool> pool;
-  std::unique_ptr<exporter::CopyEngine> engine;  // uses the pool
-  std::string run;
+struct lockstep_publisher {
+  std::unique_ptr<abi::InPlace> in_place;  // this
+  std::unique_ptr<exporter::Exchange> exchange;
+  std::unique_ptr<exporter::Exporter> exporter;  // or this, which uses the exchange
+  size_t locals = 0;                             // of the exporter
+  std::string run;                               // empty: this rank does not talk to the agent
+  std::string description;
   std::string error;
 };
 
 namespace {
 
-// Copied, and reported, at a time: the agent compares it while the next is copied.
-constexpr uint64_t kBatchBytes = uint64_t{32} << 20;
-
-Status CheckWriting(const lockstep_model& model) {
-  LS_RETURN_IF_ERROR(model.client->CheckMayCall());
-  return model.client->writing() ? OkStatus()
-                                 : Status(ErrorCode::kState, "no version is being written; call lockstep_begin");
-}
-
-Result<model::TensorMeta> ConvertTensor(const lockstep_tensor& tensor, size_t position) {
-  LS_ASSIGN_OR_RETURN(const model::DType dtype, abi::CheckTensor(tensor, "tensor", position));
-  return model::TensorMeta{.name = tensor.name,
-                           .dtype = dtype,
-                           .shape = {tensor.shape, tensor.shape + tensor.rank},
-                           .offset = tensor.offset};
-}
-
-Result<buffer::RankOptions> ConvertOptions(const lockstep_open_options& options) {
-  LS_RETURN_IF_ERROR(abi::CheckAbiVersion(options.abi_version));
-  if (options.socket_path == nullptr || options.model == nullptr ||
-      (options.tensors == nullptr && options.tensor_count > 0)) {
-    return Status(ErrorCode::kBadData, "socket_path, model and tensors must be given");
-  }
-  if (options.ranks == 0 || options.ranks > buffer::kMaxRanks || options.rank >= options.ranks) {
-    return Status(ErrorCode::kBadData, Cat("rank ", options.rank, " of ", options.ranks,
-                                           ": ranks count from 0 and are at most ", buffer::kMaxRanks));
-  }
-  std::vector<model::TensorMeta> tensors;
-  for (size_t i = 0; i < options.tensor_count; ++i) {
-    LS_ASSIGN_OR_RETURN(model::TensorMeta tensor, ConvertTensor(options.tensors[i], i));
-    tensors.push_back(std::move(tensor));
-  }
-  buffer::RankOptions converted{.socket_path = options.socket_path,
-                                .model = options.model,
-                                .rank = options.rank,
-                                .ranks = options.ranks,
-                                .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
-                                .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
-                                .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000),
-                                .interrupted = abi::ConvertInterrupted(options.interrupted, options.context)};
-  LS_ASSIGN_OR_RETURN(model::Attachments attachments, model::ParseAttachments(abi::TextOrEmpty(options.attachments)));
-  LS_ASSIGN_OR_RETURN(converted.layout, model::ModelLayout::Create(std::move(tensors), model::kDefaultBlockBytes,
-                                                                   std::move(attachments)));
-  LS_ASSIGN_OR_RETURN(converted.run, abi::ParseRun(options.run));
-  return converted;
-}
-
-// Byte ranges in the caller's order: the layout sorts by offset, and empty tensors share theirs.
-std::vector<ByteRange> TensorRanges(const lockstep_open_options& options, const model::ModelLayout& layout) {
-  std::unordered_map<std::string_view, ByteRange> ranges;
-  for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    ranges[layout.tensors()[i].name] = {layout.tensors()[i].offset, layout.tensor_bytes(i)};
-  }
-  std::vector<ByteRange> in_order;
-  for (size_t i = 0; i < options.tensor_count; ++i) in_order.push_back(ranges[options.tensors[i].name]);
-  return in_order;
-}
-
-Status Open(const lockstep_open_options* options, lockstep_model** out) {
-  if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and model must be given"};
-  LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, ConvertOptions(*options));
-  auto model = std::make_unique<lockstep_model>();
-  model->tensors = TensorRanges(*options, *converted.layout);
-  LS_ASSIGN_OR_RETURN(model->pool, exporter::NewCopyPool(options->threads == 0
-                                                             ? exporter::UsualCopyThreads(std::max(1u, options->ranks))
-                                                             : options->threads));
-  model->engine = exporter::NewHostCopyEngine(model->pool.get());
-  for (size_t i = 0; i < options->tensor_count; ++i) model->names.emplace_back(options->tensors[i].name);
-  LS_ASSIGN_OR_RETURN(model->client, buffer::RankClient::Open(std::move(converted)));
-  model->run = ToHex(model->client->run());
-  *out = model.release();
-  return OkStatus();
-}
-
-Status CheckSource(const lockstep_model& model, const lockstep_source& source) {
-  if (source.tensor >= model.tensors.size()) {
-    return {ErrorCode::kBadData, Cat("there is no tensor ", source.tensor, "; the model has ", model.tensors.size())};
-  }
-  const uint64_t bytes = model.tensors[source.tensor].bytes;
-  if (source.bytes == bytes && (source.address != nullptr || bytes == 0)) return OkStatus();
-  return {ErrorCode::kBadData, Cat("tensor \"", model.names[source.tensor], "\" has ", bytes, " bytes; ", source.bytes,
-                                   " were given", source.address == nullptr ? ", at no address" : "")};
-}
-
-// Copies that wait to be run together.
-class Batch {
- public:
-  explicit Batch(lockstep_model& model) : model_(model) {}
-
-  Status Add(const lockstep_source& source) {
-    const ByteRange target = model_.tensors[source.tensor];
-    const auto* from = static_cast<const std::byte*>(source.address);
-    for (uint64_t at = 0; at < target.bytes;) {
-      const uint64_t bytes = std::min(target.bytes - at, kBatchBytes - bytes_);
-      std::byte* to = model_.client->write_data() + target.offset + at;
-      copies_.push_back({.source = from + at, .target = to, .copy = {.row_bytes = bytes}});
-      ranges_.push_back(StridedRange::Plain({target.offset + at, bytes}));
-      at += bytes;
-      bytes_ += bytes;
-      if (bytes_ == kBatchBytes) LS_RETURN_IF_ERROR(Run());
-    }
-    return OkStatus();
-  }
-
-  Status Run() {
-    LS_RETURN_IF_ERROR(model_.engine->Run(copies_));
-    LS_RETURN_IF_ERROR(model_.client->RangesDone(ranges_));
-    copies_.clear();
-    ranges_.clear();
-    bytes_ = 0;
-    return OkStatus();
-  }
-
- private:
-  lockstep_model& model_;
-  std::vector<exporter::PlacedCopy> copies_;
-  std::vector<StridedRange> ranges_;
-  uint64_t bytes_ = 0;
-};
-
-Status WriteAll(lockstep_model& model, std::span<const lockstep_source> sources) {
-  LS_RETURN_IF_ERROR(CheckWriting(model));
-  for (const lockstep_source& source : sources) LS_RETURN_IF_ERROR(CheckSource(model, source));
-  Batch batch(model);
-  for (const lockstep_source& source : sources) LS_RETURN_IF_ERROR(batch.Add(source));
-  return batch.Run();
-}
-
-}  // namespace
-
-std::string& abi::ThreadError() {
+// The sentence of this thread's last failure without a handle.
+std::string& ThreadError() {
   thread_local std::string error;
   return error;
 }
 
-extern "C" {
-
-int lockstep_open(const lockstep_open_options* options, lockstep_model** model) {
-  if (model != nullptr) *model = nullptr;
-  return abi::Guarded(abi::ThreadError(), [&] { return Open(options, model); });
+template <typename Body>
+int OnHandle(lockstep_publisher* publisher, Body body) {
+  if (publisher != nullptr) return abi::Guarded(publisher->error, body);
+  ThreadError() = "the publisher is null";
+  return LOCKSTEP_BAD_DATA;
 }
 
-int lockstep_begin(lockstep_model* model, uint64_t version, void** data) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
+// Of a model that is written in place.
+template <typename Body>
+int InPlace(lockstep_publisher* publisher, Body body) {
+  return OnHandle(publisher, [&]() -> Status {
+    if (publisher->in_place != nullptr) return body(*publisher->in_place);
+    return {ErrorCode::kState, "the model was opened with sheets; call lockstep_publish"};
+  });
+}
+
+// Of a sharded one.
+template <typename Body>
+int Sharded(lockstep_publisher* publisher, Body body) {
+  return OnHandle(publisher, [&]() -> Status {
+    if (publisher->exporter != nullptr) return body(*publisher->exporter);
+    return {ErrorCode::kState, "the model was opened with tensors; call lockstep_begin"};
+  });
+}
+
+Status Open(const lockstep_options* options, lockstep_publisher** out) {
+  if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and publisher must be given"};
+  auto publisher = std::make_unique<lockstep_publisher>();
+  if (options->sheets == nullptr) {
+    LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, abi::ToRankOptions(*options));
+    std::vector<std::string> names;
+    for (size_t i = 0; i < options->tensor_count; ++i) names.emplace_back(options->tensors[i].name);
+    LS_ASSIGN_OR_RETURN(publisher->in_place,
+                        abi::InPlace::Open(std::move(converted), std::move(names), options->threads));
+    publisher->run = ToHex(publisher->in_place->client().run());
+  } else {
+    LS_ASSIGN_OR_RETURN(exporter::ExporterOptions converted, abi::ToExporterOptions(*options));
+    if (options->exchange != nullptr) {
+      LS_ASSIGN_OR_RETURN(publisher->exchange, abi::ToExchange(*options->exchange));
+      converted.exchange = publisher->exchange.get();
+    }
+    publisher->locals = options->local_count;
+    LS_ASSIGN_OR_RETURN(publisher->exporter, exporter::Exporter::Open(std::move(converted)));
+    if (publisher->exporter->writes()) publisher->run = ToHex(publisher->exporter->run());
+  }
+  *out = publisher.release();
+  return OkStatus();
+}
+
+std::span<const void* const> Given(const lockstep_publisher& publisher, const void* const* addresses) {
+  return {addresses, addresses == nullptr ? 0 : publisher.locals};
+}
+
+nlohmann::ordered_json DescribeTensors(const std::vector<model::TensorMeta>& tensors) {
+  nlohmann::ordered_json described = nlohmann::ordered_json::array();
+  for (const model::TensorMeta& tensor : tensors) {
+    described.push_back({{"name", tensor.name},
+                         {"dtype", model::FindDType(tensor.dtype)->name},
+                         {"shape", tensor.shape},
+                         {"offset", tensor.offset}});
+  }
+  return described;
+}
+
+std::string Describe(const exporter::Exporter& exporter) {
+  return nlohmann::ordered_json{{"plan", ToHex(exporter.plan().digest)},
+                                {"bytes", exporter.plan().bytes},
+                                {"bucket_bytes", exporter.bucket_bytes()},
+                                {"writes", exporter.writes()},
+                                {"pinned", exporter.pinned()},
+                                {"pin_trouble", exporter.pin_trouble().message()},
+                                {"tensors", DescribeTensors(exporter.layout().tensors())}}
+      .dump();
+}
+
+Status TensorsMeta(const char* const* sheets, uint32_t ranks, char** json) {
+  if (json == nullptr) return {ErrorCode::kBadData, "json must be given"};
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, abi::ToSheets(sheets, ranks));
+  LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> parsed, exporter::ParseSheets(texts));
+  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(parsed));
+  *json = ::strdup(DescribeTensors(model.tensors).dump().c_str());
+  return *json != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
+}
+
+}  // namespace
+
+extern "C" {
+
+int lockstep_open(const lockstep_options* options, lockstep_publisher** publisher) {
+  if (publisher != nullptr) *publisher = nullptr;
+  return abi::Guarded(ThreadError(), [&] { return Open(options, publisher); });
+}
+
+int lockstep_begin(lockstep_publisher* publisher, uint64_t version, void** data) {
+  return InPlace(publisher, [&](abi::InPlace& model) -> Status {
     if (data == nullptr) return {ErrorCode::kBadData, "data must be given"};
-    LS_ASSIGN_OR_RETURN(*data, model->client->Begin(version));
+    LS_ASSIGN_OR_RETURN(*data, model.Begin(version));
     return OkStatus();
   });
 }
 
-int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes) {
-  const lockstep_source whole = {tensor, source, bytes};
-  return lockstep_write_all(model, &whole, 1);
-}
-
-int lockstep_write_all(lockstep_model* model, const lockstep_source* sources, size_t count) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
+int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources, size_t count) {
+  return InPlace(publisher, [&](abi::InPlace& model) -> Status {
     if (sources == nullptr && count > 0) return {ErrorCode::kBadData, "sources must be given"};
-    return WriteAll(*model, {sources, count});
+    return model.Write({sources, count});
   });
 }
 
-int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
-    LS_RETURN_IF_ERROR(CheckWriting(*model));
+int lockstep_ranges_done(lockstep_publisher* publisher, const lockstep_range* ranges, size_t count) {
+  return InPlace(publisher, [&](abi::InPlace& model) -> Status {
     if (ranges == nullptr && count > 0) return {ErrorCode::kBadData, "ranges must be given"};
-    std::vector<StridedRange> converted;
-    for (size_t i = 0; i < count; ++i) {
-      converted.push_back(StridedRange::Plain({ranges[i].offset, ranges[i].bytes}));
-    }
-    return model->client->RangesDone(converted);
+    return model.RangesDone({ranges, count});
   });
 }
 
-int lockstep_set_label(lockstep_model* model, const char* label) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
-    LS_RETURN_IF_ERROR(CheckWriting(*model));
-    return model->client->SetLabel(abi::TextOrEmpty(label));
+int lockstep_commit(lockstep_publisher* publisher, const char* label) {
+  return InPlace(publisher, [&](abi::InPlace& model) { return model.Commit(abi::TextOrEmpty(label)); });
+}
+
+int lockstep_publish(lockstep_publisher* publisher, uint64_t version, const char* label, const void* const* addresses) {
+  return Sharded(publisher, [&](exporter::Exporter& exporter) -> Status {
+    const Status labelled = exporter.SetLabel(abi::TextOrEmpty(label));
+    if (labelled.ok()) return exporter.Publish(version, Given(*publisher, addresses));
+    (void)exporter.Abort(version, labelled);  // the other ranks would wait
+    return labelled;
   });
 }
 
-int lockstep_commit(lockstep_model* model) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
-    LS_RETURN_IF_ERROR(CheckWriting(*model));
-    return model->client->Commit();
+int lockstep_abort(lockstep_publisher* publisher, uint64_t version, const char* reason) {
+  return OnHandle(publisher, [&]() -> Status {
+    std::string sentence = CleanText(abi::TextOrEmpty(reason));
+    if (publisher->in_place != nullptr) return publisher->in_place->Abort(version, sentence);
+    if (sentence.empty()) sentence = "no reason given";
+    return publisher->exporter->Abort(version, {ErrorCode::kAborted, sentence});
   });
 }
 
-int lockstep_abort(lockstep_model* model) {
-  return abi::OnHandle(model, "model", [&]() -> Status {
-    LS_RETURN_IF_ERROR(CheckWriting(*model));
-    return model->client->Abort();
+int lockstep_fill(lockstep_publisher* publisher, const void* const* addresses, uint64_t offset, uint64_t bytes,
+                  void* target) {
+  return Sharded(publisher, [&](exporter::Exporter& exporter) -> Status {
+    if (target == nullptr) return {ErrorCode::kBadData, "the memory to fill must be given"};
+    return exporter.Fill({offset, bytes}, static_cast<std::byte*>(target), Given(*publisher, addresses));
   });
 }
 
-const char* lockstep_run(const lockstep_model* model) {
-  return model == nullptr ? "" : model->run.c_str();
+const char* lockstep_run(const lockstep_publisher* publisher) {
+  return publisher == nullptr ? "" : publisher->run.c_str();
 }
 
-uint64_t lockstep_committed_version(const lockstep_model* model) {
-  return model == nullptr ? 0 : model->client->committed_version();
+uint64_t lockstep_committed_version(const lockstep_publisher* publisher) {
+  if (publisher == nullptr) return 0;
+  return publisher->in_place != nullptr ? publisher->in_place->client().committed_version()
+                                        : publisher->exporter->committed_version();
 }
 
-uint64_t lockstep_data_bytes(const lockstep_model* model) {
-  return model == nullptr ? 0 : model->client->layout().data_bytes();
+int lockstep_stats(const lockstep_publisher* publisher, lockstep_publish_stats* stats) {
+  if (publisher == nullptr || stats == nullptr) return LOCKSTEP_BAD_DATA;
+  const exporter::PublishStats& last =
+      publisher->in_place != nullptr ? publisher->in_place->stats() : publisher->exporter->stats();
+  *stats = {.bytes_copied = last.bytes_copied,
+            .bytes_frozen = last.bytes_frozen,
+            .bytes_sent = last.bytes_sent,
+            .bytes_received = last.bytes_received,
+            .buckets_sent = last.buckets_sent,
+            .buckets_received = last.buckets_received,
+            .exchange_memory_bytes = last.exchange_memory_bytes,
+            .begin_us = static_cast<uint64_t>(last.begin_seconds * 1e6),
+            .total_us = static_cast<uint64_t>(last.total_seconds * 1e6)};
+  return LOCKSTEP_OK;
 }
 
-void lockstep_leave(lockstep_model* model) {
-  if (model != nullptr) model->client->Leave();
+const char* lockstep_describe(lockstep_publisher* publisher) {
+  const int code = Sharded(publisher, [&](const exporter::Exporter& exporter) {
+    publisher->description = Describe(exporter);
+    return OkStatus();
+  });
+  return code == LOCKSTEP_OK ? publisher->description.c_str() : "";
 }
 
-void lockstep_close(lockstep_model* model) {
-  delete model;
+void lockstep_leave(lockstep_publisher* publisher) {
+  if (publisher != nullptr && publisher->in_place != nullptr) publisher->in_place->Leave();
 }
 
-const char* lockstep_last_error(const lockstep_model* model) {
-  return model == nullptr ? abi::ThreadError().c_str() : model->error.c_str();
+void lockstep_close(lockstep_publisher* publisher) {
+  delete publisher;
+}
+
+const char* lockstep_last_error(const lockstep_publisher* publisher) {
+  return publisher == nullptr ? ThreadError().c_str() : publisher->error.c_str();
+}
+
+int lockstep_import(const char* directory, const char* sheet, const lockstep_local_tensor* locals, size_t local_count,
+                    uint32_t threads) {
+  return abi::Guarded(ThreadError(), [&]() -> Status {
+    if (directory == nullptr || sheet == nullptr) return {ErrorCode::kBadData, "directory and sheet must be given"};
+    LS_ASSIGN_OR_RETURN(const std::vector<exporter::LocalTensor> converted, abi::ToLocals(locals, local_count));
+    LS_RETURN_IF_ERROR(exporter::ImportCheckpoint(directory, sheet, converted, threads == 0 ? 1 : threads));
+    return OkStatus();
+  });
+}
+
+int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json) {
+  if (json != nullptr) *json = nullptr;
+  return abi::Guarded(ThreadError(), [&] { return TensorsMeta(sheets, ranks, json); });
+}
+
+void lockstep_free(void* memory) {
+  std::free(memory);
+}
+
+int lockstep_has_cuda(void) {
+  return exporter::kBuiltWithCuda ? 1 : 0;
+}
+
+int lockstep_check_gpu(void) {
+  return abi::Guarded(ThreadError(), [] { return exporter::GpuTrouble(); });
 }
 
 const char* lockstep_version(void) {

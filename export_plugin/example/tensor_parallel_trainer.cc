@@ -249,14 +249,14 @@ int RunRank(const Arguments& arguments, uint32_t rank, const std::vector<int>& w
   options.rank = rank;
   options.locals = sheet.locals();
   options.exchange = &exchange;
-  ls::Exporter exporter;
-  if (const ls::Error error = ls::Exporter::Open(options, exporter)) return Fail(rank, error.message);
+  ls::Publisher publisher;
+  if (const ls::Error error = ls::Publisher::Open(options, publisher)) return Fail(rank, error.message);
 
   for (uint64_t step = 1; step <= arguments.steps; ++step) {
     for (Parameter& parameter : parameters) AdamStep(parameter, rank, step);
     if (!arguments.dump.empty() && !Dump(arguments.dump, rank, step, parameters)) return Fail(rank, "cannot dump");
-    if (const ls::Error error = exporter.Publish(step)) return Fail(rank, error.message);
-    const lockstep_publish_stats stats = exporter.stats();
+    if (const ls::Error error = publisher.Publish(step)) return Fail(rank, error.message);
+    const lockstep_publish_stats stats = publisher.stats();
     std::cout << "rank " + std::to_string(rank) + " step " + std::to_string(step) + ": copied " +
                      std::to_string(stats.bytes_copied) + " sent " + std::to_string(stats.bytes_sent) + " received " +
                      std::to_string(stats.bytes_received) + " bytes in " + std::to_string(stats.total_us) + " us\n"

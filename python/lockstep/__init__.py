@@ -21,14 +21,14 @@ A trainer and an engine on one GPU, or one host, without anything between them: 
 ``lockstep.ensure_agent`` and ``lockstep.ensure_receiver`` start this host's daemons, or find them.
 
 ``lockstep.export`` is the trainer's side, ``lockstep.engine`` the engine's, ``lockstep.core`` what both are built on,
-``lockstep.daemons`` what starts daemons.
+``lockstep.daemons`` what starts daemons, ``lockstep.control`` what sees and steers them.
 
 Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
 library's sentence.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.core.abi import library_version
 from lockstep.core.errors import (
@@ -101,6 +101,16 @@ __all__ = [
     "without_ties",
 ]
 
+if TYPE_CHECKING:
+    from lockstep.engine import Follower as Follower
+    from lockstep.engine import IntoLoader as IntoLoader
+    from lockstep.engine import IntoModule as IntoModule
+    from lockstep.engine import Replica as Replica
+    from lockstep.engine import RingReader as RingReader
+    from lockstep.engine import describe as describe
+    from lockstep.engine import published as published
+    from lockstep.engine import wait_for as wait_for
+
 # Of lockstep.engine, which imports PyTorch. ``import lockstep`` does not: a trainer may have none.
 _ENGINE = frozenset(
     {"Follower", "IntoLoader", "IntoModule", "Replica", "RingReader", "describe", "published", "wait_for"}
@@ -111,3 +121,7 @@ def __getattr__(name: str) -> Any:
     if name in _ENGINE:
         return getattr(importlib.import_module("lockstep.engine"), name)
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *_ENGINE})

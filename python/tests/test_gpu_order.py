@@ -35,11 +35,11 @@ class Library:
         self._events = events
 
     def __getattr__(self, name):
-        answers = {"lockstep_exporter_run": b"0" * 32}
-        answers["lockstep_exporter_describe"] = self.DESCRIPTION
+        answers = {"lockstep_run": b"0" * 32}
+        answers["lockstep_describe"] = self.DESCRIPTION
 
         def call(*arguments):
-            if name in ("lockstep_import", "lockstep_exporter_publish", "lockstep_exporter_fill"):
+            if name in ("lockstep_import", "lockstep_publish", "lockstep_fill"):
                 self._events.append(name)
             return answers.get(name, 0)
 
@@ -84,21 +84,21 @@ def test_an_import_writes_after_each_device_has_done_what_it_was_given(events, t
 
 def test_a_publish_reads_after_each_device_has_done_what_it_was_given(events, exporter):
     exporter.publish(1)
-    assert waited_then(events, "lockstep_exporter_publish")
+    assert waited_then(events, "lockstep_publish")
 
 
 def test_a_publish_from_another_thread_waits_for_the_devices_too(events, exporter):
     thread = threading.Thread(target=exporter.publish, args=(1,))
     thread.start()
     thread.join()
-    assert waited_then(events, "lockstep_exporter_publish")
+    assert waited_then(events, "lockstep_publish")
 
 
 def test_a_bucket_is_filled_after_each_device_has_done_what_it_was_given(events, exporter):
     memory = ctypes.create_string_buffer(8)
     with exporter._filling() as fill:
         fill(0, 8, ctypes.addressof(memory))
-    assert waited_then(events, "lockstep_exporter_fill")
+    assert waited_then(events, "lockstep_fill")
 
 
 def test_tensors_of_the_cpu_need_no_torch_cuda(events, tmp_path):

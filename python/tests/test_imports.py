@@ -13,6 +13,7 @@ ALLOWED = {
     "": {"core", "daemons", "export", "engine"},
     "core": {"core"},
     "programs": {"core"},
+    "control": {"core", "programs"},
     "daemons": {"core", "daemons", "programs"},
     "export": {"core", "export"},
     "engine": {"core", "engine"},

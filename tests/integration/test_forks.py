@@ -10,6 +10,7 @@ from harness import MODEL
 from replicas import ToyModel
 
 import lockstep
+from lockstep.core import abi
 
 
 def in_child(calls) -> "dict[str, str]":
@@ -111,7 +112,7 @@ def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
         library, handle = publisher._library, publisher._handle
 
         def write() -> None:
-            code = library.lockstep_write(handle, position, source.address, source.nbytes)
+            code = library.lockstep_write(handle, abi.CSource(position, source.address, source.nbytes), 1)
             raise lockstep.StateError(library.lockstep_last_error(handle).decode(), code)
 
         refused({"write": write})

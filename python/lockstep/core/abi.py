@@ -8,7 +8,7 @@ from typing import Iterator
 
 from lockstep.core.errors import NotFoundError, from_code
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -20,26 +20,6 @@ class CTensor(ctypes.Structure):
         ("shape", ctypes.POINTER(ctypes.c_uint64)),
         ("rank", ctypes.c_uint32),
         ("offset", ctypes.c_uint64),
-    ]
-
-
-class COpenOptions(ctypes.Structure):
-    _fields_ = [
-        ("abi_version", ctypes.c_uint32),
-        ("socket_path", ctypes.c_char_p),
-        ("model", ctypes.c_char_p),
-        ("tensors", ctypes.POINTER(CTensor)),
-        ("tensor_count", ctypes.c_size_t),
-        ("rank", ctypes.c_uint32),
-        ("ranks", ctypes.c_uint32),
-        ("connect_timeout_ms", ctypes.c_uint32),
-        ("reconnect_timeout_ms", ctypes.c_uint32),
-        ("call_timeout_ms", ctypes.c_uint32),
-        ("run", ctypes.c_char_p),
-        ("attachments", ctypes.c_char_p),
-        ("interrupted", INTERRUPTED),
-        ("context", ctypes.c_void_p),
-        ("threads", ctypes.c_uint32),
     ]
 
 
@@ -84,26 +64,28 @@ class CExchange(ctypes.Structure):
     ]
 
 
-class CExporterOptions(ctypes.Structure):
+class COptions(ctypes.Structure):
     _fields_ = [
         ("abi_version", ctypes.c_uint32),
         ("socket_path", ctypes.c_char_p),
         ("model", ctypes.c_char_p),
-        ("sheets", ctypes.POINTER(ctypes.c_char_p)),
-        ("ranks", ctypes.c_uint32),
         ("rank", ctypes.c_uint32),
-        ("locals", ctypes.POINTER(CLocalTensor)),
-        ("local_count", ctypes.c_size_t),
+        ("ranks", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
-        ("bucket_bytes", ctypes.c_uint64),
-        ("exchange", ctypes.POINTER(CExchange)),
-        ("attachments", ctypes.c_char_p),
-        ("run", ctypes.c_char_p),
         ("connect_timeout_ms", ctypes.c_uint32),
         ("reconnect_timeout_ms", ctypes.c_uint32),
         ("call_timeout_ms", ctypes.c_uint32),
+        ("run", ctypes.c_char_p),
+        ("attachments", ctypes.c_char_p),
         ("interrupted", INTERRUPTED),
         ("context", ctypes.c_void_p),
+        ("tensors", ctypes.POINTER(CTensor)),
+        ("tensor_count", ctypes.c_size_t),
+        ("sheets", ctypes.POINTER(ctypes.c_char_p)),
+        ("locals", ctypes.POINTER(CLocalTensor)),
+        ("local_count", ctypes.c_size_t),
+        ("bucket_bytes", ctypes.c_uint64),
+        ("exchange", ctypes.POINTER(CExchange)),
     ]
 
 
@@ -125,38 +107,28 @@ class CRange(ctypes.Structure):
     _fields_ = [("offset", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
 
 
-_MODEL = ctypes.c_void_p
-_EXPORTER = ctypes.c_void_p
+_PUBLISHER = ctypes.c_void_p
+_ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 _SHEETS = ctypes.POINTER(ctypes.c_char_p)
 _SIGNATURES = {
-    "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COpenOptions), ctypes.POINTER(_MODEL)]),
-    "lockstep_begin": (ctypes.c_int, [_MODEL, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
-    "lockstep_write": (ctypes.c_int, [_MODEL, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]),
-    "lockstep_write_all": (ctypes.c_int, [_MODEL, ctypes.POINTER(CSource), ctypes.c_size_t]),
-    "lockstep_ranges_done": (ctypes.c_int, [_MODEL, ctypes.POINTER(CRange), ctypes.c_size_t]),
-    "lockstep_set_label": (ctypes.c_int, [_MODEL, ctypes.c_char_p]),
-    "lockstep_commit": (ctypes.c_int, [_MODEL]),
-    "lockstep_abort": (ctypes.c_int, [_MODEL]),
-    "lockstep_run": (ctypes.c_char_p, [_MODEL]),
-    "lockstep_committed_version": (ctypes.c_uint64, [_MODEL]),
-    "lockstep_data_bytes": (ctypes.c_uint64, [_MODEL]),
-    "lockstep_leave": (None, [_MODEL]),
-    "lockstep_close": (None, [_MODEL]),
-    "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
-    "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
-    "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
-    "lockstep_exporter_set_label": (ctypes.c_int, [_EXPORTER, ctypes.c_char_p]),
-    "lockstep_exporter_give_up": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.c_char_p]),
-    "lockstep_exporter_fill": (
+    "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COptions), ctypes.POINTER(_PUBLISHER)]),
+    "lockstep_begin": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_write": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(CSource), ctypes.c_size_t]),
+    "lockstep_ranges_done": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(CRange), ctypes.c_size_t]),
+    "lockstep_commit": (ctypes.c_int, [_PUBLISHER, ctypes.c_char_p]),
+    "lockstep_publish": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.c_char_p, _ADDRESSES]),
+    "lockstep_fill": (
         ctypes.c_int,
-        [_EXPORTER, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p],
+        [_PUBLISHER, _ADDRESSES, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p],
     ),
-    "lockstep_exporter_run": (ctypes.c_char_p, [_EXPORTER]),
-    "lockstep_exporter_committed_version": (ctypes.c_uint64, [_EXPORTER]),
-    "lockstep_exporter_stats": (ctypes.c_int, [_EXPORTER, ctypes.POINTER(CPublishStats)]),
-    "lockstep_exporter_describe": (ctypes.c_char_p, [_EXPORTER]),
-    "lockstep_exporter_close": (None, [_EXPORTER]),
-    "lockstep_exporter_error": (ctypes.c_char_p, [_EXPORTER]),
+    "lockstep_describe": (ctypes.c_char_p, [_PUBLISHER]),
+    "lockstep_abort": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.c_char_p]),
+    "lockstep_run": (ctypes.c_char_p, [_PUBLISHER]),
+    "lockstep_committed_version": (ctypes.c_uint64, [_PUBLISHER]),
+    "lockstep_stats": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(CPublishStats)]),
+    "lockstep_leave": (None, [_PUBLISHER]),
+    "lockstep_close": (None, [_PUBLISHER]),
+    "lockstep_last_error": (ctypes.c_char_p, [_PUBLISHER]),
     "lockstep_import": (
         ctypes.c_int,
         [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CLocalTensor), ctypes.c_size_t, ctypes.c_uint32],

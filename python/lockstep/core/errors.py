@@ -87,6 +87,28 @@ def from_code(code: int, message: str) -> Error:
     return _BY_CODE.get(code, Error)(message, code)
 
 
+_BY_LABEL = {
+    "usage": BadDataError,
+    "config": BadDataError,
+    "bad_data": BadDataError,
+    "protocol": ProtocolError,
+    "not_found": NotFoundError,
+    "state": StateError,
+    "unavailable": UnavailableError,
+    "deadline": DeadlineError,
+    "aborted": AbortedError,
+    "permission": PermissionDeniedError,
+    "resource_exhausted": ResourceExhaustedError,
+    "io": IoError,
+    "internal": InternalError,
+}
+
+
+def from_label(label: str, message: str) -> Error:
+    """The exception for an error of the programs, which begins with ``label`` (common/base/status.h)."""
+    return _BY_LABEL.get(label, Error)(message)
+
+
 def bad_tensor(name: str, problem: str) -> BadDataError:
     """That a tensor breaks a rule."""
     return BadDataError(f'tensor "{name}": {problem}')

@@ -1,10 +1,10 @@
-"""Handle: what Publisher and Exporter are over the C ABI, something opened once and closed once."""
+"""Handle: a publisher of the C ABI, something opened once and closed once; Publisher and Exporter are each one."""
 
 import ctypes
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
@@ -13,16 +13,13 @@ from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
 from lockstep.core.served import Receivers, Served, wait_served
 
+_Self = TypeVar("_Self", bound="Handle")
+
 
 class Handle:
     """Calls of one handle happen one at a time; leaving its ``with`` block, or the end of the process, closes it.
     In a process that is forked off it is closed.
-
-    Subclasses give the names of their functions in the library.
     """
-
-    _prefix = ""  # "lockstep_exporter_"
-    _error_function = ""
 
     def __init__(self) -> None:
         self._library = abi.load()
@@ -47,7 +44,7 @@ class Handle:
         A rank that is done before others gets it with its next commit.
         """
         with self._lock:
-            return int(self._function("committed_version")(self._open_handle()))
+            return int(self._library.lockstep_committed_version(self._open_handle()))
 
     def wait_served(
         self,
@@ -110,11 +107,22 @@ class Handle:
             else:
                 self._close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _note_published(self, version: int) -> None:
+        self._published_at = time.monotonic()
+        raw = abi.CPublishStats()
+        self._call("stats", ctypes.byref(raw))
+        self._published_stats = {
+            "lockstep/version": version,
+            "lockstep/publish_seconds": raw.total_us / 1e6,
+            "lockstep/begin_seconds": raw.begin_us / 1e6,
+            **{f"lockstep/{field[0]}": getattr(raw, field[0]) for field in raw._fields_[:-2]},
+        }
 
     def _stats_of(self, served: Served, began: float) -> "dict[str, float]":
         now = time.monotonic()
@@ -143,15 +151,22 @@ class Handle:
         if self._finalizer is not None:
             self._finalizer.detach()  # another thread may have been in the middle of a call
 
-    def _open(self, options: Any) -> None:
+    def _open(self, socket: bytes, model: bytes, **options: Any) -> None:
+        """``options``: further fields of lockstep_options."""
         handle = ctypes.c_void_p()
-        options.interrupted = self._interruption.callback
+        given = abi.COptions(
+            abi_version=abi.ABI_VERSION,
+            socket_path=socket,
+            model=model,
+            interrupted=self._interruption.callback,
+            **options,
+        )
         try:
             with delayed_interrupt():  # what the library has opened is closed by somebody
-                code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+                code = self._library.lockstep_open(ctypes.byref(given), ctypes.byref(handle))
                 if code == 0:
                     self._handle = handle
-                    self._finalizer = weakref.finalize(self, self._function("close"), handle)
+                    self._finalizer = weakref.finalize(self, self._library.lockstep_close, handle)
                 self._interruption.raise_pending()
                 if code != 0:
                     raise from_code(code, self._last_error(None))
@@ -166,7 +181,7 @@ class Handle:
             handle = self._open_handle()
             self._calling = True
             try:
-                code = self._function(function)(handle, *arguments)
+                code = getattr(self._library, f"lockstep_{function}")(handle, *arguments)
                 error = None if code == 0 else from_code(code, self._last_error(handle))
             finally:
                 self._calling = False
@@ -176,14 +191,11 @@ class Handle:
             if error is not None:
                 raise error
 
-    def _function(self, name: str) -> Any:
-        return getattr(self._library, self._prefix + name)
-
     def _open_handle(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise StateError(f"the {type(self).__name__.lower()} {self._closed}")
         return self._handle
 
     def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
-        text: bytes = getattr(self._library, self._error_function)(handle)
+        text: bytes = self._library.lockstep_last_error(handle)
         return text.decode(errors="replace")

@@ -5,12 +5,11 @@ import ctypes
 import difflib
 import json
 import os
-import time
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from lockstep.core import abi, arguments
+from lockstep.core import arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error
 from lockstep.core.handle import Handle
@@ -50,9 +49,6 @@ class Exporter(Handle):
         Error: any other class of it, with the library's sentence.
     """
 
-    _prefix = "lockstep_exporter_"
-    _error_function = "lockstep_exporter_error"
-
     def __init__(
         self,
         parts: "Sequence[Part]",
@@ -80,9 +76,8 @@ class Exporter(Handle):
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms, self._locals)
         self._absence = Absence(socket, skip_while_away)
-        options = abi.CExporterOptions(
-            abi_version=abi.ABI_VERSION,
-            socket_path=socket_path,
+        options: "dict[str, Any]" = dict(
+            socket=socket_path,
             model=model_name,
             sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
             ranks=len(ranks.sheets),
@@ -175,7 +170,7 @@ class Exporter(Handle):
                 current = self._whole_locals()  # its tensors may be nobody else's: they stay until they are copied
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
-                    self._call("give_up", number, reason_of(error).encode(errors="replace"))
+                    self._call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
             return self._absence.publish(lambda: self._publish(number, name, _addresses(current)))
 
@@ -196,11 +191,11 @@ class Exporter(Handle):
             addresses = _addresses(current)
             yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
-    def _open_together(self, options: Any, group: Any) -> None:
+    def _open_together(self, options: "dict[str, Any]", group: Any) -> None:
         failure, interrupt, self._description = None, None, {}
         try:
-            self._open(options)
-            self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
+            self._open(**options)
+            self._description = json.loads(self._library.lockstep_describe(self._open_handle()))
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
             self._check_frozen_names()
@@ -235,7 +230,7 @@ class Exporter(Handle):
     def _agree(self, failure: "Exception | None", group: Any) -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
         what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
-        run = "" if failure else self._library.lockstep_exporter_run(self._open_handle()).decode()
+        run = "" if failure else self._library.lockstep_run(self._open_handle()).decode()
         answers = all_gather((reason_of(failure), what, run), group)
         require_agreement([answer[:2] for answer in answers], failure)
         runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
@@ -247,17 +242,8 @@ class Exporter(Handle):
         return str(next(iter(runs)))
 
     def _publish(self, version: int, label: bytes, addresses: Any) -> None:
-        self._call("set_label", label)
-        self._call("publish", version, addresses)
-        self._published_at = time.monotonic()
-        raw = abi.CPublishStats()
-        self._call("stats", ctypes.byref(raw))
-        self._published_stats = {
-            "lockstep/version": version,
-            "lockstep/publish_seconds": raw.total_us / 1e6,
-            "lockstep/begin_seconds": raw.begin_us / 1e6,
-            **{f"lockstep/{field[0]}": getattr(raw, field[0]) for field in raw._fields_[:-2]},
-        }
+        self._call("publish", version, label, addresses)
+        self._note_published(version)
 
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""

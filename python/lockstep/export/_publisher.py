@@ -5,7 +5,6 @@ import ctypes
 import json
 import os
 import struct
-import time
 import weakref
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
@@ -64,9 +63,6 @@ class Publisher(Handle):
         Error: any other class of it, with the library's sentence.
     """
 
-    _prefix = "lockstep_"
-    _error_function = "lockstep_last_error"
-
     def __init__(
         self,
         socket: "str | os.PathLike[str]",
@@ -84,16 +80,19 @@ class Publisher(Handle):
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
+        socket_path = arguments.path("socket", socket)
         entries = list(entries_of(tensors))
         self._tensors, self._offsets = assign_offsets(describe(entries))
         refuse_names_in_memory(self._tensors)
         warn_of_ties(entries)
         self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
         c_tensors, described = self._c_tensors()
-        options = abi.COpenOptions(
-            abi_version=abi.ABI_VERSION,
-            socket_path=arguments.path("socket", socket),
-            model=arguments.text("model", model, arguments.MODEL_NAME),
+        self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
+        self._absence = Absence(socket, skip_while_away)
+        self._version = 0  # that was begun last
+        self._open(
+            socket_path,
+            arguments.text("model", model, arguments.MODEL_NAME),
             tensors=c_tensors,
             tensor_count=len(self._tensors),
             rank=rank,
@@ -105,12 +104,6 @@ class Publisher(Handle):
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
-        self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
-        self._absence = Absence(socket, skip_while_away)
-        self._version = 0  # that was begun last
-        self._began = self._begun = 0.0  # its begin() was called, and answered, on the monotonic clock
-        self._bytes = 0  # of it that are final
-        self._open(options)
         del described  # the library has read it
         self._run = self._library.lockstep_run(self._open_handle()).decode()
         self._agent = (os.fspath(socket), model)
@@ -161,10 +154,8 @@ class Publisher(Handle):
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
-        began = time.monotonic()
         self._call("begin", number, ctypes.byref(data))
-        self._version, self._bytes, self._began, self._begun = number, 0, began, time.monotonic()
-        self._published_stats = {}
+        self._version, self._published_stats = number, {}
         memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
         memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
         view = memoryview(memory).cast("B")
@@ -182,26 +173,16 @@ class Publisher(Handle):
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
         array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
         self._call("ranges_done", array, len(ranges))
-        self._bytes += sum(size for _, size in ranges)
 
     def commit(self, label: "str | int | None" = None) -> None:
         """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
         ``publish``."""
-        name = arguments.label(label)
-        if name:
-            self._call("set_label", name)
-        self._call("commit")
-        self._published_at = time.monotonic()
-        self._published_stats = {
-            "lockstep/version": self._version,
-            "lockstep/publish_seconds": self._published_at - self._began,
-            "lockstep/begin_seconds": self._begun - self._began,
-            "lockstep/bytes_copied": self._bytes,
-        }
+        self._call("commit", arguments.label(label))
+        self._note_published(self._version)
 
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
-        self._call("abort")
+        self._call("abort", self._version, None)
 
     def _close(self) -> None:
         """Views that begin() gave raise ValueError from then on."""
@@ -262,5 +243,4 @@ class Publisher(Handle):
 
     def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
         array = (abi.CSource * len(sources))(*(abi.CSource(position, s.address, s.nbytes) for position, s in sources))
-        self._call("write_all", array, len(sources))
-        self._bytes += sum(source.nbytes for _, source in sources)
+        self._call("write", array, len(sources))

@@ -1,0 +1,27 @@
+// What the C ABI is given, checked, as what the library works with.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "export_plugin/exporter/exchange.h"
+#include "export_plugin/exporter/exporter.h"
+#include "export_plugin/exporter/local_tensor.h"
+#include "export_plugin/lockstep.h"
+#include "trainer_agent/buffer/rank_client.h"
+
+namespace lockstep::abi {
+
+// Of options with tensors, and of options with sheets. kBadData, kProtocol.
+Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options);
+Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& options);
+
+Result<std::vector<std::string>> ToSheets(const char* const* sheets, uint32_t ranks);
+Result<std::vector<exporter::LocalTensor>> ToLocals(const lockstep_local_tensor* locals, size_t count);
+
+// The exchange that a host program gives, whose table is copied.
+Result<std::unique_ptr<exporter::Exchange>> ToExchange(const lockstep_exchange& callbacks);
+
+}  // namespace lockstep::abi

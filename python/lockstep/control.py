@@ -1,0 +1,402 @@
+"""This host's daemons, or others, seen and steered from Python: what ``lockstepctl --json`` answers, as dataclasses.
+
+    agent = lockstep.control.Agent()
+    model = agent.wait_served(receivers=2, timeout=60)
+    receiver = lockstep.control.Receiver("unix:/run/raas-receiver/control.sock")
+    receiver.rollback(to=41)
+
+Fields have the names and units that ``lockstepctl --json`` has (proto/lockstep/v1). Those that a daemon of another
+release does not have are at their defaults; those that it has and this package does not know are left out.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import time
+from typing import Any, ClassVar, Sequence, Tuple, Type, TypeVar, get_type_hints
+
+from lockstep import programs
+from lockstep.core import arguments
+from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, ProtocolError, from_label
+
+__all__ = [
+    "Agent",
+    "AgentModel",
+    "AgentStatus",
+    "Archive",
+    "Delta",
+    "Engine",
+    "EngineServed",
+    "Held",
+    "Peer",
+    "Receiver",
+    "ReceiverModel",
+    "ReceiverStatus",
+    "Sync",
+    "Tls",
+]
+
+_Kind = TypeVar("_Kind")
+_Model = TypeVar("_Model", "AgentModel", "ReceiverModel")
+_PAUSE_SECONDS = 0.25
+_WORK_SECONDS = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A version of a run, 32 hex digits; version 0: none."""
+
+    run: str = ""
+    version: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """A delta that an agent retains."""
+
+    base: int = 0
+    target: int = 0
+    payload_bytes: int = 0
+    changed_elements: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineServed:
+    """What an engine serves, as its receiver told the agent."""
+
+    name: str = ""
+    served: Held = Held()
+    last_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A receiver, as an agent knows it. ``presence``: "connected" or "gone"."""
+
+    receiver: str = ""
+    held: Held = Held()
+    served_version: int = 0
+    presence: str = ""
+    seconds_ago: int = 0
+    last_outcome: str = ""
+    last_error: str = ""
+    engines: Tuple[EngineServed, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentModel:
+    """A model that an agent serves; ``newest_version`` 0: none yet."""
+
+    name: str = ""
+    run: str = ""
+    model_bytes: int = 0
+    newest_version: int = 0
+    newest_label: str = ""
+    newest_digest: str = ""
+    newest_committed_unix_ns: int = 0
+    writing_version: int = 0
+    ranks_expected: int = 0
+    ranks_connected: int = 0
+    versions_committed: int = 0
+    versions_aborted: int = 0
+    deltas: Tuple[Delta, ...] = ()
+    receivers: Tuple[Peer, ...] = ()
+    last_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentStatus:
+    models: Tuple[AgentModel, ...] = ()
+    draining: bool = False
+    now_unix_ns: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """An engine of a receiver. ``state``: "waiting", "serving", "preparing", "writing", "loading", "asleep", "failing"."""
+
+    name: str = ""
+    kind: str = ""
+    url: str = ""
+    in_place: bool = False
+    state: str = ""
+    late: bool = False
+    served: Held = Held()
+    served_since_unix_ns: int = 0
+    last_pause_us: int = 0
+    last_written_bytes: int = 0
+    failures: int = 0
+    last_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """A log that a receiver writes. ``state``: "waiting", "beginning", "following", "failing", "taken_over"."""
+
+    url: str = ""
+    state: str = ""
+    newest: Held = Held()
+    oldest_version: int = 0
+    waiting_deltas: int = 0
+    waiting_bytes: int = 0
+    failures: int = 0
+    last_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReceiverModel:
+    """A model that a receiver follows. ``served_version`` is the oldest that an engine serves, and what is held where no
+    engine is notified; ``previous`` is what a rollback would make current."""
+
+    name: str = ""
+    source: str = ""
+    state: str = ""
+    held: Held = Held()
+    held_label: str = ""
+    held_digest: str = ""
+    held_committed_unix_ns: int = 0
+    served_version: int = 0
+    previous: Held = Held()
+    newest_version: int = 0
+    current_path: str = ""
+    model_bytes: int = 0
+    skipped_version: int = 0
+    syncs: int = 0
+    failures: int = 0
+    last_sync_unix_ns: int = 0
+    last_error: str = ""
+    engine_table: Tuple[Engine, ...] = ()
+    archive: Archive = Archive()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReceiverStatus:
+    name: str = ""
+    models: Tuple[ReceiverModel, ...] = ()
+    draining: bool = False
+    now_unix_ns: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+    """How one sync went. ``mode``: "full", "delta", "chain", "up_to_date", "repair"."""
+
+    model: str = ""
+    before: Held = Held()
+    to: Held = Held()
+    mode: str = ""
+    payload_bytes: int = 0
+    pull_us: int = 0
+    apply_us: int = 0
+    pause_us: int = 0
+    error: str = ""
+    engine_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """How a daemon with certificates is spoken to: PEM files. ``server_name``: that its certificate must have, where it
+    is not the address's host."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    server_name: str = ""
+
+
+class _Daemon:
+    _flag: ClassVar[str]
+    _usual: ClassVar[Tuple[str, str]]  # the environment's variable, and where it is without
+
+    def __init__(self, address: "str | None" = None, *, tls: "Tls | None" = None, timeout: float = 10.0) -> None:
+        variable, usual = self._usual
+        self._address = address if address is not None else os.environ.get(variable) or usual
+        self._tls = tls
+        self._timeout = timeout
+
+    def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
+        """What ``lockstepctl`` answers; its error as an exception."""
+        seconds = self._timeout if timeout is None else timeout
+        command = [programs.find("lockstepctl"), "--json", "--timeout", str(max(1, int(seconds * 1000)))]
+        arguments.text("address", self._address, "HOST:PORT or unix:PATH")
+        command += [self._flag, self._address]
+        for name, value in dataclasses.asdict(self._tls or Tls()).items():
+            if value:
+                command += [f"--tls-{name.replace('_', '-')}", value]
+        done = subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode != 0:
+            label, _, sentence = done.stderr.strip().removeprefix("lockstepctl: ").partition(": ")
+            raise from_label(label, sentence or done.stderr.strip())
+        try:
+            return json.loads(done.stdout)
+        except ValueError as error:
+            raise ProtocolError(f"lockstepctl answered what is no JSON: {error}") from None
+
+
+class Agent(_Daemon):
+    """A trainer_agent. Every call asks it anew.
+
+    Args:
+        address: of its control plane, "HOST:PORT" or "unix:PATH"; None: $LOCKSTEP_AGENT, then this host's.
+        tls: how it is spoken to where it has certificates; None: $LOCKSTEP_TLS_CERT and its like, or plaintext.
+        timeout: seconds that a call may take.
+
+    Raises, from every method:
+        UnavailableError: no agent answers. PermissionDeniedError: it does not let this peer. DeadlineError: not in time.
+    """
+
+    _flag = "--agent"
+    _usual = ("LOCKSTEP_AGENT", "unix:/run/trainer-agent/control.sock")
+
+    def status(self) -> AgentStatus:
+        """Everything it knows of its models and of their receivers."""
+        return _decoded(AgentStatus, self._ask("status"))
+
+    def model(self, name: "str | None" = None) -> AgentModel:
+        """One model; None: the only one. NotFoundError, BadDataError where there are several."""
+        return _only(self.status().models, name, "agent")
+
+    def wait_served(
+        self,
+        version: "int | None" = None,
+        *,
+        receivers: "int | Sequence[str]",
+        model: "str | None" = None,
+        timeout: "float | None" = None,
+    ) -> AgentModel:
+        """Waits until receivers serve a version, or a newer one, of the run that is current then.
+
+        Args:
+            version: None: the newest of when this is called.
+            receivers: how many that are connected, or the names of all that must.
+            model: None: the only one.
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            DeadlineError: the time is up; the text says what each receiver serves, and its last error.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wanted = arguments.version_number(version) if version is not None else None
+        while True:
+            now = self.model(model)
+            if wanted is None and now.newest_version > 0:
+                wanted = now.newest_version
+            there = [peer for peer in now.receivers if peer.presence == "connected"]
+            serving = [peer.receiver for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
+            missing = set() if isinstance(receivers, int) else set(receivers) - set(serving)
+            if not missing and (not isinstance(receivers, int) or len(serving) >= receivers) and wanted is not None:
+                return now
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineError(f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}")
+            time.sleep(_PAUSE_SECONDS)
+
+
+class Receiver(_Daemon):
+    """A raas_receiver. Every call asks it anew. Arguments and errors as ``Agent``; without an address: $LOCKSTEP_RECEIVER,
+    then this host's."""
+
+    _flag = "--receiver"
+    _usual = ("LOCKSTEP_RECEIVER", "unix:/run/raas-receiver/control.sock")
+
+    def status(self) -> ReceiverStatus:
+        """Everything it knows of its models and engines."""
+        return _decoded(ReceiverStatus, self._ask("status"))
+
+    def model(self, name: "str | None" = None) -> ReceiverModel:
+        """One model; None: the only one. NotFoundError, BadDataError where there are several."""
+        return _only(self.status().models, name, "receiver")
+
+    def pull(self, model: "str | None" = None, *, full: bool = False, timeout: float = _WORK_SECONDS) -> Sync:
+        """Has it pull the newest version now, which ends what a rollback holds. AbortedError: the sync failed, or an
+        engine did not take the version; the text says why."""
+        return _decoded(Sync, self._ask("pull", *_named(model), *(["--full"] if full else []), timeout=timeout))
+
+    def rollback(
+        self,
+        model: "str | None" = None,
+        *,
+        to: "int | None" = None,
+        skip: "int | None" = None,
+        timeout: float = _WORK_SECONDS,
+    ) -> ReceiverModel:
+        """Has it return to another version: ``to``, or the one before, which stays until ``pull``; or to the one before
+        ``skip``, if that is current, until there is a newer one. StateError: it does not hold what is to be current."""
+        if to is not None and skip is not None:
+            raise BadDataError("rollback: give to or skip, one of them")
+        words = [] if to is None else ["--to", str(arguments.version_number(to))]
+        words += [] if skip is None else ["--not", str(arguments.version_number(skip))]
+        return _decoded(ReceiverModel, self._ask("rollback", *_named(model), *words, timeout=timeout))
+
+    def wait(self, version: int, model: "str | None" = None, *, timeout: "float | None" = None) -> ReceiverModel:
+        """Waits until it holds ``version`` or a newer one, and its engines serve it. DeadlineError: the time is up; the
+        text says what it holds and serves, and the last error."""
+        wanted = arguments.version_number(version)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now = self.model(model)
+            if min(now.held.version, now.served_version) >= wanted:
+                return now
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineError(
+                    f"version {wanted} is not served within {timeout:g} s: {now.held.version} is held, "
+                    f"{now.served_version} is served, state {now.state}{_error(now.last_error)}"
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _named(model: "str | None") -> "list[str]":
+    return [] if model is None else ["--model", arguments.text("model", model, arguments.MODEL_NAME).decode()]
+
+
+def _only(models: "Sequence[_Model]", name: "str | None", daemon: str) -> _Model:
+    names = [model.name for model in models]
+    if name is None and len(models) > 1:
+        raise BadDataError(f"the {daemon} has several models, name one of them: {', '.join(names)}")
+    for model in models:
+        if name in (None, model.name):
+            return model
+    known = f"it has {', '.join(names)}" if names else "it has none yet"
+    raise NotFoundError(f"the {daemon} has no model{'' if name is None else f' {name}'}; {known}")
+
+
+def _served(peer: Peer, run: str) -> int:
+    """The oldest version of ``run`` that an engine of it serves."""
+    if peer.held.run != run:
+        return 0
+    return min(
+        (engine.served.version if engine.served.run == run else 0 for engine in peer.engines),
+        default=peer.served_version,
+    )
+
+
+def _in_words(there: "Sequence[Peer]", missing: "set[str]") -> str:
+    words = [f"{peer.receiver} serves {peer.served_version}{_error(peer.last_error)}" for peer in there]
+    words += [f"{name} is not connected" for name in sorted(missing - {peer.receiver for peer in there})]
+    return "; ".join(words) or "no receiver is connected"
+
+
+def _error(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _decoded(kind: "Type[_Kind]", value: Any) -> _Kind:
+    """``value``, from JSON, as a dataclass of ``kind``. ProtocolError: it is something else."""
+    try:
+        decoded: _Kind = _of(kind, value)
+        return decoded
+    except TypeError as error:
+        raise ProtocolError(f"lockstepctl answered what is no {kind.__name__}: {error}") from None
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        given = {"before" if name == "from" else name: entry for name, entry in dict(value or {}).items()}
+        return kind(**{name: _of(hint, given[name]) for name, hint in hints.items() if name in given})  # type: ignore[operator]
+    items = getattr(kind, "__args__", None)
+    if items:
+        return tuple(_of(items[0], entry) for entry in value)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,115 @@
+"""lockstep.control: real daemons, seen and steered from Python."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from harness import MODEL, ROOT
+from replicas import ToyModel
+
+import lockstep
+from lockstep import control
+
+
+@pytest.fixture
+def agent(cluster):
+    return cluster.agent()
+
+
+def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
+    model = ToyModel(blocks=4)
+    receivers = [cluster.receiver(agent, name=f"r{i}") for i in range(2)]
+    seen = control.Agent(agent.address)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors, label="step 10")
+        assert seen.wait_served(1, receivers=2, timeout=60).newest_label == "step 10"
+        publisher.publish(2, model.step(), label="step 20")
+        now = seen.wait_served(receivers=2, timeout=60)
+        assert (now.name, now.newest_version, now.newest_label, now.run) == (MODEL, 2, "step 20", publisher.run)
+        assert [delta.target for delta in now.deltas] == [2] and now.ranks_connected == 1
+        assert {peer.receiver for peer in now.receivers} == {"r0", "r1"}
+        assert seen.wait_served(1, receivers=["r0", "r1"], timeout=60).newest_version == 2
+        with pytest.raises(
+            lockstep.DeadlineError, match="version 3 is not served.*r. serves 2; r. serves 2; r9 is not connected"
+        ):
+            seen.wait_served(3, receivers=["r0", "r9"], timeout=0)
+    receiver = control.Receiver(receivers[0].address)
+    held = receiver.wait(2, timeout=60)
+    assert held.held == control.Held(publisher.run, 2) and held.held_label == "step 20" and held.previous.version == 1
+    assert held.source == agent.address and held.archive.url == "" and held.engine_table == ()
+    with pytest.raises(TimeoutError, match="version 5 is not served within 0 s: 2 is held"):
+        receiver.wait(5, timeout=0)
+
+
+def test_a_receiver_is_rolled_back_and_pulls_again(cluster, agent):
+    model = ToyModel(blocks=4)
+    receiver = control.Receiver(cluster.receiver(agent).address)
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version, model.step())
+            receiver.wait(version, timeout=60)
+        back = receiver.rollback(to=1)
+        assert (back.held.version, back.state) == (1, "held")
+        with pytest.raises(lockstep.StateError):
+            receiver.rollback(to=7)
+        sync = receiver.pull()
+        assert (sync.before.version, sync.to.version, sync.mode, sync.error) == (1, 2, "delta", "")
+        assert receiver.pull(full=True).mode == "full"
+        with pytest.raises(lockstep.BadDataError, match="one of them"):
+            receiver.rollback(to=1, skip=2)
+
+
+def test_daemons_and_models_that_are_not_there_are_said_to_be(cluster, agent):
+    model = ToyModel(blocks=1)
+    seen = control.Agent(agent.address)
+    with pytest.raises(lockstep.NotFoundError, match="the agent has no model; it has none yet"):
+        seen.model()
+    with agent.publisher(model.tensors), agent.publisher(model.tensors, "critic"):
+        with pytest.raises(lockstep.BadDataError, match="several models, name one of them: actor, critic"):
+            seen.model()
+        with pytest.raises(lockstep.NotFoundError, match="no model other; it has actor, critic"):
+            seen.model("other")
+        assert seen.model("critic").newest_version == 0
+    with pytest.raises(ConnectionError):
+        control.Agent("127.0.0.1:1", timeout=5).status()
+    with pytest.raises(lockstep.BadDataError):
+        control.Receiver("nowhere").status()
+
+
+def test_the_environment_says_where_daemons_are(cluster, agent, monkeypatch):
+    receiver = cluster.receiver(agent)
+    monkeypatch.setenv("LOCKSTEP_AGENT", agent.address)
+    monkeypatch.setenv("LOCKSTEP_RECEIVER", receiver.address)
+    assert control.Agent().status().models == ()
+    assert control.Receiver().status().name == receiver.name
+
+
+def test_a_users_mistakes_are_found_by_their_type_checker(tmp_path):
+    file = tmp_path / "user.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import lockstep
+            from lockstep import control
+
+            status = control.Agent().status()
+            names: list[str] = [model.name for model in status.models]
+            status.models[0].newest_verson
+            control.Receiver().rollback(to="41")
+            with lockstep.Publisher("/agent.sock", "actor", {}) as publisher:
+                publisher.publsh(1, {})
+            with lockstep.Exporter.from_named_tensors({}, socket="/agent.sock", model="actor") as exporter:
+                exporter.publish(version="1")
+            lockstep.wait_for("/replicas/actor", "1")
+            """
+        )
+    )
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), file],
+        capture_output=True,
+        text=True,
+        env={"MYPYPATH": str(ROOT / "python"), "PATH": "/usr/bin"},
+    )
+    errors = [line for line in checked.stdout.splitlines() if line.startswith(str(file))]
+    assert [line.split(":")[1] for line in errors] == ["7", "8", "10", "12", "13"], checked.stdout
