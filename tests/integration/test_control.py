@@ -37,7 +37,10 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
     receiver = control.Receiver(receivers[0].address)
     held = receiver.wait(2, timeout=60)
     assert held.held == control.Held(publisher.run, 2) and held.held_label == "step 20" and held.previous.version == 1
-    assert held.source == agent.address and held.archive.url == "" and held.engine_table == ()
+    assert held.source == agent.address and held.archive.url == ""
+    assert [(engine.kind, engine.state, engine.served) for engine in held.engine_table] == [
+        ("none", "serving", held.held)
+    ]
     with pytest.raises(TimeoutError, match="version 5 is not served within 0 s: 2 is held"):
         receiver.wait(5, timeout=0)
 
