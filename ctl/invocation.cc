@@ -1,5 +1,7 @@
 #include "ctl/invocation.h"
 
+#include <sys/stat.h>
+
 #include <CLI/CLI.hpp>
 #include <ostream>
 
@@ -85,6 +87,13 @@ Status CheckAsksNone(const Words& words, const char* command) {
   return {ErrorCode::kUsage, Cat(command, " asks no daemon: leave --agent and --receiver out")};
 }
 
+// Whether there is a socket of this host's.
+bool Listens(std::string_view address) {
+  struct stat info {};
+  return ::stat(std::string(address.substr(std::string_view("unix:").size())).c_str(), &info) == 0 &&
+         S_ISSOCK(info.st_mode);
+}
+
 // Decides which daemon the command goes to, and where that is.
 Status ChooseDaemon(const Words& words, DaemonOptions& options) {
   const bool verify = options.command == Command::kVerify;
@@ -97,8 +106,9 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
   }
   const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
   const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
+  const bool unsaid = words.agent.empty() && words.receivers.empty() && agent.empty();
   const bool to_receiver = OnlyReceiversDo(options) || !words.receivers.empty() ||
-                           (words.agent.empty() && agent.empty() && !receiver.empty());
+                           (unsaid && (!receiver.empty() || (!Listens(kDefaultAgent) && Listens(kDefaultReceiver))));
   options.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
   options.address =
       to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);

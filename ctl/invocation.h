@@ -21,7 +21,7 @@ struct Invocation {
 
 // The invocation, or nothing when --help or --version was asked for and has been printed to `out`. kUsage otherwise.
 // Only `timeline` takes several receivers. Without --agent and --receiver, the environment's LOCKSTEP_AGENT and
-// LOCKSTEP_RECEIVER say where to go.
+// LOCKSTEP_RECEIVER say where to go; without these, the sockets of this host's daemons: the agent's, where it has one.
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out);
 
 // Carries `invocation` out and prints its answer to `out`. A daemon that answers, but not what one hopes for, is an

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,7 @@ class Client {
   Result<std::shared_ptr<grpc::Channel>> Channel() const {
     Result<std::shared_ptr<grpc::Channel>> channel = channel_.Get();
     if (!channel.ok()) return Explain(channel.status());
+    SayWhatIsWaitedFor(**channel);
     return channel;
   }
 
@@ -96,6 +98,17 @@ class Client {
   }
 
  private:
+  // Where no connection comes up, and none is refused, for a second.
+  void SayWhatIsWaitedFor(grpc::Channel& channel) const {
+    const auto until = std::chrono::system_clock::now() + std::chrono::seconds(1);
+    for (auto state = channel.GetState(true); state == GRPC_CHANNEL_IDLE || state == GRPC_CHANNEL_CONNECTING;
+         state = channel.GetState(false)) {
+      if (channel.WaitForStateChange(state, until)) continue;
+      std::cerr << "lockstepctl: waiting for " << name_ << ", which takes connections and does not answer yet\n";
+      return;
+    }
+  }
+
   Status Explain(const Status& failed) const {
     const Status status = failed.WithContext(name_);
     if (status.code() != ErrorCode::kUnavailable) return status;

@@ -1,6 +1,8 @@
 """lockstepctl against both daemons: what it says is true, and its exit status is."""
 
 import json
+import os
+import socket
 import subprocess
 
 import pytest
@@ -197,3 +199,36 @@ def test_an_unknown_model_is_named(agent, receiver):
 def test_json_is_one_document_and_nothing_else(agent, receiver):
     for daemon in (agent, receiver):
         assert json.loads(daemon.ctl("--json", "status").stdout)["models"][0]["name"] == MODEL
+
+
+def test_a_daemon_that_takes_connections_and_says_nothing_is_named_within_a_second():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        asked = subprocess.run(
+            [LOCKSTEPCTL, "--agent", address, "--timeout", "2500", "status"], capture_output=True, text=True
+        )
+    assert f"waiting for trainer_agent {address}" in asked.stderr
+    assert asked.returncode != 0 and len(asked.stderr.splitlines()) == 2
+
+
+def test_the_daemon_of_this_host_is_found(cluster, agent):
+    """In a mount namespace whose /run is the cluster's."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    run = cluster.directory / "run"
+    (run / "raas-receiver").mkdir(parents=True)
+    receiver = cluster.receiver(agent, control_socket=run / "raas-receiver/control.sock")
+    status = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount --bind "$0" /run && exec "$@"',
+        run,
+        LOCKSTEPCTL,
+        "--json",
+        "status",
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+    found = subprocess.run(status, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and json.loads(found.stdout)["name"] == receiver.name, found.stderr
