@@ -46,6 +46,7 @@ from lockstep.core.errors import (
     UnavailableError,
 )
 from lockstep.core.peer import RELEASE as __version__
+from lockstep.core.publication import Publication
 from lockstep.core.tensors import TensorMeta
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.export import (
@@ -83,6 +84,7 @@ __all__ = [
     "PermissionDeniedError",
     "Piece",
     "ProtocolError",
+    "Publication",
     "Publisher",
     "ResourceExhaustedError",
     "StateError",

@@ -221,9 +221,38 @@ def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
 
 def test_a_rank_that_does_not_talk_to_the_agent_says_so():
     with lockstep.StreamPublisher("/nowhere.sock", MODEL, "/no/checkpoint", rank=1) as publisher:
-        assert publisher.publish(1, iter(()), label="step 1") is True
+        published = publisher.publish(1, iter(()), label="step 1")
+        assert published and (published.version, published.label, published.bytes) == (1, "step 1", 0)
         with pytest.raises(lockstep.StateError, match="this rank writes nothing"):
             publisher.wait_served("step 1", receivers=1)
+        with pytest.raises(lockstep.StateError, match="wait: version 1 is none of a publisher that"):
+            published.wait(receivers=1)
+
+
+@ALL
+def test_a_publication_says_what_was_published_and_waits_until_it_is_served(cluster, open_for):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    handle, publish = open_for(agent, model.tensors)
+    model_bytes = sum(tensor.nbytes for tensor in model.tensors.values())
+    with handle:
+        assert handle.last_publication is None
+        published = publish(1)
+        assert handle.last_publication is published and published.run == handle.run
+        assert (published.version, published.skipped, published.bytes) == (1, False, model_bytes)
+        assert 0 < published.seconds < 60 and "version 1" in repr(published)
+        assert published.wait(receivers=1, timeout=60) is published
+        receiver.wait_for(model.tensors)
+        receiver.kill()
+        again = publish(2)
+        with pytest.raises(lockstep.DeadlineError, match="not within 0 s"):
+            again.wait(receivers=1, timeout=0)
+        with pytest.raises(lockstep.StateError, match="version"):
+            publish(2)
+        assert handle.last_publication is again
+    with pytest.raises(lockstep.StateError, match="is closed"):
+        again.wait(receivers=1, timeout=0)
 
 
 def test_a_fleet_that_serves_an_earlier_runs_version_does_not_count(cluster):

@@ -11,6 +11,7 @@ from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError, StateError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
+from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers, Served, wait_served
 
 _Self = TypeVar("_Self", bound="Handle")
@@ -35,6 +36,7 @@ class Handle:
         self._published_stats: "dict[str, float]" = {}
         self._published_at = 0.0  # on the monotonic clock
         self._served_stats: "dict[str, float]" = {}
+        self._last: "Publication | None" = None
         close_after_fork(self)
 
     @property
@@ -86,6 +88,12 @@ class Handle:
         return served.version
 
     @property
+    def last_publication(self) -> "Publication | None":
+        """The last version that this rank has committed; None before the first. After a Ctrl-C it says whether the version
+        that was being published is committed all the same."""
+        return self._last
+
+    @property
     def stats(self) -> "dict[str, float]":
         """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as python/README.md
         lists it. Nothing of one that failed or was skipped."""
@@ -113,7 +121,7 @@ class Handle:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _note_published(self, version: int) -> None:
+    def _note_published(self, version: int, label: bytes) -> Publication:
         self._published_at = time.monotonic()
         raw = abi.CPublishStats()
         self._call("stats", ctypes.byref(raw))
@@ -123,6 +131,9 @@ class Handle:
             "lockstep/begin_seconds": raw.begin_us / 1e6,
             **{f"lockstep/{field[0]}": getattr(raw, field[0]) for field in raw._fields_[:-2]},
         }
+        size = raw.bytes_copied + raw.bytes_sent
+        self._last = Publication(version, label.decode(), self, size=size, seconds=raw.total_us / 1e6)
+        return self._last
 
     def _stats_of(self, served: Served, began: float) -> "dict[str, float]":
         now = time.monotonic()

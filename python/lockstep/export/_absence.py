@@ -7,6 +7,7 @@ import warnings
 from typing import Callable
 
 from lockstep.core.errors import UnavailableError
+from lockstep.core.publication import Publication
 
 
 class Absence:
@@ -20,21 +21,22 @@ class Absence:
         self.skips = skips
         self._noticed = False
 
-    def publish(self, publish: "Callable[[], None]") -> bool:
-        """Whether it was published. UnavailableError also when it is not the agent that is away."""
+    def publish(self, publish: "Callable[[], Publication]", version: int, label: bytes) -> Publication:
+        """What ``publish`` gives, or what was skipped. UnavailableError also when it is not the agent that is away."""
+        skipped = Publication(version, label.decode(), skipped=True)
         if self._noticed and not self._listens():
-            return False
+            return skipped
         try:
-            publish()
+            published = publish()
         except UnavailableError as error:
             if not self.skips or self._listens():
                 raise
             if not self._noticed:
                 warnings.warn(f"versions are skipped until the agent is back: {error}", RuntimeWarning, stacklevel=3)
             self._noticed = True
-            return False
+            return skipped
         self._noticed = False
-        return True
+        return published
 
     def _listens(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -13,6 +13,7 @@ from lockstep.core import arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error
 from lockstep.core.handle import Handle
+from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, TensorMeta, described
 from lockstep.export._absence import Absence
 from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
@@ -147,9 +148,9 @@ class Exporter(Handle):
         """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
         return bool(self._description["writes"])
 
-    def publish(self, version: int, label: "str | int | None" = None) -> bool:
+    def publish(self, version: int, label: "str | int | None" = None) -> Publication:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
-        False: skipped, see ``skip_while_away``.
+        False where it was skipped, see ``skip_while_away``.
 
         Ctrl-C ends a wait for the agent, and the version with it. Else it waits for the end, which the other ranks need
         as much as this one; a second one does not.
@@ -172,7 +173,7 @@ class Exporter(Handle):
                 with contextlib.suppress(Error):
                     self._call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self._absence.publish(lambda: self._publish(number, name, _addresses(current)))
+            return self._absence.publish(lambda: self._publish(number, name, _addresses(current)), number, name)
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
@@ -241,9 +242,9 @@ class Exporter(Handle):
             )
         return str(next(iter(runs)))
 
-    def _publish(self, version: int, label: bytes, addresses: Any) -> None:
+    def _publish(self, version: int, label: bytes, addresses: Any) -> Publication:
         self._call("publish", version, label, addresses)
-        self._note_published(version)
+        return self._note_published(version, label)
 
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""

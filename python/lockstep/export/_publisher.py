@@ -12,6 +12,7 @@ from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError, Error
 from lockstep.core.handle import Handle
+from lockstep.core.publication import Publication
 from lockstep.core.tensors import (
     NamedTensors,
     TensorBytes,
@@ -53,7 +54,7 @@ class Publisher(Handle):
         connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
         reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
         call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
-        skip_while_away: when that wait for the agent was in vain, ``publish`` answers False instead of raising
+        skip_while_away: when that wait for the agent was in vain, ``publish`` answers what is false instead of raising
             UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
             has all weights, so receivers catch up with it.
 
@@ -118,12 +119,12 @@ class Publisher(Handle):
         """Every tensor and its byte offset in the data section, in offset order."""
         return list(zip(self._tensors, self._offsets))
 
-    def publish(self, version: int, tensors: NamedTensors, label: "str | int | None" = None) -> bool:
-        """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
+    def publish(self, version: int, tensors: NamedTensors, label: "str | int | None" = None) -> Publication:
+        """Writes this rank's tensors as ``version`` and commits it. False where it was skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end of the copy. It ends a wait for the agent, and that gives the version up; one
-        that was being committed may be served yet.
+        works. Ctrl-C waits for the end of the copy. It ends a wait for the agent, and that gives the version up, unless it
+        was committed: ``last_publication`` says so. One that was being committed may be served yet.
 
         Args:
             version: greater than every version of the run.
@@ -142,8 +143,9 @@ class Publisher(Handle):
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
         name = arguments.label(label)
         self._open_handle()
+        number = arguments.version_number(version)
         self._published_stats = {}
-        return self._absence.publish(lambda: self._publish(version, sources, name))
+        return self._absence.publish(lambda: self._publish(number, sources, name), number, name)
 
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
@@ -174,11 +176,12 @@ class Publisher(Handle):
         array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
         self._call("ranges_done", array, len(ranges))
 
-    def commit(self, label: "str | int | None" = None) -> None:
+    def commit(self, label: "str | int | None" = None) -> Publication:
         """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
         ``publish``."""
-        self._call("commit", arguments.label(label))
-        self._note_published(self._version)
+        name = arguments.label(label)
+        self._call("commit", name)
+        return self._note_published(self._version, name)
 
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
@@ -197,12 +200,12 @@ class Publisher(Handle):
         else:
             super()._close()
 
-    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]", label: bytes) -> None:
+    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]", label: bytes) -> Publication:
         with self._lock, delayed_interrupt():
             self.begin(version)
             try:
                 self._write(sources)
-                self.commit(label.decode())
+                return self.commit(label.decode())
             except BaseException:
                 with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                     self.abort()

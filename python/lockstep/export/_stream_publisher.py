@@ -14,6 +14,7 @@ from lockstep.core.checkpoint_files import checkpoint_metas
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
+from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair, refuse_shards
 from lockstep.export._parts import exported_dtype
@@ -45,7 +46,7 @@ class StreamPublisher:
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
             checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
         threads, run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
-            ``Publisher``; ``publish`` answers False on ranks that write.
+            ``Publisher``, on ranks that write.
 
     Raises:
         As ``Publisher``, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
@@ -115,8 +116,9 @@ class StreamPublisher:
         """Whether this rank writes a share of each version."""
         return self._publisher is not None
 
-    def publish(self, version: int, stream: NamedTensors, label: "str | int | None" = None) -> bool:
-        """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
+    def publish(self, version: int, stream: NamedTensors, label: "str | int | None" = None) -> Publication:
+        """Publishes what ``stream`` gives as ``version``; called on every rank. False where it was skipped, see
+        ``skip_while_away``.
 
         An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
         before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C ends a
@@ -138,13 +140,13 @@ class StreamPublisher:
         """
         entries = _entries(stream)
         with _taken_to_its_end(entries):
+            number = arguments.version_number(version)
+            name = arguments.label(label)
             publisher = self._publisher
             if publisher is None:
-                return True
-            number = arguments.version_number(version)
-            name = arguments.label(label).decode()
+                return Publication(number, name.decode())
             publisher._published_stats = {}
-            return publisher._absence.publish(lambda: self._write(publisher, number, entries, name))
+            return publisher._absence.publish(lambda: self._write(publisher, number, entries, name), number, name)
 
     def wait_served(
         self,
@@ -163,6 +165,11 @@ class StreamPublisher:
         )
 
     @property
+    def last_publication(self) -> "Publication | None":
+        """As of ``Publisher``; None on a rank that writes nothing."""
+        return self._publisher.last_publication if self._publisher else None
+
+    @property
     def stats(self) -> "dict[str, float]":
         """As of ``Publisher``; empty on a rank that writes nothing."""
         return self._publisher.stats if self._publisher else {}
@@ -178,7 +185,7 @@ class StreamPublisher:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]", label: str) -> None:
+    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]", label: bytes) -> Publication:
         if not self._publishing.acquire(blocking=False):
             raise StateError("publish: another publish of this publisher is under way, in this thread or another one")
         try:
@@ -199,7 +206,7 @@ class StreamPublisher:
             if missing:
                 more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise bad_tensor(next(iter(missing)), f"the stream ended without it{more}")
-            publisher.commit(label)
+            return publisher.commit(label.decode())
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                 publisher.abort()

@@ -3,6 +3,7 @@
 import os
 from typing import Any, Callable, Iterable, Tuple
 
+from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.export import StreamPublisher
 
@@ -48,7 +49,7 @@ class WeightTransfer:
         self._publisher: "StreamPublisher | None" = None
         self._version = 0
         self._policy = policy or (lambda: self._version)
-        self._published = False
+        self._published: "Publication | None" = None
 
     def init_weight_transfer(self) -> None:
         """Opens the model at the agent. Raises as ``StreamPublisher``."""
@@ -66,7 +67,7 @@ class WeightTransfer:
     def resume(self) -> None:
         """Waits until the engines serve what was sent. DeadlineError says which do not, and why."""
         if self._published and self._receivers is not None:
-            self._opened().wait_served(version=self._version, receivers=self._receivers, timeout=self._timeout)
+            self._published.wait(receivers=self._receivers, timeout=self._timeout)
 
     def destroy(self) -> None:
         """Leaves the agent, which serves the last version on."""

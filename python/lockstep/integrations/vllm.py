@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError, bad_tensor
+from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import TensorMeta
 from lockstep.export import Exporter, Piece, StreamPublisher
@@ -82,12 +83,13 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         says what keeps the engines; and what ``client`` raises.
         """
         self._version += 1
-        if not self._publish(self._version, label) or not self.is_sender:
+        published = self._publish(self._version, label)
+        if not published or not self.is_sender:
             return
         # First: while a worker waits, vLLM's core does, and could not be paused.
-        self._publisher.wait_served(version=self._version, receivers=self._info.receivers, timeout=self._info.timeout)
+        published.wait(receivers=self._info.receivers, timeout=self._info.timeout)
         self.client.start_weight_update()
-        self.client.update_weights({"version": self._version, "run": self._publisher.run})
+        self.client.update_weights({"version": published.version, "run": published.run})
         self.client.finish_weight_update()  # without a name: the receiver has given the server the version's
 
     def shutdown(self) -> None:
@@ -95,7 +97,7 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         self._publisher.close()
 
 
-def _publisher_of(info: LockstepTrainerInitInfo, source: Any) -> "Tuple[Any, Callable[[int, Any], bool]]":
+def _publisher_of(info: LockstepTrainerInitInfo, source: Any) -> "Tuple[Any, Callable[[int, Any], Publication]]":
     """What publishes the source, and its publish(version, label)."""
     if source.implements_iter_local():
         exporter = Exporter.from_named_tensors(

@@ -1,0 +1,61 @@
+"""Publication: what a publish gives back."""
+
+import weakref
+from typing import Any, Callable
+
+from lockstep.core.errors import StateError
+from lockstep.core.served import Receivers
+
+
+class Publication:
+    """A version that this rank has published. False where it was skipped, see ``skip_while_away``.
+
+    Attributes:
+        version: its number. label: what the trainer calls it; "": nothing. run: that it is of, 32 hex digits.
+        bytes: that this rank copied or sent. seconds: from the call until this rank had committed.
+        skipped: no agent was there, and nobody will have it; the next version has all weights.
+
+    With several ranks a version is whole once the last one has committed it: ``wait`` says when the fleet has it.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        label: str,
+        handle: Any = None,
+        *,
+        size: int = 0,
+        seconds: float = 0.0,
+        skipped: bool = False,
+    ) -> None:
+        self.version = version
+        self.label = label
+        self.run = handle.run if handle is not None else ""
+        self.bytes = size
+        self.seconds = seconds
+        self.skipped = skipped
+        # It keeps nothing open.
+        self._handle: "Callable[[], Any]" = weakref.ref(handle) if handle is not None else lambda: None
+
+    def wait(
+        self,
+        *,
+        receivers: "Receivers | None" = None,
+        engines: "int | None" = None,
+        timeout: "float | None" = None,
+    ) -> "Publication":
+        """Waits until the fleet serves it, or a newer version of its run; arguments and errors as ``wait_served``.
+        StateError also where it was skipped, or this rank does not talk to the agent. Returns this."""
+        handle = self._handle()
+        if self.skipped or handle is None:
+            why = "was skipped" if self.skipped else "is none of a publisher that is open and talks to the agent"
+            raise StateError(f"wait: version {self.version} {why}")
+        handle.wait_served(version=self.version, receivers=receivers, engines=engines, timeout=timeout)
+        return self
+
+    def __bool__(self) -> bool:
+        return not self.skipped
+
+    def __repr__(self) -> str:
+        label = f", label {self.label!r}" if self.label else ""
+        return f"<Publication of version {self.version}{label}{', skipped' if self.skipped else ''}>"
