@@ -13,7 +13,7 @@ namespace lockstep::rpc {
 struct DaemonTls {
   TlsOptions files;
   std::vector<std::string> plain;  // networks in which there is none, as they are written
-  std::string policy;              // file that says who may do what (common/access/policy.h); with TLS, and only then
+  std::string policy;              // file that says who may do what on a port (common/access/policy.h); empty: no port
 };
 
 inline void AddTlsOptions(config::ConfigParser& parser, DaemonTls& tls) {
@@ -25,11 +25,16 @@ inline void AddTlsOptions(config::ConfigParser& parser, DaemonTls& tls) {
              "CIDR, a network beyond loopback whose peers are spoken to in plaintext; repeat for several");
 }
 
-// As PrepareTls, once the options are parsed.
-inline Status PrepareDaemonTls(const config::ConfigParser& parser, DaemonTls& tls) {
-  if (tls.files.configured() == tls.policy.empty()) {
+// As PrepareTls, once the options are parsed. `listens`: on TCP, where certificates need a policy.
+inline Status PrepareDaemonTls(const config::ConfigParser& parser, DaemonTls& tls, bool listens) {
+  const std::string policy = parser.WrittenAs("tls-policy");
+  if (!tls.files.configured() && !tls.policy.empty()) {
     return {ErrorCode::kConfig,
-            "tls-policy, which says who may do what, and tls-cert go together: give both or neither"};
+            Cat(policy, " is about the names in certificates; give tls-cert, too, or leave it out")};
+  }
+  if (tls.files.configured() && tls.policy.empty() && listens) {
+    return {ErrorCode::kConfig,
+            "tls-policy is missing: it says which certificates may do what on the port of --listen"};
   }
   const std::string plain = parser.WrittenAs("allow-insecure-network");
   if (tls.files.configured() && !tls.plain.empty()) {

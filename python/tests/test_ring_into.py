@@ -8,7 +8,7 @@ import torch
 
 import lockstep
 from lockstep.core.tensors import TensorMeta
-from lockstep.engine import IntoLoader, IntoModule, Piece
+from lockstep.engine import IntoLoader, IntoModule, TensorSlice
 from lockstep.engine._ring_into import boxes_of_run
 
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
@@ -28,7 +28,7 @@ def send(into, tensors, seed=0):
         flat = tensor.reshape(-1)
         places = sorted({0, flat.numel(), *(cut.randrange(flat.numel() + 1) for _ in range(cut.randrange(4)))})
         for first, end in zip(places, places[1:]):
-            into.take([Piece(meta, first, flat[first:end].clone())])
+            into.take([TensorSlice(meta, first, flat[first:end].clone())])
     into.end()
 
 
@@ -163,11 +163,11 @@ def test_a_loader_is_given_whole_tensors_and_forgets_what_broke_off():
     into = IntoLoader(lambda pairs: calls.append([(name, tensor.clone()) for name, tensor in pairs]))
     (meta, tensor), (other, small) = numbered("w", 4, 6), numbered("v", 2)
     into.open([meta, other])
-    into.take([Piece(meta, 0, tensor.view(-1)[:7])])
+    into.take([TensorSlice(meta, 0, tensor.view(-1)[:7])])
     into.open([meta, other])  # the trainer went away, and came back
-    into.take([Piece(meta, 0, tensor.view(-1)[:10])])
+    into.take([TensorSlice(meta, 0, tensor.view(-1)[:10])])
     assert calls == []
-    into.take([Piece(meta, 10, tensor.view(-1)[10:]), Piece(other, 0, small)])
+    into.take([TensorSlice(meta, 10, tensor.view(-1)[10:]), TensorSlice(other, 0, small)])
     (call,) = calls
     assert [name for name, _ in call] == ["w", "v"]
     assert torch.equal(call[0][1], tensor) and torch.equal(call[1][1], small)

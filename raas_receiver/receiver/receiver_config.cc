@@ -264,7 +264,7 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
 Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
-  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
   LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
   LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));
   if (!written.listen.empty()) {

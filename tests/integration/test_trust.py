@@ -1,5 +1,6 @@
 """Who gets in, and who may do what: certificates, roles, and the calls of real daemons."""
 
+import json
 import subprocess
 
 import pytest
@@ -245,3 +246,23 @@ def test_rotated_files_of_no_use_are_logged_once_each_and_those_before_stay(clus
     wait_until(lambda: '"tls_files_reloaded"' in agent.log(), "files that fit are taken")
     agent.credentials = other.files("operator")
     wait_until(agent.answers, "who the new CA has signed gets in")
+
+
+def test_a_policy_is_asked_for_only_where_a_port_is_listened_on(cluster, ca):
+    listening = cluster.agent(start=False, **ca.files("agent"))
+    refused = subprocess.run(listening.command, capture_output=True, text=True)
+    assert refused.returncode == 78 and "tls-policy is missing" in refused.stderr
+    ca.allow(("receiver", "receiver"))
+    agent = cluster.agent(**ca.daemon("agent"))
+    receiver = cluster.receiver(agent, listen="", **ca.files("receiver"))  # seen through its socket
+    model = ToyModel(blocks=1)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+
+
+def test_lanes_listen_where_the_control_plane_does(cluster):
+    agent = cluster.agent(start=False, listen="0.0.0.0:0", lane_listen="", allow_insecure_network="10.0.0.0/8")
+    agent.start()
+    lanes = json.loads(agent.log().splitlines()[0])["lanes"]
+    assert lanes.startswith("0.0.0.0:") and not lanes.endswith(":7701")

@@ -66,7 +66,7 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
                   "other users cannot take away from the agent")};
     }
   }
-  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, options.tls));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, options.tls, !options.listen.empty()));
   const bool anywhere = options.tls.files.configured() || !options.tls.plain.empty();
   if (!options.listen.empty()) {
     LS_ASSIGN_OR_RETURN(options.listen_address,
@@ -80,8 +80,13 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     LS_ASSIGN_OR_RETURN(options.metrics_address,
                         net::CheckListenAddress(parser.WrittenAs("metrics-listen"), options.metrics_listen, true));
   }
-  LS_ASSIGN_OR_RETURN(options.lane_address,
-                      net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, anywhere));
+  if (options.lane_listen.empty()) {
+    const net::HostPort control = options.listen_address.value_or(net::HostPort{"127.0.0.1", kLanePort});
+    options.lane_address = {control.host, control.port == 0 ? uint16_t{0} : kLanePort};
+  } else {
+    LS_ASSIGN_OR_RETURN(options.lane_address,
+                        net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, anywhere));
+  }
   if (!options.lane_advertise.empty()) {
     const auto advertised = net::ParseHostPort(options.lane_advertise);
     if (!advertised.ok()) {
@@ -129,7 +134,9 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
              "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
   parser.Add("metrics-listen", &options->metrics_listen,
              "HOST:PORT where GET /metrics answers anybody, for Prometheus, in plaintext; empty: nowhere");
-  parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT; port 0: the system chooses");
+  parser.Add("lane-listen", &options->lane_listen,
+             Cat("address of the data lanes, HOST:PORT; port 0: the system chooses; empty: port ", kLanePort,
+                 " of the host of --listen, or of loopback"));
   parser.Add("lane-advertise", &options->lane_advertise,
              "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");
   parser.Add("address-file", &options->address_file,

@@ -15,6 +15,8 @@
 
 namespace lockstep::agent {
 
+inline constexpr uint16_t kLanePort = 7701;
+
 struct AgentOptions {
   std::string socket = "/run/trainer-agent/export.sock";
   std::string trainer_group;
@@ -23,7 +25,7 @@ struct AgentOptions {
   std::string listen;
   std::string health_listen;
   std::string metrics_listen;
-  std::string lane_listen = "127.0.0.1:7701";
+  std::string lane_listen;  // empty: the host of `listen`, or loopback; kLanePort
   std::string lane_advertise;
   std::string address_file;
   std::string owners;

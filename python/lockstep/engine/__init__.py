@@ -22,7 +22,7 @@ from lockstep.engine._follower import Follower
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._replica import Published, Replica, published, wait_for
 from lockstep.engine._ring_into import IntoLoader, IntoModule
-from lockstep.engine._ring_memory import Piece
+from lockstep.engine._ring_memory import TensorSlice
 from lockstep.engine._ring_reader import Into, RingReader
 from lockstep.engine._served import Served
 
@@ -32,7 +32,7 @@ __all__ = [
     "Into",
     "IntoLoader",
     "IntoModule",
-    "Piece",
+    "TensorSlice",
     "Published",
     "Replica",
     "RingReader",

@@ -10,7 +10,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import TensorMeta
 from lockstep.engine._options import DescribeOptions, Slices
 from lockstep.engine._parameters import Parameter, parameters_of
-from lockstep.engine._ring_memory import Piece
+from lockstep.engine._ring_memory import TensorSlice
 
 Extents = Tuple[int, ...]
 
@@ -88,7 +88,7 @@ class IntoModule:
         self._places, self._padding = places, padding
 
     @torch.no_grad()
-    def take(self, pieces: "Sequence[Piece]") -> None:
+    def take(self, pieces: "Sequence[TensorSlice]") -> None:
         for piece in pieces:
             for place in self._places.get(piece.tensor.name, ()):
                 _write(place, piece)
@@ -115,7 +115,7 @@ class IntoLoader:
     def open(self, tensors: "Sequence[TensorMeta]") -> None:
         self._parts.clear()
 
-    def take(self, pieces: "Sequence[Piece]") -> None:
+    def take(self, pieces: "Sequence[TensorSlice]") -> None:
         whole = [(piece.tensor.name, tensor) for piece in pieces for tensor in self._completed(piece)]
         if whole:
             self._load(whole)
@@ -123,7 +123,7 @@ class IntoLoader:
     def end(self) -> None:
         pass
 
-    def _completed(self, piece: Piece) -> "Iterator[torch.Tensor]":
+    def _completed(self, piece: TensorSlice) -> "Iterator[torch.Tensor]":
         meta, count = piece.tensor, piece.values.numel()
         elements = math.prod(meta.shape)
         if count == elements:
@@ -207,7 +207,7 @@ def _meet(a: _Place, b: _Place) -> bool:
     )
 
 
-def _write(place: _Place, piece: Piece) -> None:
+def _write(place: _Place, piece: TensorSlice) -> None:
     """What ``piece`` has of the place's elements, into the parameter."""
     target, count = place.view(), piece.values.numel()
     if place.shape == piece.tensor.shape and target.is_contiguous():

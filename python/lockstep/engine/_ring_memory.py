@@ -23,7 +23,7 @@ _MAX_RANK = 16
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """Neighbouring elements of a tensor, in the order of its rows: ``values`` (1-D) begin with element ``first``."""
 
     tensor: TensorMeta
@@ -54,7 +54,7 @@ class Ring:
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, RecursionError) as error:
             raise ProtocolError(f"the trainer's description of its ring cannot be used: {error!r}") from error
 
-    def pieces(self, index: int, offset: int, size: int) -> "list[Piece]":
+    def pieces(self, index: int, offset: int, size: int) -> "list[TensorSlice]":
         """What bucket ``index`` holds when the data section's ``size`` bytes from ``offset`` on are in it.
         ProtocolError: they cannot be."""
         if not (0 < size <= self._bucket_bytes and size <= self.bytes - offset):
@@ -73,7 +73,7 @@ class Ring:
             values = self.buckets[index][lies : lies + upto - at]
             if lies % element:  # PyTorch has no views of such
                 values = values.clone()
-            found.append(Piece(meta, (at - begin) // element, values.view(torch_dtype(meta.name, meta.dtype)[0])))
+            found.append(TensorSlice(meta, (at - begin) // element, values.view(torch_dtype(meta.name, meta.dtype)[0])))
             at = upto
         return found
 

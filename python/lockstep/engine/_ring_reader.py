@@ -9,7 +9,7 @@ from lockstep.core.errors import AbortedError, DeadlineError, Error, ProtocolErr
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.ring_messages import MAX_VERSION, Message, MessageType, Peer
 from lockstep.core.tensors import TensorMeta
-from lockstep.engine._ring_memory import Piece, Ring
+from lockstep.engine._ring_memory import Ring, TensorSlice
 from lockstep.engine._served import Served
 
 _PAUSE_SECONDS = 0.02
@@ -21,7 +21,7 @@ class Into(Protocol):
     def open(self, tensors: "Sequence[TensorMeta]") -> None:
         """Before the first version of a connection: what the trainer has. Raising refuses the trainer."""
 
-    def take(self, pieces: "Sequence[Piece]") -> None:
+    def take(self, pieces: "Sequence[TensorSlice]") -> None:
         """What is in one bucket; its values are gone afterwards. Every element of the model comes once in a version."""
 
     def end(self) -> None:
