@@ -1,5 +1,7 @@
 """What is no argument gets an error that says what was given and what is wanted, before an agent is asked."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from lockstep.core.tensors import bytes_of, describe, named
 
 def publisher(tensors=None, *, socket="/nowhere.sock", model="actor", **options) -> lockstep.Publisher:
     tensors = {"a": np.zeros(1)} if tensors is None else tensors
-    return lockstep.Publisher(socket, model, tensors, connect_timeout_ms=1, **options)
+    return lockstep.Publisher(socket, model, tensors, connect_timeout=0.001, **options)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,26 @@ def test_a_tensor_without_values_is_refused_by_name():
 def test_a_version_to_wait_for_is_a_number(tmp_path):
     with pytest.raises(lockstep.BadDataError, match="version is '1', of type str"):
         lockstep.wait_for(tmp_path, "1", timeout=60)
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"reconnect_timeout": -1}, "reconnect_timeout is -1, of type int; give seconds, or None for no limit"),
+        ({"call_timeout": "10"}, "call_timeout is '10', of type str; give seconds"),
+        ({"call_timeout": float("nan")}, "call_timeout is nan"),
+        ({"threads": -1}, "threads is -1; give a whole number from 0 on"),
+        ({"rank": 1.5}, "rank is 1.5, of type float"),
+        ({"ranks": 0}, "ranks is 0; give a whole number from 1 on"),
+    ],
+)
+def test_numbers_that_the_library_would_misunderstand_are_refused(options, problem):
+    with pytest.raises(lockstep.BadDataError, match=re.escape(problem)):
+        publisher(**options)
+
+
+def test_times_are_seconds():
+    assert [arguments.milliseconds("x", value) for value in (0, 0.2, 60, None)] == [1, 200, 60_000, (1 << 32) - 1]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_messages_are_the_librarys_gpu_memory_and_its_device_is_current_while_th
 )
 def test_a_dead_peer_ends_a_wait_within_the_deadline_and_the_group_is_aborted(nccl, what, text):
     group = Group(torch.device("cuda", 2))
-    exchange = TorchExchange(group, timeout_ms=200)
+    exchange = TorchExchange(group, timeout=0.2)
     nccl.work = Work(completes=False)
     code, transfer = start(exchange, what)
     assert code == 0

@@ -33,7 +33,7 @@ class Trainer:
         ).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.exporter = lockstep.Exporter.from_fsdp(
-            self.model, dtype=torch.bfloat16, socket=socket, model=name, call_timeout_ms=30_000
+            self.model, dtype=torch.bfloat16, socket=socket, model=name, call_timeout=30
         )
         self.steps = 0
 

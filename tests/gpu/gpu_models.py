@@ -103,8 +103,8 @@ def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Exporte
         dtype=torch.bfloat16,
         socket=socket,
         model=MODEL,
-        call_timeout_ms=60_000,
-        reconnect_timeout_ms=20_000,
+        call_timeout=60,
+        reconnect_timeout=20,
         **options,
     )
 

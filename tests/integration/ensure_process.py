@@ -78,7 +78,7 @@ def publish(socket: str, rank: int, ranks: int) -> lockstep.Publisher:
     """Publishes a rank's part of version 1. Other ranks may come later, so it stays."""
     whole = tensors(ranks)
     name = f"rank.{rank}"
-    publisher = lockstep.Publisher(socket, MODEL, whole, rank=rank, ranks=ranks, call_timeout_ms=60_000)
+    publisher = lockstep.Publisher(socket, MODEL, whole, rank=rank, ranks=ranks, call_timeout=60)
     publisher.publish(1, {name: whole[name]})
     return publisher
 

@@ -169,8 +169,8 @@ class Agent(Served):
         super().__init__("trainer_agent", [TRAINER_AGENT, *flags_of(options)], directory)
 
     def publisher(self, tensors, model: str = MODEL, **options) -> lockstep.Publisher:
-        options.setdefault("reconnect_timeout_ms", 20_000)
-        options.setdefault("call_timeout_ms", 30_000)
+        options.setdefault("reconnect_timeout", 20)
+        options.setdefault("call_timeout", 30)
         return lockstep.Publisher(self.socket, model, tensors, **options)
 
     def wait_for(self, version: int, model: str = MODEL) -> None:

@@ -33,9 +33,9 @@ class RankProcess:
         rank: int = 0,
         ranks: int = 1,
         run: "str | None" = None,
-        call_timeout_ms: int = 20_000,
+        call_timeout: float = 20,
     ) -> None:
-        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout_ms": call_timeout_ms}
+        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout": call_timeout}
         arguments = {"socket": str(socket), "model": model, "shapes": shapes, "options": options}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(arguments)],

@@ -152,7 +152,7 @@ def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cl
 
 def test_publishing_without_an_agent_names_the_socket(cluster):
     with pytest.raises(lockstep.UnavailableError, match="nobody.sock"):
-        lockstep.Publisher(cluster.directory / "nobody.sock", MODEL, {"a": np.zeros(1)}, connect_timeout_ms=200)
+        lockstep.Publisher(cluster.directory / "nobody.sock", MODEL, {"a": np.zeros(1)}, connect_timeout=0.2)
 
 
 def test_a_full_segment_directory_refuses_the_model_and_the_ones_held_live_on(cluster):

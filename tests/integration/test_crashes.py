@@ -240,7 +240,7 @@ def test_both_daemons_drain_in_the_midst_of_their_work(cluster):
     model = ToyModel(blocks=40)
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
-    with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
+    with agent.publisher(model.tensors, reconnect_timeout=0.3) as publisher:
         for version in range(1, 4):
             publisher.publish(version, model.step(density=0.5))
         assert agent.stop() == 0

@@ -77,7 +77,7 @@ def ended(pid: int) -> bool:
 
 def publish(agent, version: int = 1, model: "ToyModel | None" = None) -> "dict[str, np.ndarray]":
     model = model or ToyModel(blocks=4)
-    with lockstep.Publisher(agent.socket, MODEL, model.tensors, call_timeout_ms=60_000) as publisher:
+    with lockstep.Publisher(agent.socket, MODEL, model.tensors, call_timeout=60) as publisher:
         publisher.publish(version, model.tensors)
     return model.tensors
 

@@ -57,7 +57,7 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
         agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address, drain_timeout_ms=1000)
         for _ in range(3):
             cluster.receiver(agent)
-        with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
+        with agent.publisher(model.tensors, reconnect_timeout=0.3) as publisher:
             publisher.publish(1, model.step())
             wait_until(lambda: sum(proxy.seen.values()) >= 3, "the receivers pull")
             started = time.monotonic()

@@ -91,7 +91,7 @@ def agent(cluster):
 
 @pytest.fixture
 def publisher(agent):
-    with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), call_timeout_ms=30_000) as publisher:
+    with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), call_timeout=30) as publisher:
         yield publisher
 
 
@@ -252,7 +252,7 @@ def test_a_version_that_does_not_increase_is_refused_and_its_stream_taken_to_the
 
 
 def test_versions_are_skipped_while_the_agent_is_away_and_their_streams_taken_to_the_end(cluster, agent):
-    options = {"skip_while_away": True, "reconnect_timeout_ms": 200}
+    options = {"skip_while_away": True, "reconnect_timeout": 0.2}
     with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), **options) as publisher:
         assert publisher.publish(1, tensors_of(1))
         agent.stop()
@@ -330,7 +330,7 @@ class Ranks:
 
     def __init__(self, agent, count: int, writers: int, **options) -> None:
         self._pool = ThreadPoolExecutor(count)
-        options |= {"writers": writers, "call_timeout_ms": 30_000}
+        options |= {"writers": writers, "call_timeout": 30}
 
         def opened(rank):
             pairs = iter(tensors_of(0).items())

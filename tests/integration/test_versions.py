@@ -196,7 +196,7 @@ def test_a_rank_that_waits_for_one_that_is_killed_hears_at_once_which(agent, two
 def test_a_rank_that_is_stopped_holds_the_others_up_until_their_timeout_and_nothing_that_is_served(cluster, agent, end):
     receiver = cluster.receiver(agent)
     with (
-        RankProcess(agent.socket, MODEL, SHAPES, 0, 2, call_timeout_ms=5_000) as waiting,
+        RankProcess(agent.socket, MODEL, SHAPES, 0, 2, call_timeout=5) as waiting,
         RankProcess(agent.socket, MODEL, SHAPES, 1, 2) as stopped,
     ):
         publish_by_all([waiting, stopped], 1, seed=1)

@@ -50,7 +50,7 @@ def gathered(rank: Rank) -> "Iterator[tuple[str, torch.Tensor]]":
 
 def open_publisher(rank: Rank, socket: Path, checkpoint: "Path | None", writers: int) -> None:
     rank.publisher = lockstep.StreamPublisher(
-        socket, MODEL, checkpoint or gathered(rank), rank=rank.number, writers=writers, call_timeout_ms=30_000
+        socket, MODEL, checkpoint or gathered(rank), rank=rank.number, writers=writers, call_timeout=30
     )
 
 
@@ -124,7 +124,7 @@ def build_verl(rank: Rank, checkpoint: Path) -> None:
 
 def open_verl_publisher(rank: Rank, socket: Path, checkpoint: Path) -> None:
     rank.publisher = lockstep.StreamPublisher(
-        socket, MODEL, checkpoint, rank=rank.number, dtype=torch.bfloat16, call_timeout_ms=30_000
+        socket, MODEL, checkpoint, rank=rank.number, dtype=torch.bfloat16, call_timeout=30
     )
 
 

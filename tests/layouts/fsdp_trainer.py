@@ -147,7 +147,7 @@ def open_exporter(
     """Opens the exporter, on the agent's host unless this rank is one of `remote`; its plan, run and tensors."""
     if rank.layout.rounds:
         options.setdefault("dtype", torch.bfloat16)
-    options.setdefault("call_timeout_ms", 30_000)
+    options.setdefault("call_timeout", 30)
     module = torch.compile(rank.model) if rank.layout.wrapped else rank.model
     rank.exporter = lockstep.Exporter.from_fsdp(
         module, socket=socket, model=model, beside_agent=rank.number not in remote, **options

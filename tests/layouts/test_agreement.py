@@ -29,7 +29,7 @@ def open_halves(rank, sockets, remote=(), **options):
         socket=sockets[rank.number],
         model="actor",
         beside_agent=rank.number not in remote,
-        call_timeout_ms=20_000,
+        call_timeout=20,
         **options,
     )
     return rank.exporter.run

@@ -33,14 +33,14 @@ lockstep:
   socket: /run/other.sock
   model: actor-7b
   weight_export_threads: 4
-  reconnect_timeout_ms: 5000
+  reconnect_timeout: 5
   skip_while_away: true
 """
-FULL = ExportConfig("megatron", 4, 2, 8, 268435456, 4, "/run/other.sock", "actor-7b", 5000, True)
+FULL = ExportConfig("megatron", 4, 2, 8, 268435456, 4, "/run/other.sock", "actor-7b", 5, True)
 FLAGS = [
     *("--backend", "megatron", "--tensor-parallel-size", "4", "--pipeline-parallel-size=2"),
     *("--expert-parallel-size", "8", "--weight-export-bucket-bytes", "268435456", "--weight-export-threads", "4"),
-    *("--socket", "/run/other.sock", "--model", "actor-7b", "--reconnect-timeout-ms", "5000", "--skip-while-away"),
+    *("--socket", "/run/other.sock", "--model", "actor-7b", "--reconnect-timeout", "5", "--skip-while-away"),
 ]
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_said_has_a_default():
         assert (config.tensor_parallel_size, config.pipeline_parallel_size, config.expert_parallel_size) == (1, 1, 1)
         assert config.weight_export_bucket_bytes == 512 << 20
         assert config.socket == "/run/trainer-agent/export.sock"
-        assert (config.reconnect_timeout_ms, config.skip_while_away) == (60_000, False)
+        assert (config.reconnect_timeout, config.skip_while_away) == (60, False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def open_publisher(rank: Rank, socket: Path, checkpoint: "Path | None", writers:
     """By the headers of `checkpoint`, or a first pass; whether this rank writes."""
     with mbridge_loader.exported(rank.chunks, rank.hf, rank.topology) as generator:
         rank.publisher = lockstep.StreamPublisher(
-            socket, MODEL, checkpoint or generator, rank=rank.number, writers=writers, call_timeout_ms=30_000
+            socket, MODEL, checkpoint or generator, rank=rank.number, writers=writers, call_timeout=30
         )
     return rank.publisher.writes
 

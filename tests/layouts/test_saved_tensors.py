@@ -60,7 +60,7 @@ def test_a_model_that_has_the_same_name_for_something_else_does_not_hinder():
     other = small_model("mixtral")  # its mlp.gate.weight is block_sparse_moe.gate.weight in checkpoints
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
         tensors = lockstep.saved_tensors(small_model("qwen3_moe"))
-        lockstep.Publisher("/nowhere", MODEL, tensors, connect_timeout_ms=1)
+        lockstep.Publisher("/nowhere", MODEL, tensors, connect_timeout=0.001)
     name = "model.layers.0.mlp.gate.weight"
     assert tensors[name].shape == other.get_parameter(name).shape
 
@@ -68,4 +68,4 @@ def test_a_model_that_has_the_same_name_for_something_else_does_not_hinder():
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])  # one stacks experts, as its checkpoints do
 def test_a_state_dict_as_checkpoints_have_it_is_not_refused(model_type):
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
-        lockstep.Publisher("/nowhere", MODEL, small_model(model_type).state_dict(), connect_timeout_ms=1)
+        lockstep.Publisher("/nowhere", MODEL, small_model(model_type).state_dict(), connect_timeout=0.001)

@@ -124,7 +124,7 @@ def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(mon
     with pytest.raises(lockstep.BadDataError, match="is flattened by FSDP1"):
         lockstep.fsdp(model).sheet()
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
-        lockstep.Publisher("/nowhere", "actor", whole, connect_timeout_ms=1)
+        lockstep.Publisher("/nowhere", "actor", whole, connect_timeout=0.001)
 
 
 def test_what_is_no_module_is_refused_with_what_to_give():

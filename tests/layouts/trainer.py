@@ -47,7 +47,7 @@ def snapshot(rank: Rank) -> "list[tuple[str, torch.Tensor]]":
 
 def open_exporter(rank: Rank, socket: Path, model: str, **options: Any) -> "dict[str, Any]":
     """Opens the exporter, on the agent's host; its plan, run and tensors."""
-    options.setdefault("call_timeout_ms", 30_000)
+    options.setdefault("call_timeout", 30)
     rank.exporter = lockstep.Exporter.from_megatron(rank.chunks, rank.hf, socket=socket, model=model, **options)
     return {
         "tensors": rank.exporter.tensors,

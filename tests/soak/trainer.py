@@ -19,7 +19,7 @@ import numpy as np
 import lockstep
 
 TENSORS = 5
-CALLS = {"connect_timeout_ms": 20_000, "reconnect_timeout_ms": 20_000, "call_timeout_ms": 30_000}
+CALLS = {"connect_timeout": 20, "reconnect_timeout": 20, "call_timeout": 30}
 
 
 def append(path: str, **entry) -> None:

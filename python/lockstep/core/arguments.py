@@ -1,6 +1,7 @@
 """What users give as arguments, checked before anything is done with it: BadDataError says what was given and what is
 wanted."""
 
+import math
 import operator
 import os
 from typing import Any
@@ -9,6 +10,7 @@ from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
 MAX_LABEL_BYTES = 64
+_NO_LIMIT_MS = (1 << 32) - 1  # seven weeks
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
 
@@ -36,6 +38,49 @@ def label(value: "str | int | None") -> bytes:
     if len(encoded) > MAX_LABEL_BYTES or any(ord(character) < 0x20 or character == "\x7f" for character in given):
         raise BadDataError(f"label is {value!r}; give {wanted}")
     return encoded
+
+
+def milliseconds(what: str, seconds: "float | None") -> int:
+    """A time limit in seconds as the library takes it; None: no limit."""
+    if seconds is None:
+        return _NO_LIMIT_MS
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise _unwanted(what, seconds, "seconds, or None for no limit")
+    return max(1, min(_NO_LIMIT_MS, math.ceil(seconds * 1000)))
+
+
+def count(what: str, value: Any, least: int = 0) -> int:
+    """A whole number that fits the library's, ``least`` or more."""
+    wanted = f"a whole number from {least} on"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _unwanted(what, value, wanted) from None
+    if not least <= number < 1 << 32:
+        raise BadDataError(f"{what} is {number}; give {wanted}")
+    return number
+
+
+def opening(
+    socket: Any,
+    model: Any,
+    *,
+    threads: Any,
+    run: Any,
+    connect_timeout: "float | None",
+    reconnect_timeout: "float | None",
+    call_timeout: "float | None",
+) -> "dict[str, Any]":
+    """What every publisher is opened with, as fields of lockstep_options."""
+    return {
+        "socket_path": path("socket", socket),
+        "model": text("model", model, MODEL_NAME),
+        "threads": count("threads", threads),
+        "run": None if run is None else text("run", run, RUN_ID),
+        "connect_timeout_ms": milliseconds("connect_timeout", connect_timeout),
+        "reconnect_timeout_ms": milliseconds("reconnect_timeout", reconnect_timeout),
+        "call_timeout_ms": milliseconds("call_timeout", call_timeout),
+    }
 
 
 def text(what: str, value: Any, wanted: str) -> bytes:

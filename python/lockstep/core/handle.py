@@ -162,13 +162,11 @@ class Handle:
         if self._finalizer is not None:
             self._finalizer.detach()  # another thread may have been in the middle of a call
 
-    def _open(self, socket: bytes, model: bytes, **options: Any) -> None:
-        """``options``: further fields of lockstep_options."""
+    def _open(self, **options: Any) -> None:
+        """``options``: fields of lockstep_options."""
         handle = ctypes.c_void_p()
         given = abi.COptions(
             abi_version=abi.ABI_VERSION,
-            socket_path=socket,
-            model=model,
             interrupted=self._interruption.callback,
             **options,
         )

@@ -2,13 +2,16 @@
 
 import argparse
 from dataclasses import dataclass, fields
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
 
 from lockstep.core.errors import BadDataError
-from lockstep.export._exporter import Exporter
+from lockstep.export._exporter import Exporter, ExporterOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_BUCKET_BYTES = 512 << 20
-DEFAULT_RECONNECT_TIMEOUT_MS = 60_000
+DEFAULT_RECONNECT_TIMEOUT = 60.0
 DEFAULT_SOCKET = "/run/trainer-agent/export.sock"
 _BACKENDS = ("megatron", "fsdp")
 
@@ -29,17 +32,17 @@ class ExportConfig:
     weight_export_threads: int = 0
     socket: str = DEFAULT_SOCKET
     model: str = ""
-    reconnect_timeout_ms: int = DEFAULT_RECONNECT_TIMEOUT_MS
+    reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
     skip_while_away: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            wanted = type(field.default)
-            if type(value) is not wanted:
+            value: Any = getattr(self, field.name)
+            wanted: Any = type(field.default)
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
                 raise BadDataError(f"{field.name}: {value!r} is a {type(value).__name__}, not a {wanted.__name__}")
             least = 0 if field.default == 0 else 1
-            if isinstance(value, int) and wanted is int and value < least:
+            if wanted in (int, float) and value < least:
                 raise BadDataError(f"{field.name}: {value} is not at least {least}")
         if not self.backend:
             object.__setattr__(self, "backend", "megatron" if self._needs_megatron() else "fsdp")
@@ -57,7 +60,7 @@ class ExportConfig:
 
         Reads ``trainer.engine.{backend, tensor_parallel_size, pipeline_parallel_size, expert_parallel_size}``,
         ``actor.megatron.weight_export_bucket_bytes`` (``actor`` next to ``trainer`` or inside it) and
-        ``lockstep.{socket, model, weight_export_threads, reconnect_timeout_ms, skip_while_away}``; a flat dict of these fields works too. Other keys of
+        ``lockstep.{socket, model, weight_export_threads, reconnect_timeout, skip_while_away}``; a flat dict of these fields works too. Other keys of
         ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong, or given twice and
         differently.
         """
@@ -96,7 +99,7 @@ class ExportConfig:
         known, _ = parser.parse_known_args(arguments)
         return cls(**vars(known))
 
-    def exporter(self, module: Any, /, hf_config: Any = None, **options: Any) -> Exporter:
+    def exporter(self, module: Any, /, hf_config: Any = None, **options: "Unpack[ExporterOptions]") -> Exporter:
         """An exporter for ``module`` (Megatron's model chunks, or an FSDP2 model).
 
         BadDataError: the running process groups have other sizes than the configuration, or hf_config is missing.
@@ -106,7 +109,7 @@ class ExportConfig:
             "model": self.model,
             "bucket_bytes": self.weight_export_bucket_bytes,
             "threads": self.weight_export_threads,
-            "reconnect_timeout_ms": self.reconnect_timeout_ms,
+            "reconnect_timeout": self.reconnect_timeout,
             "skip_while_away": self.skip_while_away,
             **options,
         }

@@ -7,11 +7,10 @@ import itertools
 import time
 from typing import Any
 
-from lockstep.core import abi
+from lockstep.core import abi, arguments
 from lockstep.core.gpu_memory import GpuMemory
 
 _UNAVAILABLE = 8
-_TIMEOUT_MS = 600_000
 _PAUSE_S = 0.0001
 
 
@@ -22,19 +21,19 @@ class TorchExchange:
     GPU: the one the group is bound to, else ``device``, else the thread's current one now. Whatever device is current
     later stays so. ``peer`` numbers are ranks of ``group``. Calls come from the publishing thread only.
 
-    ``timeout_ms``: how long a transfer may take; 0: 10 minutes. A peer that dies between messages of Gloo is noticed at
+    ``timeout``: seconds that a transfer may take; None: no limit. A peer that dies between messages of Gloo is noticed at
     once, else only by this; either way the group is broken, and one of NCCL aborted: its GPU would wait for ever.
     Before the first message between two ranks torch connects them, for as long as the group's own timeout allows.
     """
 
-    def __init__(self, group: Any = None, timeout_ms: int = 0, device: Any = None) -> None:
+    def __init__(self, group: Any = None, timeout: "float | None" = 600.0, device: Any = None) -> None:
         import torch
         import torch.distributed
 
         self._torch = torch
         self._distributed = torch.distributed
         self._group = group
-        self._timeout = datetime.timedelta(milliseconds=timeout_ms or _TIMEOUT_MS)
+        self._timeout = datetime.timedelta(milliseconds=arguments.milliseconds("call_timeout", timeout))
         self._device = self._gpu_of_group(device) if self._has_only_nccl() else None
         self._transfers: "dict[int, tuple[Any, str]]" = {}  # work, what it does
         self._numbers = itertools.count(1)

@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, TypedDict
 
 from lockstep.core import arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
@@ -20,6 +20,30 @@ from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class ExporterOptions(TypedDict, total=False):
+    """The keyword arguments of ``Exporter`` that may be left out."""
+
+    beside_agent: "bool | None"
+    group: Any
+    bucket_bytes: int
+    threads: int
+    run: "str | None"
+    connect_timeout: "float | None"
+    reconnect_timeout: "float | None"
+    call_timeout: "float | None"
+    skip_while_away: bool
+
+
+class NamedExporterOptions(ExporterOptions):
+    """All keyword arguments of ``Exporter``."""
+
+    socket: "str | os.PathLike[str]"
+    model: str
 
 
 class Exporter(Handle):
@@ -41,7 +65,7 @@ class Exporter(Handle):
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
             tensors and attachments, with as many ranks that write.
-        connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
+        connect_timeout, reconnect_timeout, call_timeout: as for ``Publisher``.
         skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
 
     Raises:
@@ -61,38 +85,38 @@ class Exporter(Handle):
         bucket_bytes: int = 0,
         threads: int = 0,
         run: "str | None" = None,
-        connect_timeout_ms: int = 0,
-        reconnect_timeout_ms: int = 0,
-        call_timeout_ms: int = 0,
+        connect_timeout: "float | None" = 10.0,
+        reconnect_timeout: "float | None" = 60.0,
+        call_timeout: "float | None" = 600.0,
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
         self._parts = list(parts)
-        socket_path = arguments.path("socket", socket)
-        model_name = arguments.text("model", model, arguments.MODEL_NAME)
-        continued = arguments.text("run", run, arguments.RUN_ID) if run else None
+        opening = arguments.opening(
+            socket,
+            model,
+            threads=threads,
+            run=run,
+            connect_timeout=connect_timeout,
+            reconnect_timeout=reconnect_timeout,
+            call_timeout=call_timeout,
+        )
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
         self._agent = (os.fspath(socket), model) if beside else None
         ranks = gather_sheets(lambda: self._describe(beside), group)
         self._sheets = ranks.sheets
-        self._exchange = _exchange_for(ranks, group, call_timeout_ms, self._locals)
+        self._exchange = _exchange_for(ranks, group, call_timeout, self._locals)
         self._absence = Absence(socket, skip_while_away)
         options: "dict[str, Any]" = dict(
-            socket=socket_path,
-            model=model_name,
             sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
             ranks=len(ranks.sheets),
             rank=ranks.rank,
             locals=c_locals(self._locals),
             local_count=len(self._locals),
-            threads=threads,
             bucket_bytes=bucket_bytes,
             exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
             attachments=self._attachments,
-            run=continued,
-            connect_timeout_ms=connect_timeout_ms,
-            reconnect_timeout_ms=reconnect_timeout_ms,
-            call_timeout_ms=call_timeout_ms,
+            **opening,
         )
         self._open_together(options, group)
 
@@ -105,7 +129,7 @@ class Exporter(Handle):
         place: "Mapping[str, int] | None" = None,
         convert: bool = False,
         frozen: Frozen = None,
-        **options: Any,
+        **options: "Unpack[NamedExporterOptions]",
     ) -> "Exporter":
         """A Megatron-core model. Arguments as ``lockstep.megatron`` and the constructor take them."""
         from lockstep.export._megatron import megatron
@@ -113,7 +137,9 @@ class Exporter(Handle):
         return cls([megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)], **options)
 
     @classmethod
-    def from_fsdp(cls, module: Any, /, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+    def from_fsdp(
+        cls, module: Any, /, *, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[NamedExporterOptions]"
+    ) -> "Exporter":
         """A transformers model under FSDP2. Arguments as ``lockstep.fsdp`` and the constructor take them."""
         from lockstep.export._fsdp import fsdp
 
@@ -121,13 +147,15 @@ class Exporter(Handle):
 
     @classmethod
     def from_named_tensors(
-        cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any
+        cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[NamedExporterOptions]"
     ) -> "Exporter":
         """Tensors under HuggingFace names. Arguments as ``lockstep.named_tensors`` and the constructor take them."""
         return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
 
     @classmethod
-    def from_adapter(cls, module: Any, /, *, adapter: str = "default", dtype: Any = None, **options: Any) -> "Exporter":
+    def from_adapter(
+        cls, module: Any, /, *, adapter: str = "default", dtype: Any = None, **options: "Unpack[NamedExporterOptions]"
+    ) -> "Exporter":
         """The adapter of a PEFT model. Arguments as ``lockstep.adapter`` and the constructor take them."""
         from lockstep.export._adapter import adapter as adapter_part
 
@@ -279,7 +307,7 @@ def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
     return (ctypes.c_void_p * len(tensors))(*(local.address for local in tensors))
 
 
-def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int, tensors: "Sequence[LocalTensor]") -> Any:
+def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]") -> Any:
     if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
         return None
     if len(ranks.sheets) == 1:
@@ -287,7 +315,7 @@ def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int, tensors: "Sequence[
     from lockstep.export._exchange import TorchExchange
 
     on_gpu = (tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False))
-    return TorchExchange(group, timeout_ms, next(on_gpu, None))
+    return TorchExchange(group, timeout, next(on_gpu, None))
 
 
 def _in_words(tensor: LocalTensor) -> str:

@@ -51,9 +51,9 @@ class Publisher(Handle):
             tensors, attachments and number of ranks.
         attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
             write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
-        connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
-        reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
-        call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
+        connect_timeout: seconds to wait for the agent; None: no limit, as of the next two.
+        reconnect_timeout: seconds that a call waits for an agent that went away.
+        call_timeout: seconds that a call waits for the agent's answer.
         skip_while_away: when that wait for the agent was in vain, ``publish`` answers what is false instead of raising
             UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
             has all weights, so receivers catch up with it.
@@ -75,13 +75,21 @@ class Publisher(Handle):
         threads: int = 0,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
-        connect_timeout_ms: int = 0,
-        reconnect_timeout_ms: int = 0,
-        call_timeout_ms: int = 0,
+        connect_timeout: "float | None" = 10.0,
+        reconnect_timeout: "float | None" = 60.0,
+        call_timeout: "float | None" = 600.0,
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
-        socket_path = arguments.path("socket", socket)
+        opening = arguments.opening(
+            socket,
+            model,
+            threads=threads,
+            run=run,
+            connect_timeout=connect_timeout,
+            reconnect_timeout=reconnect_timeout,
+            call_timeout=call_timeout,
+        )
         entries = list(entries_of(tensors))
         self._tensors, self._offsets = assign_offsets(describe(entries))
         refuse_names_in_memory(self._tensors)
@@ -92,18 +100,12 @@ class Publisher(Handle):
         self._absence = Absence(socket, skip_while_away)
         self._version = 0  # that was begun last
         self._open(
-            socket_path,
-            arguments.text("model", model, arguments.MODEL_NAME),
             tensors=c_tensors,
             tensor_count=len(self._tensors),
-            rank=rank,
-            ranks=ranks,
-            threads=threads,
-            connect_timeout_ms=connect_timeout_ms,
-            reconnect_timeout_ms=reconnect_timeout_ms,
-            call_timeout_ms=call_timeout_ms,
-            run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
+            rank=arguments.count("rank", rank),
+            ranks=arguments.count("ranks", ranks, least=1),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
+            **opening,
         )
         del described  # the library has read it
         self._run = self._library.lockstep_run(self._open_handle()).decode()
@@ -138,7 +140,7 @@ class Publisher(Handle):
                 different labels.
             StateError: the version does not increase.
             AbortedError: another rank vanished or aborted, or skipped it; this version is gone for all.
-            UnavailableError: no agent came back within ``reconnect_timeout_ms``.
+            UnavailableError: no agent came back within ``reconnect_timeout``.
         """
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
         name = arguments.label(label)

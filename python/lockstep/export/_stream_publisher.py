@@ -45,7 +45,7 @@ class StreamPublisher:
         writers: how many of them write, each its share of the bytes.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
             checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
-        threads, run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
+        threads, run, attachments, connect_timeout, reconnect_timeout, call_timeout, skip_while_away: as for
             ``Publisher``, on ranks that write.
 
     Raises:
@@ -64,9 +64,9 @@ class StreamPublisher:
         threads: int = 0,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
-        connect_timeout_ms: int = 0,
-        reconnect_timeout_ms: int = 0,
-        call_timeout_ms: int = 0,
+        connect_timeout: "float | None" = 10.0,
+        reconnect_timeout: "float | None" = 60.0,
+        call_timeout: "float | None" = 600.0,
         skip_while_away: bool = False,
     ) -> None:
         self._dtype = dtype
@@ -88,9 +88,9 @@ class StreamPublisher:
             threads=threads,
             run=run,
             attachments=attachments,
-            connect_timeout_ms=connect_timeout_ms,
-            reconnect_timeout_ms=reconnect_timeout_ms,
-            call_timeout_ms=call_timeout_ms,
+            connect_timeout=connect_timeout,
+            reconnect_timeout=reconnect_timeout,
+            call_timeout=call_timeout,
             skip_while_away=skip_while_away,
         )
         self._layout = {meta.name: (meta, offset) for meta, offset in self._publisher.layout}
