@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import lockstep
-from lockstep.core.checkpoint_files import checkpoint_metas
+from lockstep.core.checkpoint_files import stored_tensors
 
 
 def write_header(path, header) -> None:
@@ -19,19 +19,21 @@ def write_header(path, header) -> None:
 def test_tensors_are_in_the_order_of_the_data(tmp_path):
     save_file({"b": np.zeros((2, 3), np.float32), "a": np.zeros((), np.int64)}, tmp_path / "model.safetensors")
     expected = [lockstep.TensorMeta("a", "I64", ()), lockstep.TensorMeta("b", "F32", (2, 3))]
-    assert checkpoint_metas(tmp_path) == expected
+    assert [stored.meta for stored in stored_tensors(tmp_path)] == expected
 
 
 def test_no_data_is_read(tmp_path):
     entry = {"dtype": "BF16", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 1 << 41]}
     write_header(tmp_path / "model.safetensors", {"big": entry, "__metadata__": {"format": "pt"}})
-    assert checkpoint_metas(tmp_path) == [lockstep.TensorMeta("big", "BF16", (1 << 20, 1 << 20))]
+    assert [stored.meta for stored in stored_tensors(tmp_path)] == [
+        lockstep.TensorMeta("big", "BF16", (1 << 20, 1 << 20))
+    ]
 
 
 def test_a_file_of_the_index_that_is_not_there_is_named(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     with pytest.raises(lockstep.NotFoundError, match="there is no .*/model-1.safetensors; give a directory"):
-        checkpoint_metas(tmp_path)
+        stored_tensors(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_a_file_of_the_index_that_is_not_there_is_named(tmp_path):
 def test_what_is_no_checkpoint_is_refused_by_file(tmp_path, name, content, text):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(lockstep.BadDataError, match=text):
-        checkpoint_metas(tmp_path)
+        stored_tensors(tmp_path)
 
 
 def test_a_publisher_of_a_directory_without_a_checkpoint_says_what_is_missing(tmp_path):

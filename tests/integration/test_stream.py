@@ -106,6 +106,32 @@ def test_a_receiver_holds_what_a_generator_gives_in_any_order(cluster, agent, tm
         assert publisher.committed_version == 2 and publisher.run == agent.model_status()["run"]
 
 
+def test_a_stream_may_hold_more_than_the_checkpoint_and_the_checkpoint_more_than_the_stream(cluster, agent, tmp_path):
+    """As of a multi-token-prediction head that one of them has."""
+    in_file = {**tensors_of(0), "mtp.0.proj": torch.randn(40, 50), "mtp.1.proj": torch.randn(3), "old": torch.zeros(2)}
+    as_sharded_checkpoint(tmp_path, in_file)
+    receiver = cluster.receiver(agent)
+    kept = {name: tensor for name, tensor in in_file.items() if name.startswith("mtp.")}
+    options = {"ignore": ["old", "extra.*"], "keep": "mtp.*"}
+    with lockstep.StreamPublisher(agent.socket, MODEL, tmp_path, **options) as publisher:
+        publisher.publish(1, [*shuffled(tensors_of(1)), ("extra.0", torch.zeros(5)), ("old", torch.ones(2))])
+        receiver.wait_for({**tensors_of(1), **kept})
+        given = {"mtp.0.proj": torch.randn(40, 50)}
+        publisher.publish(2, {**tensors_of(2), **given})
+        receiver.wait_for({**tensors_of(2), **kept, **given})
+        with pytest.raises(lockstep.BadDataError, match='"norm": the stream ended without it; ignore= publishes'):
+            publisher.publish(3, {name: tensor for name, tensor in tensors_of(3).items() if name != "norm"})
+        for file in tmp_path.glob("model-*.safetensors"):
+            whole = file.read_bytes()
+            file.write_bytes(whole[: 8 + int.from_bytes(whole[:8], "little")])  # the header alone
+        with pytest.raises(lockstep.BadDataError, match=r'tensor "mtp.\..proj": .*model-.* ends before it does'):
+            publisher.publish(4, tensors_of(4))
+        publisher.publish(5, {**tensors_of(5), **kept})
+        receiver.wait_for({**tensors_of(5), **kept})
+    with pytest.raises(lockstep.BadDataError, match='tensor "norm": keep= is for a layout that is a checkpoint'):
+        lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), keep="n*")
+
+
 def with_one(name, change):
     return lambda pairs: [(own, change(tensor) if own == name else tensor) for own, tensor in pairs]
 

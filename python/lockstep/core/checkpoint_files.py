@@ -1,11 +1,11 @@
-"""The tensors of a HuggingFace checkpoint's directory, by the headers of its safetensors files; no data is read."""
+"""The tensors of a HuggingFace checkpoint's directory, by the headers of its safetensors files."""
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Tuple
 
-from lockstep.core.errors import BadDataError, NotFoundError
+from lockstep.core.errors import BadDataError, NotFoundError, bad_tensor
 from lockstep.core.tensors import TensorMeta
 
 _INDEX = "model.safetensors.index.json"
@@ -13,14 +13,29 @@ _WHOLE = "model.safetensors"
 _MAX_HEADER_BYTES = 100 << 20  # safetensors' own bound
 
 
-def checkpoint_metas(directory: "str | os.PathLike[str]") -> "list[TensorMeta]":
-    """What the checkpoint in ``directory`` holds, file by file, in the order of the data.
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint, and where its bytes are."""
+
+    meta: TensorMeta
+    path: Path
+    offset: int
+
+    def read_into(self, memory: memoryview) -> None:
+        """Fills ``memory``, as long as the tensor. BadDataError: the file is shorter."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            if file.readinto(memory) != len(memory):
+                raise bad_tensor(self.meta.name, f"{self.path} ends before it does")
+
+
+def stored_tensors(directory: "str | os.PathLike[str]") -> "list[StoredTensor]":
+    """What the checkpoint in ``directory`` holds, file by file, in the order of the data, of which none is read.
 
     NotFoundError: a file that should be there is not. BadDataError: one is not what its name says.
     """
     index = Path(directory) / _INDEX
     files = _files_of(index) if index.exists() else [_WHOLE]
-    return [meta for file in files for meta in _metas_of(Path(directory) / file)]
+    return [tensor for file in files for tensor in _tensors_of(Path(directory) / file)]
 
 
 def _files_of(index: Path) -> "list[str]":
@@ -30,26 +45,30 @@ def _files_of(index: Path) -> "list[str]":
         raise BadDataError(f"{index} is no index of a checkpoint: {error!r}") from error
 
 
-def _metas_of(path: Path) -> "list[TensorMeta]":
-    header = _header_of(path)
+def _tensors_of(path: Path) -> "list[StoredTensor]":
+    data, header = _header_of(path)
     try:
         entries = sorted(
-            (entry["data_offsets"], name, entry["dtype"], tuple(map(int, entry["shape"])))
+            (tuple(map(int, entry["data_offsets"])), name, entry["dtype"], tuple(map(int, entry["shape"])))
             for name, entry in header.items()
             if name != "__metadata__"
         )
+        return [
+            StoredTensor(TensorMeta(name, dtype, shape), path, data + begin)
+            for (begin, _), name, dtype, shape in entries
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadDataError(f"{path}: its safetensors header is not understood: {error!r}") from error
-    return [TensorMeta(name, dtype, shape) for _, name, dtype, shape in entries]
 
 
-def _header_of(path: Path) -> Any:
+def _header_of(path: Path) -> "Tuple[int, Any]":
+    """Where the data begins, and the JSON before it."""
     try:
         with open(path, "rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if header_bytes > _MAX_HEADER_BYTES:
                 raise ValueError(f"its header would have {header_bytes} bytes")
-            return json.loads(file.read(header_bytes))
+            return 8 + header_bytes, json.loads(file.read(header_bytes))
     except FileNotFoundError:
         raise NotFoundError(f"there is no {path}; give a directory with a checkpoint in safetensors files") from None
     except ValueError as error:

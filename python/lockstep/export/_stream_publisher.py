@@ -2,15 +2,17 @@
 
 import contextlib
 import dataclasses
+import fnmatch
 import itertools
 import os
+import re
 import threading
 import traceback
 from collections import deque
-from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import arguments
-from lockstep.core.checkpoint_files import checkpoint_metas
+from lockstep.core.checkpoint_files import StoredTensor, stored_tensors
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
@@ -22,6 +24,7 @@ from lockstep.export._publisher import Publisher
 
 # A checkpoint's directory; or descriptions, or tensors, which may come from a generator.
 Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
+Patterns = Union[str, Iterable[str]]  # of names, as a shell has them: "mtp.*"
 
 _HEAD = "lm_head.weight"
 _PIECE_BYTES = 8 << 20  # a GPU makes a copy of what it converts or makes contiguous: of no more than this at a time
@@ -45,6 +48,10 @@ class StreamPublisher:
         writers: how many of them write, each its share of the bytes.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
             checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
+        ignore: patterns of names that are no part of what is published, be they in the layout, in the stream or in both,
+            as a multi-token-prediction head that is not trained: "mtp.*".
+        keep: patterns of names that are published as the checkpoint has them where a stream does not give them. The
+            checkpoint is not to change.
         threads, run, attachments, connect_timeout, reconnect_timeout, call_timeout, skip_while_away: as for
             ``Publisher``, on ranks that write.
 
@@ -61,6 +68,8 @@ class StreamPublisher:
         rank: int = 0,
         writers: int = 1,
         dtype: Any = None,
+        ignore: Patterns = (),
+        keep: Patterns = (),
         threads: int = 0,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
@@ -73,8 +82,9 @@ class StreamPublisher:
         self._publisher: "Publisher | None" = None
         self._publishing = threading.Lock()  # held while a version is written
         self._layout: "dict[str, Tuple[TensorMeta, int]]" = {}
+        self._ignored = _matching("ignore", ignore)
         writes = rank < writers
-        metas = _metas(layout, dtype, writes)
+        metas, self._kept = _metas(layout, dtype, writes, self._ignored, _matching("keep", keep))
         if writers < 1 or rank < 0:  # not before: a stream is taken to its end
             raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
         if not writes:
@@ -193,6 +203,9 @@ class StreamPublisher:
             missing = dict.fromkeys(self._layout)
             for entry in entries:
                 name, tensor = pair(len(self._layout) - len(missing), entry)
+                if self._ignored(name):
+                    del entry, tensor
+                    continue
                 refuse_shards(name, tensor)
                 embedding = self._tied(name, tensor)
                 if embedding is not None:
@@ -203,9 +216,15 @@ class StreamPublisher:
                 if name in self._own:
                     self._copy(publisher, data, name, tensor)
                 del entry, tensor  # the generator makes the next one now
+            for name in [name for name in missing if name in self._kept]:
+                del missing[name]
+                self._copy_kept(publisher, data, name)
             if missing:
                 more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
-                raise bad_tensor(next(iter(missing)), f"the stream ended without it{more}")
+                raise bad_tensor(
+                    next(iter(missing)),
+                    f"the stream ended without it{more}; ignore= publishes the model without, keep= as a checkpoint has it",
+                )
             return publisher.commit(label.decode())
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
@@ -216,7 +235,9 @@ class StreamPublisher:
 
     def _check(self, name: str, tensor: Any, missing: "Mapping[str, None]") -> None:
         if name not in self._layout:
-            raise bad_tensor(name, "the model was opened without it; open it with every tensor, or leave it out")
+            raise bad_tensor(
+                name, "the model was opened without it; open it with every tensor, or leave it out by ignore="
+            )
         if name not in missing:
             raise bad_tensor(name, "the stream gave it before; give every tensor once")
         given, (opened, _) = meta_of(name, tensor), self._layout[name]
@@ -260,6 +281,12 @@ class StreamPublisher:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
             publisher.ranges_done([(offset, opened.nbytes)])
 
+    def _copy_kept(self, publisher: Publisher, data: memoryview, name: str) -> None:
+        opened, offset = self._layout[name]
+        if name in self._own and opened.nbytes:
+            self._kept[name].read_into(data[offset : offset + opened.nbytes])
+            publisher.ranges_done([(offset, opened.nbytes)])
+
 
 def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":
     """What a stream gives; past its end it is not asked again."""
@@ -280,12 +307,36 @@ def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
         deque(entries, maxlen=0)
 
 
-def _metas(layout: Layout, dtype: Any, writes: bool) -> "list[TensorMeta]":
+def _matching(what: str, patterns: Patterns) -> "Callable[[str], bool]":
+    """Whether a name is one of ``patterns``."""
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in given:
+        arguments.text(what, pattern, 'patterns of names, such as "mtp.*"')
+    matcher = re.compile("|".join(map(fnmatch.translate, given)) or r"\Z.")
+    return lambda name: matcher.match(name) is not None
+
+
+def _metas(
+    layout: Layout,
+    dtype: Any,
+    writes: bool,
+    is_ignored: "Callable[[str], bool]",
+    is_kept: "Callable[[str], bool]",
+) -> "Tuple[list[TensorMeta], dict[str, StoredTensor]]":
+    """What is published, and what of it a stream need not give."""
     if isinstance(layout, (str, os.PathLike)):
-        return describe(checkpoint_metas(layout)) if writes else []  # another host may not have it
+        if not writes:
+            return [], {}  # another host may not have it
+        stored = [tensor for tensor in stored_tensors(layout) if not is_ignored(tensor.meta.name)]
+        kept = {tensor.meta.name: tensor for tensor in stored if is_kept(tensor.meta.name)}
+        return describe([tensor.meta for tensor in stored]), kept
     entries = _entries(layout)
     with _taken_to_its_end(entries):
-        return describe(_described(entries, dtype))
+        metas = [meta for meta in describe(_described(entries, dtype)) if not is_ignored(meta.name)]
+    for meta in metas:
+        if is_kept(meta.name):
+            raise bad_tensor(meta.name, "keep= is for a layout that is a checkpoint's directory, which has its bytes")
+    return metas, {}
 
 
 def _described(entries: "Iterator[Any]", dtype: Any) -> "Iterator[TensorMeta]":
