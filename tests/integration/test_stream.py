@@ -124,7 +124,7 @@ def test_a_stream_may_hold_more_than_the_checkpoint_and_the_checkpoint_more_than
         for file in tmp_path.glob("model-*.safetensors"):
             whole = file.read_bytes()
             file.write_bytes(whole[: 8 + int.from_bytes(whole[:8], "little")])  # the header alone
-        with pytest.raises(lockstep.BadDataError, match=r'tensor "mtp.\..proj": .*model-.* ends before it does'):
+        with pytest.raises(lockstep.BadDataError, match='tensor "mtp.*proj": .*model-.* ends before it does'):
             publisher.publish(4, tensors_of(4))
         publisher.publish(5, {**tensors_of(5), **kept})
         receiver.wait_for({**tensors_of(5), **kept})
