@@ -23,6 +23,7 @@ struct Words {
   PlanOptions plan;
   TimelineOptions timeline;
   LogOptions log;
+  DoctorOptions doctor;
 };
 
 bool OnlyReceiversDo(const DaemonOptions& options) {
@@ -77,6 +78,9 @@ void AddCommands(CLI::App& app, Words& words) {
                  words.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
                      words.timeline);
+  AddDoctorOptions(*AddCommand(app, "doctor",
+                               "What of this host would keep daemons from working, and what mends it; asks no daemon"),
+                   words.doctor);
   AddLogOptions(
       *AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
       words.log);
@@ -121,7 +125,7 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
 }
 
 // With what of it the command line does not say from the environment.
-Result<rpc::TlsOptions> ChooseTls(rpc::TlsOptions tls) {
+rpc::TlsOptions ChooseTls(rpc::TlsOptions tls) {
   const std::pair<std::string*, const char*> settings[] = {{&tls.cert, "LOCKSTEP_TLS_CERT"},
                                                            {&tls.key, "LOCKSTEP_TLS_KEY"},
                                                            {&tls.ca, "LOCKSTEP_TLS_CA"},
@@ -129,7 +133,6 @@ Result<rpc::TlsOptions> ChooseTls(rpc::TlsOptions tls) {
   for (const auto& [setting, variable] : settings) {
     if (setting->empty()) *setting = Environment(variable);
   }
-  LS_RETURN_IF_ERROR(rpc::PrepareTls(tls));
   return tls;
 }
 
@@ -185,12 +188,18 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   } else if (app.got_subcommand("log")) {
     LS_RETURN_IF_ERROR(CheckAsksNone(words, "log"));
     invocation.wanted = words.log;
+  } else if (app.got_subcommand("doctor")) {
+    LS_RETURN_IF_ERROR(CheckAsksNone(words, "doctor"));
+    words.doctor.tls = ChooseTls(words.tls);
+    invocation.wanted = words.doctor;
   } else if (app.got_subcommand("timeline")) {
-    LS_ASSIGN_OR_RETURN(words.timeline.tls, ChooseTls(words.tls));
+    words.timeline.tls = ChooseTls(words.tls);
+    LS_RETURN_IF_ERROR(rpc::PrepareTls(words.timeline.tls));
     LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, words.timeline));
     invocation.wanted = words.timeline;
   } else {
-    LS_ASSIGN_OR_RETURN(words.daemon.tls, ChooseTls(words.tls));
+    words.daemon.tls = ChooseTls(words.tls);
+    LS_RETURN_IF_ERROR(rpc::PrepareTls(words.daemon.tls));
     LS_RETURN_IF_ERROR(ChooseDaemon(words, words.daemon));
     words.daemon.health_service = HealthService(words.health_service, words.daemon.daemon);
     invocation.wanted = words.daemon;
@@ -205,6 +214,7 @@ Status RunCommand(const Invocation& invocation, std::ostream& out) {
     return RunTimelineCommand(*timeline, output);
   }
   if (const auto* log = std::get_if<LogOptions>(&invocation.wanted)) return RunLogCommand(*log, output);
+  if (const auto* doctor = std::get_if<DoctorOptions>(&invocation.wanted)) return RunDoctorCommand(*doctor, output);
   return RunDaemonCommand(std::get<DaemonOptions>(invocation.wanted), output);
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/base/status.h"
 #include "ctl/daemon/commands.h"
+#include "ctl/doctor/command.h"
 #include "ctl/log/command.h"
 #include "ctl/plan/command.h"
 #include "ctl/timeline/command.h"
@@ -14,7 +15,7 @@
 namespace lockstep::ctl {
 
 struct Invocation {
-  std::variant<DaemonOptions, PlanOptions, TimelineOptions, LogOptions> wanted;
+  std::variant<DaemonOptions, PlanOptions, TimelineOptions, LogOptions, DoctorOptions> wanted;
   bool json = false;
   bool quiet = false;
 };

@@ -270,6 +270,7 @@ ALLOWED = {
         "proto",
         "@cli11",
     },
+    "ctl/doctor": {"common/base", "common/net", "common/os", "common/rpc", "ctl/output", "@asio", "@cli11"},
     "ctl/timeline": {
         "common/base",
         "common/net",
@@ -286,6 +287,7 @@ ALLOWED = {
         "common/net",
         "common/telemetry",
         "ctl/daemon",
+        "ctl/doctor",
         "ctl/log",
         "ctl/output",
         "ctl/plan",
