@@ -9,6 +9,7 @@
 #include "common/base/version.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
+#include "ctl/completion.h"
 
 namespace lockstep::ctl {
 namespace {
@@ -18,6 +19,7 @@ struct Words {
   std::string agent;
   std::vector<std::string> receivers;
   std::string health_service;
+  std::string shell;
   rpc::TlsOptions tls;
   DaemonOptions daemon;
   PlanOptions plan;
@@ -47,6 +49,11 @@ CLI::App* AddCommand(CLI::App& app, DaemonOptions& options, Command command, con
 void AddCommands(CLI::App& app, Words& words) {
   DaemonOptions& options = words.daemon;
   AddCommand(app, options, Command::kStatus, "status", "Everything the daemon knows about its models");
+  CLI::App* top = AddCommand(app, options, Command::kTop, "top", "The same, again and again");
+  top->add_option("--every", options.every_s, "Seconds between two looks [1]")
+      ->type_name("S")
+      ->check(CLI::Range(1, 3600));
+  top->add_option("--count", options.count, "End after so many")->type_name("N");
   AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
   CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
   AddModel(*pull, options);
@@ -78,6 +85,9 @@ void AddCommands(CLI::App& app, Words& words) {
                  words.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
                      words.timeline);
+  AddCommand(app, "completion", "A script that completes commands and options: source <(lockstepctl completion bash)")
+      ->add_option("shell", words.shell, "bash, zsh or fish")
+      ->required();
   AddDoctorOptions(*AddCommand(app, "doctor",
                                "What of this host would keep daemons from working, and what mends it; asks no daemon"),
                    words.doctor);
@@ -181,6 +191,11 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
+  if (app.got_subcommand("completion")) {
+    LS_ASSIGN_OR_RETURN(const std::string script, CompletionScript(app, words.shell));
+    out << script << std::flush;
+    return std::optional<Invocation>();
+  }
   if (app.got_subcommand("plan")) {
     LS_RETURN_IF_ERROR(CheckAsksNone(words, "plan"));
     LS_RETURN_IF_ERROR(FinishPlanOptions(words.plan));

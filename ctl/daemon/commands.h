@@ -13,7 +13,7 @@
 
 namespace lockstep::ctl {
 
-enum class Command { kStatus, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kHealth };
+enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kHealth };
 enum class Daemon { kAgent, kReceiver };
 
 struct DaemonOptions {
@@ -28,7 +28,8 @@ struct DaemonOptions {
   uint64_t to_version = 0;                           // of a rollback; 0: the version before
   uint64_t not_version = 0;                          // of a rollback; 0: none is skipped
   bool needs_engines = false;                        // verify fails where no engine's memory was compared
-  uint64_t count = 0;                                // of records to watch; 0: no end
+  uint64_t count = 0;                                // of records to watch, or looks of top; 0: no end
+  uint64_t every_s = 1;                              // between two looks of top
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
 };
 

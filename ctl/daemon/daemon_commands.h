@@ -1,7 +1,10 @@
 // Internal to the package: what the commands of both daemons share.
 #pragma once
 
+#include <unistd.h>
+
 #include <string>
+#include <thread>
 
 #include "ctl/daemon/client.h"
 #include "ctl/daemon/commands.h"
@@ -40,6 +43,8 @@ class DaemonCommands {
     switch (options_.command) {
       case Command::kStatus:
         return ShowStatus();
+      case Command::kTop:
+        return Top();
       case Command::kVersions:
         return Versions();
       case Command::kHealth:
@@ -65,6 +70,21 @@ class DaemonCommands {
     LS_ASSIGN_OR_RETURN(const StatusResponse status, GetStatus());
     output_.Print(ToJson(status), StatusText(status));
     return OkStatus();
+  }
+
+  // On a terminal each look takes the place of the one before; a daemon that is away is waited for.
+  Status Top() const {
+    const std::string clear = ::isatty(STDOUT_FILENO) != 0 ? "\033[H\033[2J" : "";
+    for (uint64_t look = 1;; ++look) {
+      const Result<StatusResponse> status = GetStatus();
+      if (status.ok()) {
+        output_.Print(ToJson(*status), clear + StatusText(*status));
+      } else {
+        output_.Print({{"error", status.status().message()}}, clear + status.status().ToString() + "\n");
+      }
+      if (look == options_.count) return status.status();
+      std::this_thread::sleep_for(std::chrono::seconds(options_.every_s));
+    }
   }
 
   Status Versions() const {

@@ -232,3 +232,12 @@ def test_the_daemon_of_this_host_is_found(cluster, agent):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
     found = subprocess.run(status, env=environment, capture_output=True, text=True)
     assert found.returncode == 0 and json.loads(found.stdout)["name"] == receiver.name, found.stderr
+
+
+def test_top_looks_again_and_again_also_while_the_daemon_is_away(agent, publisher):
+    command = agent.ctl_command("--json", "top", "--count", "3")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        assert json.loads(top.stdout.readline())["models"][0]["newest_version"] == 1
+        agent.kill()
+        assert ["error" in json.loads(line) for line in top.stdout] == [True, True]
+    assert top.returncode == UNAVAILABLE
