@@ -96,6 +96,16 @@ def test_numbers_that_the_library_would_misunderstand_are_refused(options, probl
         publisher(**options)
 
 
+def test_the_agents_socket_has_a_default(monkeypatch):
+    monkeypatch.delenv("LOCKSTEP_AGENT_SOCKET", raising=False)
+    assert arguments.agent_socket(None) == "/run/trainer-agent/export.sock"
+    monkeypatch.setenv("LOCKSTEP_AGENT_SOCKET", "/elsewhere.sock")
+    with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
+        publisher(socket=None)
+    with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
+        lockstep.Exporter.from_named_tensors({"a": torch.zeros(1)}, model="actor", connect_timeout=0, beside_agent=True)
+
+
 def test_times_are_seconds():
     assert [arguments.milliseconds("x", value) for value in (0, 0.2, 60, None)] == [1, 200, 60_000, (1 << 32) - 1]
 

@@ -10,6 +10,7 @@ from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
 MAX_LABEL_BYTES = 64
+AGENT_SOCKET = "/run/trainer-agent/export.sock"
 _NO_LIMIT_MS = (1 << 32) - 1  # seven weeks
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
@@ -38,6 +39,11 @@ def label(value: "str | int | None") -> bytes:
     if len(encoded) > MAX_LABEL_BYTES or any(ord(character) < 0x20 or character == "\x7f" for character in given):
         raise BadDataError(f"label is {value!r}; give {wanted}")
     return encoded
+
+
+def agent_socket(given: "str | os.PathLike[str] | None") -> "str | os.PathLike[str]":
+    """Where this host's agent takes versions; None: $LOCKSTEP_AGENT_SOCKET, then where its packages put it."""
+    return given if given is not None else os.environ.get("LOCKSTEP_AGENT_SOCKET") or AGENT_SOCKET
 
 
 def milliseconds(what: str, seconds: "float | None") -> int:

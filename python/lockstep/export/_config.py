@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.export._exporter import Exporter, ExporterOptions
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BUCKET_BYTES = 512 << 20
 DEFAULT_RECONNECT_TIMEOUT = 60.0
-DEFAULT_SOCKET = "/run/trainer-agent/export.sock"
 _BACKENDS = ("megatron", "fsdp")
 
 
@@ -30,7 +30,7 @@ class ExportConfig:
     expert_parallel_size: int = 1
     weight_export_bucket_bytes: int = DEFAULT_BUCKET_BYTES
     weight_export_threads: int = 0
-    socket: str = DEFAULT_SOCKET
+    socket: str = arguments.AGENT_SOCKET
     model: str = ""
     reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
     skip_while_away: bool = False

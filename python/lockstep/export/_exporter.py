@@ -37,12 +37,12 @@ class ExporterOptions(TypedDict, total=False):
     reconnect_timeout: "float | None"
     call_timeout: "float | None"
     skip_while_away: bool
+    socket: "str | os.PathLike[str] | None"
 
 
 class NamedExporterOptions(ExporterOptions):
     """All keyword arguments of ``Exporter``."""
 
-    socket: "str | os.PathLike[str]"
     model: str
 
 
@@ -56,7 +56,7 @@ class Exporter(Handle):
 
     Args:
         parts: what the model is made of; see ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``.
-        socket: the agent's unix socket, the same path on every host.
+        socket: the agent's unix socket, the same path on every host; None: as for ``Publisher``.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         beside_agent: whether this rank is on the agent's host; None: whether ``socket`` exists here.
         group: the process group of all ranks that hold the model; None: the default one, or just this process when
@@ -78,7 +78,7 @@ class Exporter(Handle):
         self,
         parts: "Sequence[Part]",
         *,
-        socket: "str | os.PathLike[str]",
+        socket: "str | os.PathLike[str] | None" = None,
         model: str,
         beside_agent: "bool | None" = None,
         group: Any = None,
@@ -92,6 +92,7 @@ class Exporter(Handle):
     ) -> None:
         super().__init__()
         self._parts = list(parts)
+        socket = arguments.agent_socket(socket)
         opening = arguments.opening(
             socket,
             model,

@@ -38,7 +38,7 @@ class Publisher(Handle):
     publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being written.
 
     Args:
-        socket: the agent's unix socket.
+        socket: the agent's unix socket; None: $LOCKSTEP_AGENT_SOCKET, or /run/trainer-agent/export.sock.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
             on any device, or ``TensorMeta``. Only names, dtypes and shapes are used. One that has two names, as a tied
@@ -66,7 +66,7 @@ class Publisher(Handle):
 
     def __init__(
         self,
-        socket: "str | os.PathLike[str]",
+        socket: "str | os.PathLike[str] | None",
         model: str,
         tensors: Union[NamedTensors, Iterable[TensorMeta]],
         *,
@@ -81,6 +81,7 @@ class Publisher(Handle):
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
+        socket = arguments.agent_socket(socket)
         opening = arguments.opening(
             socket,
             model,

@@ -39,7 +39,7 @@ class StreamPublisher:
     so that no rank is left alone in a collective. No tensor is held once the next one is asked for.
 
     Args:
-        socket: the agent's unix socket.
+        socket: the agent's unix socket; None: as for ``Publisher``.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         layout: the whole model, the same on every rank that writes: the directory of a HuggingFace checkpoint, of which
             only the headers are read; ``TensorMeta``; or tensors, such as a first pass of the generator (which every
@@ -61,7 +61,7 @@ class StreamPublisher:
 
     def __init__(
         self,
-        socket: "str | os.PathLike[str]",
+        socket: "str | os.PathLike[str] | None",
         model: str,
         layout: Layout,
         *,
