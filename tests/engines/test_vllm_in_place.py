@@ -112,7 +112,8 @@ class SleepingServer:
 
     @property
     def engine(self) -> dict:
-        return self.receiver.model_status()["engines"][0]
+        """Between two connections of its rank there is none."""
+        return wait_until(lambda: self.receiver.model_status()["engines"], "its rank is attached")[0]
 
     def expect_asleep(self) -> None:
         wait_until(lambda: self.engine["asleep"] == 1, "the receiver knows that it sleeps")
