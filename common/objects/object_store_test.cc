@@ -113,11 +113,14 @@ TEST_CASE("A change that is waited for is seen soon; without one the wait ends")
   Host host;
   for (const std::string before : {"", "one"}) {
     const std::string tag = before.empty() ? "" : (*host.store->ReadChanged("m/head", "", kNow, {}))->tag;
+    Status written;
     std::jthread writer([&] {
       std::this_thread::sleep_for(milliseconds(50));
-      REQUIRE(host.store->Replace("m/head", tag, AsBytes(std::string_view(Cat(before, "one"))), {}).ok());
+      written = host.store->Replace("m/head", tag, AsBytes(std::string_view(Cat(before, "one"))), {}).status();
     });
     const auto read = host.store->ReadChanged("m/head", tag, std::chrono::seconds(2), {});
+    writer.join();
+    REQUIRE(written.ok());
     INFO(read.status().ToString());
     REQUIRE((read.ok() && read->has_value()));
     CHECK(AsText((*read)->bytes) == before + "one");
