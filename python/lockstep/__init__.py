@@ -30,6 +30,7 @@ library's sentence.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lockstep import control
 from lockstep.core.abi import library_version
 from lockstep.core.errors import (
     AbortedError,
@@ -92,6 +93,7 @@ __all__ = [
     "TensorMeta",
     "UnavailableError",
     "adapter",
+    "control",
     "ensure_agent",
     "ensure_receiver",
     "fsdp",

@@ -278,6 +278,7 @@ class Agent(_Daemon):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         wanted = arguments.version_number(version) if version is not None else None
+        receivers = [receivers] if isinstance(receivers, str) else receivers
         while True:
             now = self.model(model)
             if wanted is None and now.newest_version > 0:

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lockstep"
 ALLOWED = {
-    "": {"core", "daemons", "export", "engine"},
+    "": {"control", "core", "daemons", "export", "engine"},
     "core": {"core"},
     "programs": {"core"},
     "control": {"core", "programs"},

@@ -30,6 +30,7 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
         assert [delta.target for delta in now.deltas] == [2] and now.ranks_connected == 1
         assert {peer.receiver for peer in now.receivers} == {"r0", "r1"}
         assert seen.wait_served(1, receivers=["r0", "r1"], timeout=60).newest_version == 2
+        assert seen.wait_served(receivers="r1", timeout=60).newest_version == 2
         with pytest.raises(
             lockstep.DeadlineError, match="version 3 is not served.*r. serves 2; r. serves 2; r9 is not connected"
         ):
