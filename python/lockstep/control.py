@@ -226,8 +226,9 @@ class _Daemon:
                 command += [f"--tls-{name.replace('_', '-')}", value]
         done = subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
-            label, _, sentence = done.stderr.strip().removeprefix("lockstepctl: ").partition(": ")
-            raise from_label(label, sentence or done.stderr.strip())
+            said = ("\n" + done.stderr.strip()).rpartition("\nlockstepctl: ")[2]  # before it, what was waited for
+            label, _, sentence = said.partition(": ")
+            raise from_label(label, sentence or said)
         try:
             return json.loads(done.stdout)
         except ValueError as error:

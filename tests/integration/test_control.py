@@ -1,5 +1,6 @@
 """lockstep.control: real daemons, seen and steered from Python."""
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,9 @@ def test_daemons_and_models_that_are_not_there_are_said_to_be(cluster, agent):
         control.Agent("127.0.0.1:1", timeout=5).status()
     with pytest.raises(lockstep.BadDataError):
         control.Receiver("nowhere").status()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises((ConnectionError, TimeoutError)) as failed:
+        control.Agent(f"127.0.0.1:{silent.getsockname()[1]}", timeout=2).status()
+    assert "waiting for" not in str(failed.value) and "trainer_agent" in str(failed.value)
 
 
 def test_the_environment_says_where_daemons_are(cluster, agent, monkeypatch):
