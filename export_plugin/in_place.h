@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "common/base/status.h"
@@ -36,17 +37,30 @@ class InPlace {
   const exporter::PublishStats& stats() const { return stats_; }
 
  private:
-  class Batch;
+  class Copies;
+  struct Written {
+    std::vector<StridedRange> ranges;
+    uint64_t bytes = 0;
+  };
+  struct Tensor {
+    std::string name;
+    ByteRange range;  // of the data section
+    model::DType dtype = {};
+  };
 
   Status CheckWriting() const;
   Status CheckSource(const lockstep_source& source) const;
+  Status Report(uint64_t least_bytes);
+  void PinForGpu(const void* source, std::span<std::byte> target);
 
-  std::vector<std::string> names_;
-  std::vector<ByteRange> tensors_;  // in the order of names_
+  std::vector<Tensor> tensors_;  // in the caller's order
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<exporter::CopyEngine> engine_;  // uses the pool
   std::unique_ptr<buffer::RankClient> client_;
-  Version version_ = 0;  // that was begun last
+  std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a half
+  bool pins_ = true;                                                     // until pinning fails
+  Written unreported_;                                                   // is in place
+  Version version_ = 0;                                                  // that was begun last
   std::chrono::steady_clock::time_point began_;
   exporter::PublishStats stats_;
 };

@@ -142,15 +142,17 @@ int lockstep_open(const lockstep_options* options, lockstep_publisher** publishe
  * aborted this version. */
 int lockstep_begin(lockstep_publisher* publisher, uint64_t version, void** data);
 
-/* A whole tensor in the trainer's memory. */
+/* A whole tensor in the trainer's memory, or in that of a GPU (lockstep_check_gpu). */
 typedef struct lockstep_source {
   size_t tensor; /* its position in `tensors` */
   const void* address;
-  uint64_t bytes; /* must be the tensor's size */
+  uint64_t bytes;   /* at `address`: the tensor's size, and twice that where it is converted */
+  uint32_t convert; /* 1: F32 at `address`, rounded to nearest even, for a tensor of BF16; 0: the tensor's bytes */
 } lockstep_source;
 
 /* Copies whole tensors into place and reports their ranges: all are checked first, and reported while others are still
- * copied. */
+ * copied. Work that was queued on tensors of a GPU must be done. What they are copied to is pinned, for later versions
+ * too, where that can be had. */
 int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources, size_t count);
 
 typedef struct lockstep_range {

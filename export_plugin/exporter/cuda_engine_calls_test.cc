@@ -49,7 +49,7 @@ TEST_CASE("The device is the tensor's, whatever the thread's is, and that stays 
   CHECK(std::equal(first.begin(), first.end(), target.begin()));
   CHECK(std::equal(second.begin(), second.end(), target.begin() + 1000));
   for (const cuda::Call& call : cuda::Calls("cudaMemcpyAsync")) CHECK(call.device == (call.from == on_1 ? 1 : 2));
-  CHECK(cuda::Calls("cudaStreamCreateWithFlags").size() == 2);  // one for each device that has a tensor
+  CHECK(cuda::Calls("cudaStreamCreateWithFlags").size() == 4);  // two for each device that has a tensor
   CHECK(cuda::Violations().empty());
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("Two batches are under way, each in place once it was waited for") {
 
 TEST_CASE("Elements are rounded on the device: what crosses the bus is rounded, in as few copies as rows allow") {
   cuda::Reset();
-  const uint64_t elements = CudaLane::kSlabBytes / 2 + 1001;
+  const uint64_t elements = CudaLane::kPartBytes / 2 + 1001;
   const Memory content = Noise(4 * elements, 1);
   const std::byte* const source = OnGpu(0, content);
   const auto engine = NewEngine();
@@ -141,7 +141,9 @@ TEST_CASE("Elements are rounded on the device: what crosses the bus is rounded, 
   const PlacedCopy placed{source, target.bytes.data(), copy, ElementConversion::kF32ToBF16};
   REQUIRE(engine->Run({&placed, 1}).ok());
   CHECK(target.bytes == expected);
-  CHECK(cuda::Calls("RoundRows").size() == 2);
+  const std::vector<cuda::Call> rounded = cuda::Calls("RoundRows");
+  REQUIRE(rounded.size() == 2);
+  CHECK(rounded[0].stream != rounded[1].stream);  // one while the other crosses the bus
   CHECK(cuda::Calls("cudaStreamSynchronize").empty());
   CHECK(cuda::Calls("cudaEventSynchronize").size() == 1);
   uint64_t crossed = 0;

@@ -1,6 +1,7 @@
 #include "export_plugin/exporter/cuda_lane.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/text.h"
 #include "kernels/cuda/round.h"
@@ -36,20 +37,24 @@ bool PacksFirst(const layout::StridedCopy& copy, bool from_here, bool to_here) {
 
 Result<std::unique_ptr<CudaLane>> CudaLane::Create(int device) {
   std::unique_ptr<CudaLane> lane(new CudaLane(device));
-  LS_RETURN_IF_ERROR(lane->Told(cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking), "creating a stream"));
-  for (cudaEvent_t& mark : lane->marks_) {
+  for (cudaStream_t& stream : lane->streams_) {
+    LS_RETURN_IF_ERROR(lane->Told(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+  }
+  for (cudaEvent_t* event : {&lane->joined_, &lane->marks_[0], &lane->marks_[1]}) {
     constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
-    LS_RETURN_IF_ERROR(lane->Told(cudaEventCreateWithFlags(&mark, kFlags), "creating an event"));
+    LS_RETURN_IF_ERROR(lane->Told(cudaEventCreateWithFlags(event, kFlags), "creating an event"));
   }
   return lane;
 }
 
 CudaLane::~CudaLane() {
-  for (const cudaEvent_t mark : marks_) {
-    if (mark != nullptr) (void)cudaEventDestroy(mark);
+  for (const cudaEvent_t event : {joined_, marks_[0], marks_[1]}) {
+    if (event != nullptr) (void)cudaEventDestroy(event);
   }
-  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
-  if (slab_ != nullptr) (void)cudaFree(slab_);
+  for (const cudaStream_t stream : streams_) {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+  if (halves_[0] != nullptr) (void)cudaFree(halves_[0]);
 }
 
 Status CudaLane::Told(cudaError_t error, std::string_view what) const {
@@ -62,8 +67,12 @@ Status CudaLane::Prepare() {
 }
 
 Status CudaLane::NeedSlab() {
-  if (slab_ != nullptr) return OkStatus();
-  return Told(cudaMalloc(&slab_, kSlabBytes), Cat("allocating ", kSlabBytes, " bytes to convert in"));
+  if (halves_[0] != nullptr) return OkStatus();
+  constexpr uint64_t kBytes = 2 * kPartBytes;
+  void* slab = nullptr;
+  LS_RETURN_IF_ERROR(Told(cudaMalloc(&slab, kBytes), Cat("allocating ", kBytes, " bytes to convert in")));
+  halves_ = {static_cast<std::byte*>(slab), static_cast<std::byte*>(slab) + kPartBytes};
+  return OkStatus();
 }
 
 Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
@@ -71,11 +80,14 @@ Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, c
   if (placed.conversion != ElementConversion::kNone || PacksFirst(placed.copy, from_here, to_here)) {
     return Convert(placed, from_here, to_here, pinned);
   }
-  return Copy(placed.copy, placed.source, placed.target, pinned);
+  return Copy(0, placed.copy, placed.source, placed.target, pinned);
 }
 
 Status CudaLane::Mark(size_t batch) {
-  return Told(cudaEventRecord(marks_[batch], stream_), "marking the end of a batch");
+  constexpr std::string_view kWhat = "marking the end of a batch";
+  LS_RETURN_IF_ERROR(Told(cudaEventRecord(joined_, streams_[1]), kWhat));
+  LS_RETURN_IF_ERROR(Told(cudaStreamWaitEvent(streams_[0], joined_), kWhat));
+  return Told(cudaEventRecord(marks_[batch], streams_[0]), kWhat);
 }
 
 Status CudaLane::WaitFor(size_t batch) {
@@ -83,18 +95,20 @@ Status CudaLane::WaitFor(size_t batch) {
 }
 
 Status CudaLane::Drain() {
-  return Told(cudaStreamSynchronize(stream_), "waiting for copies");
+  Status first = Told(cudaStreamSynchronize(streams_[0]), "waiting for copies");
+  Status second = Told(cudaStreamSynchronize(streams_[1]), "waiting for copies");
+  return first.ok() ? second : first;
 }
 
 // Memory of devices is in none of the pinned ranges: cutting by both sides is cutting by the host's.
-Status CudaLane::Copy(const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
+Status CudaLane::Copy(size_t stream, const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
                       const PinnedRanges& pinned) {
   std::vector<layout::StridedCopy> by_target;
   std::vector<layout::StridedCopy> parts;
   pinned.AppendCut(copy, target, true, by_target);
   for (const layout::StridedCopy& part : by_target) pinned.AppendCut(part, source, false, parts);
   for (const layout::StridedCopy& part : parts) {
-    LS_RETURN_IF_ERROR(CopyRows(target + part.target_offset, part.target_pitch, source + part.source_offset,
+    LS_RETURN_IF_ERROR(CopyRows(stream, target + part.target_offset, part.target_pitch, source + part.source_offset,
                                 part.source_pitch, part.rows, part.row_bytes));
   }
   return OkStatus();
@@ -102,8 +116,8 @@ Status CudaLane::Copy(const layout::StridedCopy& copy, const std::byte* source, 
 
 // Rows side by side on both ends are one. Rows that share a source, or lie further apart than the driver can say, go
 // one by one.
-Status CudaLane::CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
-                          uint64_t rows, uint64_t row_bytes) {
+Status CudaLane::CopyRows(size_t stream, std::byte* target, uint64_t target_pitch, const std::byte* source,
+                          uint64_t source_pitch, uint64_t rows, uint64_t row_bytes) {
   constexpr std::string_view kWhat = "starting a copy";
   if (source_pitch == row_bytes && target_pitch == row_bytes) {
     row_bytes *= rows;
@@ -112,26 +126,27 @@ Status CudaLane::CopyRows(std::byte* target, uint64_t target_pitch, const std::b
   const bool in_two_dimensions =
       rows > 1 && source_pitch >= row_bytes && std::max(source_pitch, target_pitch) <= kMaxPitch;
   if (in_two_dimensions) {
-    return Told(
-        cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault, stream_),
-        kWhat);
+    return Told(cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault,
+                                  streams_[stream]),
+                kWhat);
   }
   for (uint64_t row = 0; row < rows; ++row) {
     LS_RETURN_IF_ERROR(Told(cudaMemcpyAsync(target + row * target_pitch, source + row * source_pitch, row_bytes,
-                                            cudaMemcpyDefault, stream_),
+                                            cudaMemcpyDefault, streams_[stream]),
                             kWhat));
   }
   return OkStatus();
 }
 
-// Where both sides are here, at once; else part by part through the slab, which the stream's order keeps apart.
+// Where both sides are here, at once; else part by part through the slab: a stream's order keeps parts of one half
+// apart.
 Status CudaLane::Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (from_here && to_here) return ConvertPart(placed, placed.copy, true, true, pinned);
   LS_RETURN_IF_ERROR(NeedSlab());
   const layout::ElementBytes element = ElementsOf(placed.conversion);
-  const uint64_t most = from_here ? kSlabBytes : kSlabBytes / element.source * element.target;
+  const uint64_t most = from_here ? kPartBytes : kPartBytes / element.source * element.target;
   std::vector<layout::StridedCopy> parts;
-  layout::AppendSplit(placed.copy, std::min(most, kSlabBytes), element, parts);
+  layout::AppendSplit(placed.copy, std::min(most, kPartBytes), element, parts);
   for (const layout::StridedCopy& part : parts) {
     LS_RETURN_IF_ERROR(ConvertPart(placed, part, from_here, to_here, pinned));
   }
@@ -142,25 +157,26 @@ Status CudaLane::ConvertPart(const PlacedCopy& placed, const layout::StridedCopy
                              const PinnedRanges& pinned) {
   constexpr std::string_view kWhat = "starting a conversion";
   const layout::ElementBytes element = ElementsOf(placed.conversion);
-  auto* const slab = static_cast<std::byte*>(slab_);
+  const size_t stream = std::exchange(turn_, 1 - turn_);
+  std::byte* const slab = halves_[stream];
   const std::byte* source = placed.source + part.source_offset;
   std::byte* target = placed.target + part.target_offset;
   uint64_t source_pitch = part.source_pitch;
   const uint64_t source_row = part.row_bytes / element.target * element.source;
   if (!from_here) {
     const layout::StridedCopy packing{0, 0, part.rows, source_row, part.source_pitch, source_row};
-    LS_RETURN_IF_ERROR(Copy(packing, source, slab, pinned));
+    LS_RETURN_IF_ERROR(Copy(stream, packing, source, slab, pinned));
     source = slab;
     source_pitch = source_row;
   }
   const bool direct = to_here;
   const uint64_t target_pitch = direct ? part.target_pitch : part.row_bytes;
   LS_RETURN_IF_ERROR(Told(StartRows(placed.conversion, direct ? target : slab, target_pitch, source, source_pitch,
-                                    part.rows, part.row_bytes, stream_),
+                                    part.rows, part.row_bytes, streams_[stream]),
                           kWhat));
   if (direct) return OkStatus();
   const layout::StridedCopy placing{0, 0, part.rows, part.row_bytes, part.row_bytes, part.target_pitch};
-  return Copy(placing, slab, target, pinned);
+  return Copy(stream, placing, slab, target, pinned);
 }
 
 }  // namespace lockstep::exporter

@@ -16,14 +16,15 @@ namespace lockstep::exporter {
 using gpu::CudaStatus;
 using gpu::CurrentDevice;
 
-// A stream, in which everything is done one after the other; an event for each batch that may be under way; memory to
-// convert elements and pack narrow rows in, from the first such copy on.
+// Two streams; an event for each batch that may be under way; memory to convert elements and pack narrow rows in, from
+// the first such copy on. Each stream has a half of that memory. The streams take parts in turns, so that one part is
+// converted while the one before crosses the bus.
 //
 // Not thread-safe. REQUIRES in every call that the device is current.
 class CudaLane {
  public:
   static constexpr size_t kBatches = 2;
-  static constexpr uint64_t kSlabBytes = uint64_t{16} << 20;
+  static constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // that are converted at once, on the side that has more
 
   static Result<std::unique_ptr<CudaLane>> Create(int device);
   ~CudaLane();
@@ -47,18 +48,21 @@ class CudaLane {
   explicit CudaLane(int device) : device_(device) {}
 
   Status Told(cudaError_t error, std::string_view what) const;
-  Status Copy(const layout::StridedCopy& copy, const std::byte* source, std::byte* target, const PinnedRanges& pinned);
-  Status CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
-                  uint64_t rows, uint64_t row_bytes);
+  Status Copy(size_t stream, const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
+              const PinnedRanges& pinned);
+  Status CopyRows(size_t stream, std::byte* target, uint64_t target_pitch, const std::byte* source,
+                  uint64_t source_pitch, uint64_t rows, uint64_t row_bytes);
   Status NeedSlab();
   Status Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned);
   Status ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here, bool to_here,
                      const PinnedRanges& pinned);
 
   const int device_;
-  cudaStream_t stream_ = nullptr;
+  std::array<cudaStream_t, 2> streams_{};
+  size_t turn_ = 0;               // the stream of the next part
+  cudaEvent_t joined_ = nullptr;  // the end of the second stream, which the first one waits for
   std::array<cudaEvent_t, kBatches> marks_{};
-  void* slab_ = nullptr;
+  std::array<std::byte*, 2> halves_{};  // of one allocation
 };
 
 }  // namespace lockstep::exporter

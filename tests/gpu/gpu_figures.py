@@ -11,7 +11,7 @@ import time
 from typing import Any, Iterator
 
 import torch
-from gpu_models import Weights, exporter, follower, module
+from gpu_models import Weights, exporter, follower, module, stream_publisher
 from gpu_probe import PinnedCopy, say
 from gpu_run import NOT_RUN
 from gpu_steps import LEAST_BYTES, SHARED_COPIES
@@ -108,23 +108,28 @@ def publishing(daemons: Cluster, weights: Weights) -> Publishing:
     return Publishing(daemons.agent(threads=THREADS), weights)
 
 
+def against_pinned_copy(name: str, own: Publishing, least: float) -> float:
+    """A figure: how fast versions are published, against a copy of as many bytes to pinned memory. Bytes a second."""
+    copy = PinnedCopy(own.weights.bf16_bytes)
+    rates, ratios = [], []
+    for _ in range(REPEATS):
+        taken, ceiling = own.seconds(), copy.seconds()
+        rates.append(own.weights.bf16_bytes / taken / 1e9)
+        ratios.append(ceiling / taken)
+    rate, ratio = statistics.median(rates), statistics.median(ratios)
+    of = f"{rate / ratio:.3g} GB/s of a pinned copy to the host"
+    figure(name, rate, "GB/s", of, ratio, f">= {least}", ratio >= least, own.weights, values=rates)
+    return rate * 1e9
+
+
 def publish() -> None:
     """bfloat16, all of it copied, against a copy to pinned memory; and the first time against later ones."""
     weights = large(torch.bfloat16, SHARED_COPIES["publish"])
-    copy = PinnedCopy(weights.bf16_bytes)
     with cluster() as daemons:
         own = publishing(daemons, weights)
         first = own.seconds()
         own.seconds()  # the other half's first time
-        rates, ratios = [], []
-        for _ in range(REPEATS):
-            taken, ceiling = own.seconds(), copy.seconds()
-            rates.append(weights.bf16_bytes / taken / 1e9)
-            ratios.append(ceiling / taken)
-        rate, ratio = statistics.median(rates), statistics.median(ratios)
-        of = f"{rate / ratio:.3g} GB/s of a pinned copy to the host"
-        figure("publish_blocked_gpu", rate, "GB/s", of, ratio, ">= 0.9", ratio >= 0.9, weights, values=rates)
-        later = weights.bf16_bytes / rate / 1e9
+        later = weights.bf16_bytes / against_pinned_copy("publish_blocked_gpu", own, 0.9)
         of = f"{later:.3g} s of later ones"
         figure("first_publish_gpu", first, "s", of, first / later, "<= 1.5", first / later <= 1.5, weights)
         own.close()
@@ -151,6 +156,29 @@ def fp32() -> None:
             one.close()
 
 
+class Streaming(Publishing):
+    """As Publishing, of a trainer that gives one tensor after the other."""
+
+    def __init__(self, agent: Agent, weights: Weights) -> None:
+        self.agent, self.weights, self.version = agent, weights, 0
+        self.trainer = stream_publisher(agent.socket, weights, threads=1)
+
+    def publish(self) -> None:
+        self.version += 1
+        self.trainer.publish(self.version, self.weights.tensors.items())
+
+
+def stream() -> None:
+    """As publish(), one tensor after the other; each is pinned when it is first copied to a half."""
+    weights = large(torch.bfloat16, SHARED_COPIES["stream"])
+    with cluster() as daemons:
+        own = Streaming(daemons.agent(threads=THREADS), weights)
+        own.seconds()
+        own.seconds()
+        against_pinned_copy("publish_stream_gpu", own, 0.8)
+        own.close()
+
+
 def pause() -> None:
     """How long a module stands still for 1 % of changes."""
     with cluster() as daemons:
@@ -170,7 +198,7 @@ def pause() -> None:
     figure("pause_gpu", taken, "ms", "5 ms", taken / 5, "<= 1", taken <= 5, weights, values=pauses)
 
 
-FIGURES = {function.__name__: function for function in (publish, fp32, pause)}
+FIGURES = {function.__name__: function for function in (publish, stream, fp32, pause)}
 
 if __name__ == "__main__":
     FIGURES[sys.argv[1]]()

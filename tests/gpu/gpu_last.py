@@ -24,6 +24,7 @@ KEYS = ("digest", "sources", "date", "device", "driver", "finished", "passed", "
 ALSO = (
     "export_plugin/exporter/copy_engine.h",
     "export_plugin/exporter/exporter.cc",
+    "export_plugin/in_place.cc",
     "tests/gpu/run.sh",
 )
 WHERE = ("export_plugin", "kernels", "raas_receiver", "python/lockstep", "trainer_agent", "bazel")

@@ -109,6 +109,12 @@ def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Exporte
     )
 
 
+def stream_publisher(socket: Path, weights: Weights, **options: Any) -> lockstep.StreamPublisher:
+    """A trainer that gives its tensors one after the other."""
+    layout = weights.tensors.items()
+    return lockstep.StreamPublisher(socket, MODEL, layout, dtype=torch.bfloat16, call_timeout=60, **options)
+
+
 def importer(weights: Weights) -> lockstep.Importer:
     return lockstep.Importer.from_named_tensors(weights.tensors, dtype=torch.bfloat16)
 

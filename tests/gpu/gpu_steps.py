@@ -40,9 +40,9 @@ SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
 TEST_SECONDS = {"test_gpu_kills": 150}  # processes that start PyTorch, one after another
 LAST = ("test_gpu_ring", "test_gpu_kills")  # behind the figures: should they hang, those are there
-FIGURES = {"publish": 120, "fp32": 90, "pause": 120}
+FIGURES = {"publish": 120, "stream": 90, "fp32": 90, "pause": 120}
 LEAST_BYTES = 1_000_000_000  # of a model in bfloat16 that figures are measured with
-SHARED_COPIES = {"publish": 2, "fp32": 4, "pause": 5}  # of such a model, in shared memory
+SHARED_COPIES = {"publish": 2, "stream": 2, "fp32": 4, "pause": 5}  # of such a model, in shared memory
 PROBE = (
     "import sys\n"
     "try:\n"

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from gpu_models import DTYPES, Weights, apply, busy, exporter, gpu_only, importer, unlike
+from gpu_models import DTYPES, Weights, apply, busy, exporter, gpu_only, importer, stream_publisher, unlike
 from replicas import read_file
 
 VERSIONS = 6
@@ -40,6 +40,18 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster):
         weights.step(0.01)
         trainer.publish(3)
         receiver.wait_for(weights.published())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_stream_arrives_as_the_trainer_has_it(cluster, dtype):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    weights, twin = Weights(dtype), Weights(dtype, "cpu")
+    with stream_publisher(agent.socket, weights) as trainer:
+        for version in range(1, VERSIONS + 1):
+            weights.step()
+            trainer.publish(version, reversed(weights.tensors.items()))
+            receiver.wait_for(twin.step().published())
 
 
 @gpu_only

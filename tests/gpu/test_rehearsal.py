@@ -51,7 +51,7 @@ def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path, bare):
     assert len(cases) - len(skipped) >= LEAST
 
 
-@pytest.mark.parametrize("name", ["publish", "fp32", "pause"])
+@pytest.mark.parametrize("name", ["publish", "stream", "fp32", "pause"])
 def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path, bare):
     python_path = ":".join(map(str, [bare, *(ROOT / folder for folder in FOLDERS)]))
     environment = {"LOCKSTEP_GPU_DEVICE": "cpu", "PYTHONPATH": python_path}

@@ -106,7 +106,7 @@ def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_n
 def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
     with agent.publisher(model.tensors) as publisher:
         data = publisher.begin(1)
-        position, source = publisher._source(*next(iter(model.tensors.items())))
+        position, source, _ = publisher._source(*next(iter(model.tensors.items())))
         offset = publisher.layout[position][1]
         data[offset : offset + source.nbytes] = bytes(source.nbytes)
         library, handle = publisher._library, publisher._handle

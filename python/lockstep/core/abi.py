@@ -24,7 +24,12 @@ class CTensor(ctypes.Structure):
 
 
 class CSource(ctypes.Structure):
-    _fields_ = [("tensor", ctypes.c_size_t), ("address", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+    _fields_ = [
+        ("tensor", ctypes.c_size_t),
+        ("address", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("convert", ctypes.c_uint32),
+    ]
 
 
 class CLocalTensor(ctypes.Structure):

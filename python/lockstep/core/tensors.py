@@ -46,7 +46,7 @@ class CheckpointTensor:
 
 
 class TensorBytes(NamedTuple):
-    """A tensor's bytes in this process. ``owner`` keeps them alive."""
+    """A tensor's bytes in this process, or on a GPU. ``owner`` keeps them alive."""
 
     meta: TensorMeta
     address: int
@@ -113,7 +113,7 @@ def _torch_bytes(name: str, tensor: Any) -> TensorBytes:
     refuse_shards(name, tensor)
     if str(tensor.layout) != "torch.strided":
         raise bad_tensor(name, f"it is stored as {tensor.layout}; publish tensor.to_dense()")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise bad_tensor(name, f"it is on {tensor.device}; publish tensor.cpu()")
     if tensor.is_conj() or tensor.is_neg():
         raise bad_tensor(name, "it is a lazy conjugate or negative view; publish tensor.resolve_conj().resolve_neg()")

@@ -1,28 +1,35 @@
 """A rank's tensors as the library takes them."""
 
 import ctypes
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence, Tuple
 
 from lockstep.core import abi
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import LocalTensor
 
 
-def refuse_gpu_tensors(tensors: "Sequence[LocalTensor]") -> None:
+def refuse_gpu_tensors(tensors: "Iterable[Tuple[str, Any]]") -> None:
     """BadDataError for the first tensor on a GPU where the library reaches none: why not, and what to do."""
-    tensor = next((tensor for tensor in tensors if getattr(tensor.owner, "is_cuda", False)), None)
-    if tensor is None:
-        return
+    for name, tensor in tensors:
+        if getattr(tensor, "is_cuda", False):
+            reason = gpu_trouble()
+            if reason:
+                raise BadDataError(f'tensor "{name}" is on {tensor.device}, and {reason}')
+            return
+
+
+def gpu_trouble() -> str:
+    """Why the library reaches no GPU; "" where it does."""
     library = abi.load()
-    if library.lockstep_check_gpu() != 0:
-        reason = library.lockstep_last_error(None).decode(errors="replace")
-        raise BadDataError(f'tensor "{tensor.name}" is on {tensor.owner.device}, and {reason}')
+    if library.lockstep_check_gpu() == 0:
+        return ""
+    return str(library.lockstep_last_error(None).decode(errors="replace"))
 
 
-def wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:
+def wait_for_gpu(tensors: "Iterable[Any]") -> None:
     """Waits until the tensors' GPUs have done all that was given to them, by any thread, on any stream: the library
     copies on streams of its own, which wait for none of these."""
-    for device in {tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False)}:
+    for device in {tensor.device for tensor in tensors if getattr(tensor, "is_cuda", False)}:
         import torch
 
         torch.cuda.synchronize(device)

@@ -278,7 +278,7 @@ class Exporter(Handle):
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""
         self._locals = self._current_locals()
-        refuse_gpu_tensors(self._locals)
+        refuse_gpu_tensors((local.name, local.owner) for local in self._locals)
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.sheet() for part in self._parts]
@@ -293,7 +293,7 @@ class Exporter(Handle):
             part.prepare()
         current = self._current_locals()
         self._check_unchanged(current)
-        wait_for_gpu(current)
+        wait_for_gpu(local.owner for local in current)
         return current
 
     def _check_unchanged(self, current: "list[LocalTensor]") -> None:

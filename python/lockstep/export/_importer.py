@@ -50,8 +50,10 @@ class Importer:
         library = abi.load()
         sheet = {"format": SHEET_FORMAT, "beside_agent": True, "parts": [part.sheet() for part in self._parts]}
         tensors = [local for part in self._parts for local in part.locals()]
-        refuse_gpu_tensors(tensors)
-        wait_for_gpu(tensors)  # a kernel that still initialises them would write over what is loaded
+        refuse_gpu_tensors((tensor.name, tensor.owner) for tensor in tensors)
+        wait_for_gpu(
+            tensor.owner for tensor in tensors
+        )  # a kernel that still initialises them would write over what is loaded
         abi.raise_failure(
             library.lockstep_import(
                 os.fsencode(directory), json.dumps(sheet).encode(), c_locals(tensors), len(tensors), threads

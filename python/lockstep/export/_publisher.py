@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import weakref
-from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
@@ -24,11 +24,20 @@ from lockstep.core.tensors import (
     named,
 )
 from lockstep.export._absence import Absence
+from lockstep.export._c_tensors import refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
 _C_TENSOR = struct.Struct("@PPPIQ")  # abi.CTensor: name, dtype, shape, rank, offset
 assert _C_TENSOR.size == ctypes.sizeof(abi.CTensor)
+
+
+class _Source(NamedTuple):
+    """What is written to the tensor at ``position``; ``rounds``: float32 of it becomes bfloat16."""
+
+    position: int
+    bytes: TensorBytes
+    rounds: bool = False
 
 
 class Publisher(Handle):
@@ -132,7 +141,7 @@ class Publisher(Handle):
         Args:
             version: greater than every version of the run.
             tensors: those this rank owns, by the names the publisher was opened with; all of them when it is the only
-                rank. CPU memory, contiguous, and not written to during the call.
+                rank. Contiguous, in host memory or on a GPU, and not written to during the call.
             label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
                 or a number. Any number of versions may have the same. Ranks that give one give the same.
 
@@ -174,6 +183,10 @@ class Publisher(Handle):
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
         self._write([self._source(name, tensor)])
 
+    def _write_rounded(self, name: str, tensor: Any) -> None:
+        """As ``write``, of a float32 tensor that is published as bfloat16."""
+        self._write([_Source(self._positions[name], bytes_of(name, tensor), True)])
+
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
         array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
@@ -203,7 +216,7 @@ class Publisher(Handle):
         else:
             super()._close()
 
-    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]", label: bytes) -> Publication:
+    def _publish(self, version: int, sources: "Sequence[_Source]", label: bytes) -> Publication:
         with self._lock, delayed_interrupt():
             self.begin(version)
             try:
@@ -234,7 +247,7 @@ class Publisher(Handle):
             shape_at += 8 * rank
         return (abi.CTensor * len(self._tensors)).from_buffer(packed), (dtypes, names, shapes)
 
-    def _source(self, name: str, tensor: Any) -> "tuple[int, TensorBytes]":
+    def _source(self, name: str, tensor: Any) -> "_Source":
         position = self._positions.get(name)
         if position is None:
             raise BadDataError(f'tensor "{name}": the model was opened without it; reopen it with every tensor')
@@ -245,8 +258,12 @@ class Publisher(Handle):
                 f'tensor "{name}": it is {source.meta.dtype} {list(source.meta.shape)}, '
                 f"the model was opened with {opened.dtype} {list(opened.shape)}"
             )
-        return position, source
+        return _Source(position, source)
 
-    def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
-        array = (abi.CSource * len(sources))(*(abi.CSource(position, s.address, s.nbytes) for position, s in sources))
+    def _write(self, sources: "Sequence[_Source]") -> None:
+        refuse_gpu_tensors((source.bytes.meta.name, source.bytes.owner) for source in sources)
+        wait_for_gpu(source.bytes.owner for source in sources)
+        array = (abi.CSource * len(sources))(
+            *(abi.CSource(position, source.address, source.nbytes, rounds) for position, source, rounds in sources)
+        )
         self._call("write", array, len(sources))

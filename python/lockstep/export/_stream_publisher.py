@@ -19,6 +19,7 @@ from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair, refuse_shards
+from lockstep.export._c_tensors import gpu_trouble
 from lockstep.export._parts import exported_dtype
 from lockstep.export._publisher import Publisher
 
@@ -27,7 +28,8 @@ Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
 Patterns = Union[str, Iterable[str]]  # of names, as a shell has them: "mtp.*"
 
 _HEAD = "lm_head.weight"
-_PIECE_BYTES = 8 << 20  # a GPU makes a copy of what it converts or makes contiguous: of no more than this at a time
+# PyTorch copies what the library does not: by pieces, for a GPU makes a copy of what it converts or makes contiguous.
+_PIECE_BYTES = 8 << 20
 
 
 class StreamPublisher:
@@ -273,9 +275,14 @@ class StreamPublisher:
 
     def _copy(self, publisher: Publisher, data: memoryview, name: str, tensor: Any) -> None:
         opened, offset = self._layout[name]
-        if _lies_as(opened, tensor):
-            publisher.write(name, tensor)
-            return
+        if _readable_in_place(tensor):
+            given = meta_of(name, tensor)
+            if given == opened:
+                publisher.write(name, tensor)
+                return
+            if (given.dtype, opened.dtype) == ("F32", "BF16"):
+                publisher._write_rounded(name, tensor)
+                return
         local_of(name, tensor)  # refuses what cannot be read
         if opened.nbytes:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
@@ -364,13 +371,13 @@ def _share(metas: "Sequence[TensorMeta]", rank: int, writers: int) -> "set[str]"
     return names[rank]
 
 
-def _lies_as(opened: TensorMeta, tensor: Any) -> bool:
-    """Whether ``tensor``'s memory is the bytes to publish."""
-    if hasattr(tensor, "data_ptr") and (
-        tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided" or not tensor.is_contiguous()
-    ):
+def _readable_in_place(tensor: Any) -> bool:
+    """Whether the library may copy ``tensor`` from where it lies."""
+    if not hasattr(tensor, "data_ptr"):
+        return True
+    if tensor.device.type != "cpu" and not (tensor.is_cuda and not gpu_trouble()):
         return False
-    return meta_of(opened.name, tensor) == opened
+    return str(tensor.layout) == "torch.strided" and tensor.is_contiguous()
 
 
 def _copy_by_torch(data: memoryview, dtype: str, tensor: Any) -> None:
