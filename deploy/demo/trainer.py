@@ -207,7 +207,7 @@ def main() -> None:
     source.add_argument("--checkpoint", type=Path)
     flags = parser.parse_args()
     model = models.of_checkpoint(flags.checkpoint) if flags.checkpoint else models.of_shape(flags.shape)
-    with lockstep.Publisher(flags.socket, flags.model, model.metas) as publisher:
+    with lockstep.Publisher.in_place(model.metas, model=flags.model, socket=flags.socket) as publisher:
         trainer = Trainer(publisher, model)
         for step in range(flags.steps + 1):
             if step > 0 and not sys.stdin.readline():

@@ -111,12 +111,12 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    with lockstep.Publisher(agent_socket, MODEL, model.state_dict()) as publisher:
+    with lockstep.Publisher.from_module(model, model=MODEL, socket=agent_socket) as publisher:
         for step in range(1, options.steps + 1):
             loss = train_one_step(model, optimizer, text)
-            publisher.publish(step, model.state_dict())
+            publication = publisher.publish(step)
             if options.tensorboard:
-                publisher.wait_served(version=step, receivers=1, timeout=60)
+                publication.wait(receivers=1, timeout=60)
                 log(options.tensorboard, step, {"loss": loss, **publisher.stats})
             for connection in engines:
                 connection.send((step, PROMPT))

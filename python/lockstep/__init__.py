@@ -1,16 +1,11 @@
 """Publish a trainer's weights to Lockstep's trainer_agent, and follow them in an inference engine.
 
-A trainer that has its weights whole, in one process or several:
+A trainer, on every rank (``from_megatron``, ``from_tensors``, ``from_stream`` and others for what is no FSDP2):
 
-    with lockstep.Publisher("/run/trainer-agent/export.sock", "actor", model.state_dict()) as publisher:
-        for step in range(1, steps + 1):
-            train_one_step(model)
-            publisher.publish(step, model.state_dict())
-
-A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both kinds, an adapter):
-
-    exporter = lockstep.Exporter.from_megatron(model_chunks, hf_config, socket=socket, model="actor")
-    exporter.publish(step)
+    publisher = lockstep.Publisher.from_fsdp(model, model="actor")
+    for step in range(1, steps + 1):
+        train_one_step(model)
+        publisher.publish(step)
 
 An inference engine has ``lockstep.Replica``, ``Follower``, ``describe``, ``published`` and ``wait_for``
 (``lockstep.engine``).
@@ -53,12 +48,10 @@ from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.export import (
     BucketRing,
     ExportConfig,
-    Exporter,
     Importer,
     Part,
     Piece,
     Publisher,
-    StreamPublisher,
     adapter,
     fsdp,
     megatron,
@@ -76,7 +69,6 @@ __all__ = [
     "DeadlineError",
     "Error",
     "ExportConfig",
-    "Exporter",
     "Importer",
     "InternalError",
     "IoError",
@@ -89,7 +81,6 @@ __all__ = [
     "Publisher",
     "ResourceExhaustedError",
     "StateError",
-    "StreamPublisher",
     "TensorMeta",
     "UnavailableError",
     "adapter",
@@ -121,9 +112,17 @@ _ENGINE = frozenset(
 )
 
 
+_RENAMED = {
+    "Exporter": "Publisher.from_parts, and Exporter.from_... is Publisher.from_...",
+    "StreamPublisher": "Publisher.from_stream",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _ENGINE:
         return getattr(importlib.import_module("lockstep.engine"), name)
+    if name in _RENAMED:  # no AttributeError, whose text ``from lockstep import`` would leave out
+        raise ImportError(f"lockstep.{name} is {_RENAMED[name]} now")
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 
 

@@ -14,7 +14,7 @@ from lockstep.core.tensors import bytes_of, describe, named
 
 def publisher(tensors=None, *, socket="/nowhere.sock", model="actor", **options) -> lockstep.Publisher:
     tensors = {"a": np.zeros(1)} if tensors is None else tensors
-    return lockstep.Publisher(socket, model, tensors, connect_timeout=0.001, **options)
+    return lockstep.Publisher.in_place(tensors, model=model, socket=socket, connect_timeout=0.001, **options)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_agents_socket_has_a_default(monkeypatch):
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
         publisher(socket=None)
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
-        lockstep.Exporter.from_named_tensors({"a": torch.zeros(1)}, model="actor", connect_timeout=0, beside_agent=True)
+        lockstep.Publisher.from_tensors({"a": torch.zeros(1)}, model="actor", connect_timeout=0, beside_agent=True)
 
 
 def test_times_are_seconds():
@@ -146,7 +146,7 @@ def test_arguments_that_are_none_are_named(options, problem):
         publisher(**options)
     exporter = {"socket": "/nowhere.sock", "model": "actor", **options}
     with pytest.raises(lockstep.BadDataError, match=problem):
-        lockstep.Exporter([lockstep.named_tensors({"a": np.zeros(1)})], **exporter)
+        lockstep.Publisher.from_parts([lockstep.named_tensors({"a": np.zeros(1)})], **exporter)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_name_that_cannot_be_a_tensors_is_shown(name, problem):
     with pytest.raises(lockstep.BadDataError, match=problem):
         publisher(tensors)
     with pytest.raises(lockstep.BadDataError, match=problem):
-        lockstep.Exporter.from_named_tensors(tensors, socket="/nowhere.sock", model="actor")
+        lockstep.Publisher.from_tensors(tensors, socket="/nowhere.sock", model="actor")
 
 
 def test_a_description_whose_name_is_no_text_is_refused():
@@ -176,7 +176,7 @@ def test_a_tensor_whose_memory_was_freed_is_refused_by_name():
     with pytest.raises(lockstep.BadDataError, match='tensor "w": its memory was freed'):
         bytes_of("w", tensor)
     with pytest.raises(lockstep.BadDataError, match='tensor "w": its memory was freed'):
-        lockstep.Exporter.from_named_tensors({"w": tensor}, socket="/nowhere.sock", model="actor")
+        lockstep.Publisher.from_tensors({"w": tensor}, socket="/nowhere.sock", model="actor")
 
 
 CONFIGS = {

@@ -55,4 +55,4 @@ def test_what_is_no_checkpoint_is_refused_by_file(tmp_path, name, content, text)
 
 def test_a_publisher_of_a_directory_without_a_checkpoint_says_what_is_missing(tmp_path):
     with pytest.raises(lockstep.NotFoundError, match="there is no .*/model.safetensors"):
-        lockstep.StreamPublisher("/nowhere.sock", "actor", tmp_path)
+        lockstep.Publisher.from_stream(tmp_path, model="actor", socket="/nowhere.sock")

@@ -64,9 +64,7 @@ def tensors():
 
 @pytest.fixture
 def exporter(events, tensors, tmp_path):
-    made = lockstep.Exporter.from_named_tensors(
-        tensors, socket=tmp_path / "export.sock", model="actor", beside_agent=True
-    )
+    made = lockstep.Publisher.from_tensors(tensors, socket=tmp_path / "export.sock", model="actor", beside_agent=True)
     events.clear()
     yield made
     made.close()
@@ -83,7 +81,7 @@ def test_an_import_writes_after_each_device_has_done_what_it_was_given(events, t
 
 
 def test_a_publish_reads_after_each_device_has_done_what_it_was_given(events, exporter):
-    exporter.publish(1)
+    exporter.publish(version=1)
     assert waited_then(events, "lockstep_publish")
 
 

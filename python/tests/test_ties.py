@@ -23,7 +23,9 @@ class LanguageModel(torch.nn.Module):
 def test_a_publisher_of_a_tied_state_dict_warns_with_both_names_and_the_bytes():
     with pytest.warns(UserWarning, match='"lm_head.weight" is "embed.weight" .* 128 bytes.*without_ties'):
         with pytest.raises(lockstep.UnavailableError, match="/nowhere.sock"):
-            lockstep.Publisher("/nowhere.sock", "actor", LanguageModel().state_dict(), connect_timeout=0.001)
+            lockstep.Publisher.in_place(
+                LanguageModel().state_dict(), model="actor", socket="/nowhere.sock", connect_timeout=0.001
+            )
 
 
 def test_named_tensors_of_a_tied_state_dict_warn_too():

@@ -27,11 +27,11 @@ DATA = bytes(torch.randint(0, 256, (12005,), dtype=torch.uint8, generator=torch.
 SECONDS = 60  # that an end may take on a busy machine
 
 
-class PlainExporter:
-    """What a ring needs of an exporter, over bytes at hand."""
+class PlainPublisher:
+    """What a ring needs of a publisher, over bytes at hand."""
 
     run = RUN
-    tensors = [(TensorMeta(name, dtype, tuple(shape)), offset) for name, dtype, shape, offset in TENSORS]
+    layout = [(TensorMeta(name, dtype, tuple(shape)), offset) for name, dtype, shape, offset in TENSORS]
 
     def __init__(self):
         self.filled = []

@@ -46,7 +46,7 @@ class Setting:
         for index, tensor in enumerate(self.tensors.values()):
             tensor[version % 32, index] += 1 + version
         self.digests[version] = digest_of_tensors(self.tensors)
-        self.publisher.publish(version, self.tensors, label=label)
+        self.publisher.publish(version=version, tensors=self.tensors, label=label)
 
     def serves(self, engine: ConformanceServer, version: int) -> bool:
         """Whether it makes tokens of all that version is, and nothing else."""
@@ -135,7 +135,7 @@ def test_a_receiver_of_several_models_gives_each_engine_its_own(setting):
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "the base's version 1 is served")
         for version in (1, 2):
-            adapter.publish(version, weights(7 + version))
+            adapter.publish(version=version, tensors=weights(7 + version))
             wait_until(lambda: told.exists() and f"adapter {version}\n" in told.read_text(), "the adapter is loaded")
         assert told.read_text() == "adapter 1\nadapter 2\n"
         assert [e["name"] for e in receiver.model_status()["engine_table"]] == ["base"]

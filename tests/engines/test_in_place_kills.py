@@ -51,7 +51,7 @@ class Fleet:
         self.trainer.step()
         # Kept first: a rank may serve it before publish returns.
         self.checkpoints[version] = self.trainer.save(version)
-        self.trainer.exporter.publish(version)
+        self.trainer.exporter.publish(version=version)
 
     def start_rank(self, rank: int) -> None:
         """In its process, of which it must be the first user."""

@@ -23,7 +23,7 @@ def agent(cluster):
 def publisher(agent, weights):
     """Has published version 1 of a linear layer."""
     with agent.publisher(weights) as publisher:
-        publisher.publish(1, weights)
+        publisher.publish(version=1, tensors=weights)
         yield publisher
 
 
@@ -69,9 +69,9 @@ def test_a_reader_that_stays_keeps_nobody_out_and_the_receiver_pulls_nothing_ove
     module = torch.nn.Linear(64, 32)
     with follow(receiver, module) as follower:
         with follower.serving(timeout=60):
-            publisher.publish(2, {name: tensor + 2 for name, tensor in weights.items()})
+            publisher.publish(version=2, tensors={name: tensor + 2 for name, tensor in weights.items()})
             wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "the receiver has the next")
-            publisher.publish(3, {name: tensor + 3 for name, tensor in weights.items()})
+            publisher.publish(version=3, tensors={name: tensor + 3 for name, tensor in weights.items()})
             wait_until(lambda: "1 of its readers did not leave" in (follower.error or ""), "the hold was given up")
             assert follower.wait_for(timeout=60).version == 1  # others come in meanwhile
             assert receiver.model_status()["held"]["version"] == 2

@@ -140,7 +140,7 @@ def _checksum(rank):
 def test_arguments_out_of_their_bounds_and_a_socket_that_is_taken_are_refused(cluster, ring, tmp_path):
     agent = cluster.agent()
     tensors = torch.nn.Linear(64, 64, bias=False).state_dict()
-    with lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model="actor") as exporter:
+    with lockstep.Publisher.from_tensors(tensors, socket=agent.socket, model="actor") as exporter:
         for wrong, text in {"buckets": 0, "bucket_bytes": 100, "device": "cpu"}.items():
             with pytest.raises(lockstep.BadDataError, match=wrong):
                 lockstep.BucketRing(exporter, socket=ring, **{wrong: text})

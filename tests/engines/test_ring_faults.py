@@ -5,7 +5,7 @@ import contextlib
 import time
 
 import pytest
-from ring_peers import SECONDS, Collected, FakeReader, FakeRing, PlainExporter, in_background, outcome
+from ring_peers import SECONDS, Collected, FakeReader, FakeRing, PlainPublisher, in_background, outcome
 
 import lockstep
 from lockstep.core.ring_messages import MessageType
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ring(path):
-    with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096, timeout=TIMEOUT) as ring:
+    with lockstep.BucketRing(PlainPublisher(), socket=path, bucket_bytes=4096, timeout=TIMEOUT) as ring:
         yield ring
 
 
@@ -113,7 +113,7 @@ def test_a_gpu_that_fails_in_the_engine_is_told_to_the_trainer_and_leaves_a_mix(
 
 
 def test_a_gpu_that_fails_in_the_trainer_is_told_to_the_engine_and_bytes_of_it_are_no_version(ring, path):
-    exporter, calls = ring._exporter, []
+    exporter, calls = ring._publisher, []
 
     def fail_the_second(offset, size, address):
         calls.append(offset)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from harness import ROOT
-from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
+from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainPublisher, in_background, outcome
 
 import lockstep
 from lockstep.core.ring_messages import RING_FORMAT, Message, MessageType
@@ -29,7 +29,7 @@ def test_the_example_of_the_format_is_what_is_sent():
 
 
 def test_parts_keep_tensors_that_fit_whole_and_cut_others_between_elements():
-    metas = PlainExporter.tensors
+    metas = PlainPublisher.layout
     assert parts_of(metas, 64 << 10) == [(0, 12005)]
     assert parts_of(metas, 7000) == [(0, 6000), (6000, 6005)]
     assert parts_of(metas, 6002) == [(0, 6000), (6000, 6000), (12000, 5)]
@@ -41,7 +41,7 @@ def test_parts_keep_tensors_that_fit_whole_and_cut_others_between_elements():
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 8])
 def test_every_byte_arrives_once_and_in_order_whatever_the_number_of_buckets(path, buckets):
-    exporter, into = PlainExporter(), Collected()
+    exporter, into = PlainPublisher(), Collected()
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, buckets=buckets) as ring:
         with lockstep.RingReader(path, into) as reader:
             for version in (1, 2):
@@ -56,7 +56,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
     reader = lockstep.RingReader(path, Collected())
     with pytest.raises(lockstep.DeadlineError, match="no trainer's ring was at"):
         reader.take(timeout=0)
-    with lockstep.BucketRing(PlainExporter(), socket=path) as ring:
+    with lockstep.BucketRing(PlainPublisher(), socket=path) as ring:
         with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             reader.take(timeout=0)
         sending = in_background(ring.send, 5)
@@ -65,7 +65,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
         with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             reader.take(timeout=0.05)
         assert reader.served == Served(RUN, 5) and reader.error is None
-    with lockstep.BucketRing(PlainExporter(), socket=path) as ring:  # the trainer was started again
+    with lockstep.BucketRing(PlainPublisher(), socket=path) as ring:  # the trainer was started again
         sending = in_background(ring.send, 6)
         assert reader.take(timeout=SECONDS) == Served(RUN, 6)
         assert outcome(sending) is None
@@ -75,7 +75,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
 
 
 def test_a_reader_that_went_away_between_versions_is_not_waited_for(path):
-    with lockstep.BucketRing(PlainExporter(), socket=path, timeout=SECONDS) as ring:
+    with lockstep.BucketRing(PlainPublisher(), socket=path, timeout=SECONDS) as ring:
         for version in (1, 2):
             with lockstep.RingReader(path, Collected()) as reader:
                 sending = in_background(ring.send, version)
@@ -88,7 +88,7 @@ def test_a_reader_that_went_away_between_versions_is_not_waited_for(path):
 
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_as_many_parts_are_filled_ahead_as_there_are_buckets_and_no_more(path, buckets):
-    exporter = PlainExporter()
+    exporter = PlainPublisher()
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, buckets=buckets) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
@@ -105,7 +105,7 @@ def test_as_many_parts_are_filled_ahead_as_there_are_buckets_and_no_more(path, b
 
 
 def test_buckets_are_sealed_so_that_a_reader_cannot_take_memory_from_the_trainer(path):
-    with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096) as ring:
+    with lockstep.BucketRing(PlainPublisher(), socket=path, bucket_bytes=4096) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
         reader.answer_open()
@@ -131,7 +131,7 @@ def test_buckets_are_sealed_so_that_a_reader_cannot_take_memory_from_the_trainer
 )
 def test_a_reader_that_answers_wrongly_or_not_at_all_costs_the_version_and_no_more(path, answer, kind, text):
     timeout = SECONDS if answer is not None else 2
-    with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096, timeout=timeout) as ring:
+    with lockstep.BucketRing(PlainPublisher(), socket=path, bucket_bytes=4096, timeout=timeout) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
         reader.answer_open()
@@ -146,7 +146,7 @@ def test_a_reader_that_answers_wrongly_or_not_at_all_costs_the_version_and_no_mo
 
 
 def test_noise_is_refused_and_a_fill_that_fails_is_reported_to_the_reader(path):
-    exporter = PlainExporter()
+    exporter = PlainPublisher()
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, timeout=SECONDS) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)

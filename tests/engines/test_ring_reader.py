@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
+from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainPublisher, in_background, outcome
 
 import lockstep
 from lockstep.core.ring_messages import MessageType
@@ -142,7 +142,7 @@ def test_a_ring_that_breaks_the_protocol_or_leaves_within_a_version_leaves_no_ve
 def test_a_version_comes_with_the_label_that_its_trainer_gave_it(path):
     with (
         lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader,
-        lockstep.BucketRing(PlainExporter(), socket=path) as ring,
+        lockstep.BucketRing(PlainPublisher(), socket=path) as ring,
     ):
         for version, label, expected in ((1, 0, "0"), (2, None, ""), (3, "größe 7", "größe 7")):
             sending = in_background(ring.send, version, label)
@@ -154,7 +154,7 @@ def test_a_version_comes_with_the_label_that_its_trainer_gave_it(path):
 
 def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(path):
     with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
-        with lockstep.BucketRing(PlainExporter(), socket=path) as ring:
+        with lockstep.BucketRing(PlainPublisher(), socket=path) as ring:
             sending = in_background(ring.send, 1)
             reader.take(timeout=SECONDS)
             assert outcome(sending) is None

@@ -32,7 +32,7 @@ class Trainer:
             directory / "start", dtype=torch.float32, experts_implementation="eager"
         ).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.exporter = lockstep.Exporter.from_fsdp(
+        self.exporter = lockstep.Publisher.from_fsdp(
             self.model, dtype=torch.bfloat16, socket=socket, model=name, call_timeout=30
         )
         self.steps = 0
@@ -50,7 +50,7 @@ class Trainer:
 
     def publish(self, version: int) -> Path:
         """Publishes the weights, and keeps them as transformers saves them; that directory."""
-        self.exporter.publish(version)
+        self.exporter.publish(version=version)
         return self.save(version)
 
     def save(self, version: int) -> Path:

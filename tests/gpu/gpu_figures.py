@@ -95,7 +95,7 @@ class Publishing:
 
     def publish(self) -> None:
         self.version += 1
-        self.trainer.publish(self.version)
+        self.trainer.publish(version=self.version)
 
     def served(self) -> None:
         self.agent.wait_for(self.version)
@@ -165,7 +165,7 @@ class Streaming(Publishing):
 
     def publish(self) -> None:
         self.version += 1
-        self.trainer.publish(self.version, self.weights.tensors.items())
+        self.trainer.publish(version=self.version, tensors=self.weights.tensors.items())
 
 
 def stream() -> None:

@@ -96,9 +96,9 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
     return nearest.to(torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
-def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Exporter:
+def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Publisher:
     """A trainer of the whole model."""
-    return lockstep.Exporter.from_named_tensors(
+    return lockstep.Publisher.from_tensors(
         weights.tensors,
         dtype=torch.bfloat16,
         socket=socket,
@@ -109,10 +109,12 @@ def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Exporte
     )
 
 
-def stream_publisher(socket: Path, weights: Weights, **options: Any) -> lockstep.StreamPublisher:
+def stream_publisher(socket: Path, weights: Weights, **options: Any) -> lockstep.Publisher:
     """A trainer that gives its tensors one after the other."""
     layout = weights.tensors.items()
-    return lockstep.StreamPublisher(socket, MODEL, layout, dtype=torch.bfloat16, call_timeout=60, **options)
+    return lockstep.Publisher.from_stream(
+        layout, model=MODEL, socket=socket, dtype=torch.bfloat16, call_timeout=60, **options
+    )
 
 
 def importer(weights: Weights) -> lockstep.Importer:

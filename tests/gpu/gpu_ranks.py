@@ -57,7 +57,7 @@ def train(rank: Rank, socket: Path, dtype: torch.dtype) -> None:
 
 def publish(rank: Rank, version: int) -> None:
     rank.weights.step()
-    rank.trainer.publish(version)
+    rank.trainer.publish(version=version)
 
 
 def publish_on(rank: Rank, first: int) -> None:

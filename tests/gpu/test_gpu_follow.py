@@ -49,7 +49,7 @@ def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype):
         reader = Reader(engine, follows)
         for version in range(1, VERSIONS + 1):
             weights.step()
-            trainer.publish(version)
+            trainer.publish(version=version)
             follows.wait_for(version, timeout=60)
             with follows.serving(timeout=60) as served:
                 assert served.version == version
@@ -67,14 +67,14 @@ def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cl
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
-        trainer.publish(1)
+        trainer.publish(version=1)
         engines.call(follow, socket)
         for version in (2, 3):
             before = weights.published()
             assert engines.call(served_unlike, version - 1, before) == [[]]
             engines.call(read_late)
             weights.step()
-            trainer.publish(version)
+            trainer.publish(version=version)
             assert engines.call(served_unlike, version, weights.published()) == [[]], f"version {version}"
             assert engines.call(late_unlike, before) == [[]], f"before version {version}"
 
@@ -85,7 +85,7 @@ def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights
     weights = Weights(torch.bfloat16)
     engine = module(weights)
     with exporter(agent.socket, weights) as trainer, follower(engine, socket) as follows:
-        trainer.publish(1)
+        trainer.publish(version=1)
         follows.wait_for(1, timeout=60)
         with follows.serving(timeout=60):
             copies = {name: torch.empty_like(tensor) for name, tensor in engine.state_dict().items()}
@@ -96,7 +96,7 @@ def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights
                     copies[name].copy_(tensor)
         for version in (2, 3):
             weights.step()
-            trainer.publish(version)
+            trainer.publish(version=version)
             follows.wait_for(version, timeout=60)
             with follows.serving(timeout=60):
                 graph.replay()
@@ -110,9 +110,9 @@ def test_expandable_memory_is_written_by_its_own_process(cluster, monkeypatch):
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
-        trainer.publish(1)
+        trainer.publish(version=1)
         engines.call(follow, socket)
         for version in (2, 3):
             weights.step()
-            trainer.publish(version)
+            trainer.publish(version=version)
             assert engines.call(served_unlike, version, weights.published()) == [[]], f"version {version}"

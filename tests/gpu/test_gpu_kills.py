@@ -60,7 +60,7 @@ def test_a_receiver_is_killed_while_a_module_is_written(cluster):
         for version in range(1, ROUNDS + 1):
             weights.step()
             kept[version] = weights.published()
-            trainer.publish(version)
+            trainer.publish(version=version)
             if version == 1:
                 follows.wait_for(1, timeout=60)
                 continue

@@ -18,7 +18,7 @@ def test_versions_arrive_as_the_trainer_has_them(cluster, dtype):
     with exporter(agent.socket, weights) as trainer:
         for version in range(1, VERSIONS + 1):
             weights.step()
-            trainer.publish(version)
+            trainer.publish(version=version)
             receiver.wait_for(twin.step().published())
             assert unlike(weights.published(), twin.published()) == []  # the GPU computed what the CPU did
     verified = receiver.ctl("verify")
@@ -30,15 +30,15 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster):
     receiver = cluster.receiver(agent)
     weights = Weights(torch.bfloat16)
     with exporter(agent.socket, weights) as trainer:
-        trainer.publish(1)
+        trainer.publish(version=1)
         receiver.wait_for(weights.published())
         agent.kill()  # with all that it knew of what its halves hold
         weights.step(0.01)
         agent.start()
-        trainer.publish(2)
+        trainer.publish(version=2)
         receiver.wait_for(weights.published())
         weights.step(0.01)
-        trainer.publish(3)
+        trainer.publish(version=3)
         receiver.wait_for(weights.published())
 
 
@@ -50,7 +50,7 @@ def test_a_stream_arrives_as_the_trainer_has_it(cluster, dtype):
     with stream_publisher(agent.socket, weights) as trainer:
         for version in range(1, VERSIONS + 1):
             weights.step()
-            trainer.publish(version, reversed(weights.tensors.items()))
+            trainer.publish(version=version, tensors=reversed(weights.tensors.items()))
             receiver.wait_for(twin.step().published())
 
 
@@ -81,7 +81,7 @@ def test_columns_and_rows_of_a_larger_tensor_are_published_where_they_lie(cluste
     stacked.copy_(torch.randn(700, 300))
     weights.tensors = {"columns": stacked[:, 17:250], "rows": stacked[5:400], "turned": stacked.t()}
     with exporter(agent.socket, weights) as trainer:
-        trainer.publish(1)
+        trainer.publish(version=1)
         receiver.wait_for(weights.published())
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_wins_over_kernels_that_were_queued_before(cluster, dtype, 
     weights = Weights(dtype)
     wanted = weights.published()
     with exporter(agent.socket, weights) as trainer:
-        trainer.publish(1)
+        trainer.publish(version=1)
     receiver.wait_for(wanted)
     assert read_file(receiver.file()).keys() == wanted.keys()
     stream = torch.cuda.Stream() if side else None

@@ -171,7 +171,7 @@ class Agent(Served):
     def publisher(self, tensors, model: str = MODEL, **options) -> lockstep.Publisher:
         options.setdefault("reconnect_timeout", 20)
         options.setdefault("call_timeout", 30)
-        return lockstep.Publisher(self.socket, model, tensors, **options)
+        return lockstep.Publisher.in_place(tensors, model=model, socket=self.socket, **options)
 
     def wait_for(self, version: int, model: str = MODEL) -> None:
         """Until it serves `version`, which publish() does not wait for."""

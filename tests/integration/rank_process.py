@@ -81,7 +81,9 @@ class RankProcess:
 def serve(arguments) -> None:
     shapes = arguments["shapes"]
     metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in shapes.items()]
-    with lockstep.Publisher(arguments["socket"], arguments["model"], metas, **arguments["options"]) as publisher:
+    with lockstep.Publisher.in_place(
+        metas, model=arguments["model"], socket=arguments["socket"], **arguments["options"]
+    ) as publisher:
         calls = {
             "begin": lambda version: publisher.begin(version),
             "fill": lambda name, seed: publisher.write(name, content(name, seed, shapes[name])),

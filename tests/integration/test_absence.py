@@ -13,13 +13,15 @@ PATIENCE = 0.5
 
 
 def publisher_of(agent, tensors, **options):
-    publisher = lockstep.Publisher(agent.socket, MODEL, tensors, reconnect_timeout=PATIENCE, **options)
-    return publisher, lambda version: publisher.publish(version, tensors)
+    publisher = lockstep.Publisher.in_place(
+        tensors, model=MODEL, socket=agent.socket, reconnect_timeout=PATIENCE, **options
+    )
+    return publisher, lambda version: publisher.publish(version=version, tensors=tensors)
 
 
 def exporter_of(agent, tensors, **options):
     options |= {"socket": agent.socket, "model": MODEL, "reconnect_timeout": PATIENCE}
-    exporter = lockstep.Exporter.from_named_tensors(tensors, **options)
+    exporter = lockstep.Publisher.from_tensors(tensors, **options)
     return exporter, exporter.publish
 
 
@@ -78,18 +80,18 @@ def test_a_version_that_one_rank_skipped_is_gone_for_all_and_the_next_is_whole(c
         return {"a": content("a", version, shapes["a"])}
 
     with (
-        lockstep.Publisher(agent.socket, MODEL, metas, **options) as publisher,
+        lockstep.Publisher.in_place(metas, model=MODEL, socket=agent.socket, **options) as publisher,
         RankProcess(agent.socket, MODEL, shapes, 1, 2) as patient,
     ):
         patient.write(1, ["b"], 1)
-        assert publisher.publish(1, part(1))
+        assert publisher.publish(version=1, tensors=part(1))
         patient.call("commit")
         agent.kill()
         with pytest.warns(RuntimeWarning, match="skipped"):
-            assert not publisher.publish(2, part(2))
+            assert not publisher.publish(version=2, tensors=part(2))
         agent.start()
         patient.write(2, ["b"], 2)
-        assert publisher.publish(3, part(3))
+        assert publisher.publish(version=3, tensors=part(3))
         with pytest.raises(lockstep.AbortedError, match="rank 0 went on to version 3 without version 2"):
             patient.call("commit")
         patient.write(3, ["b"], 3)

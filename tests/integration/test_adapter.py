@@ -86,7 +86,7 @@ def test_every_step_of_an_adapters_training_loads_in_peft_with_the_trainers_logi
     ):
         for step in range(1, STEPS + 1):
             trainer.step()
-            publisher.publish(step, trainer.tensors())
+            publisher.publish(version=step, tensors=trainer.tensors())
             receiver.wait_for(trainer.tensors())
             assert torch.equal(loaded_logits(receiver.published()), trainer.logits()), f"step {step}"
 
@@ -118,7 +118,7 @@ def test_a_receiver_killed_at_any_moment_leaves_and_comes_back_with_a_whole_adap
         for kill in range(KILLS):
             trainer.step()
             published.append(trainer.tensors())
-            publisher.publish(len(published), published[-1])
+            publisher.publish(version=len(published), tensors=published[-1])
             if kill == 0:
                 receiver.wait_for(published[-1])
             time.sleep(0.005 * kill)
@@ -141,7 +141,7 @@ def test_a_changed_configuration_fails_the_verification_until_it_is_pulled_again
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(trainer.tensors(), attachments=attachments) as publisher:
-        publisher.publish(1, trainer.tensors())
+        publisher.publish(version=1, tensors=trainer.tensors())
         receiver.wait_for(trainer.tensors())
         assert receiver.ctl("verify").returncode == 0
         path = receiver.published() / "adapter_config.json"
@@ -160,13 +160,13 @@ def test_an_agent_killed_between_versions_of_an_adapter_goes_on_in_the_same_run(
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(trainer.tensors(), attachments=trainer.attachments(tmp_path)) as publisher:
-        publisher.publish(1, trainer.tensors())
+        publisher.publish(version=1, tensors=trainer.tensors())
         receiver.wait_for(trainer.tensors())
         agent.kill()
         agent.start()
         trainer.step()
         with receiver.recorded_syncs() as syncs:
-            publisher.publish(2, trainer.tensors())
+            publisher.publish(version=2, tensors=trainer.tensors())
             receiver.wait_for(trainer.tensors())
         assert [(sync["mode"], sync["to"]["version"]) for sync in syncs] == [("delta", 2)]
         assert receiver.model_status()["held"]["run"] == publisher.run
@@ -184,7 +184,7 @@ def test_an_attachment_takes_the_place_of_an_asset_and_other_attachments_are_ano
     for rank in (4, 8):
         trainer = AdapterTrainer(rank)
         with agent.publisher(trainer.tensors(), attachments=trainer.attachments(tmp_path)) as publisher:
-            publisher.publish(1, trainer.tensors())
+            publisher.publish(version=1, tensors=trainer.tensors())
             receiver.wait_for(trainer.tensors())
         config = json.loads((receiver.published() / "adapter_config.json").read_text())
         assert config["r"] == rank
@@ -200,7 +200,7 @@ def test_an_attachment_takes_the_place_of_an_asset_and_other_attachments_are_ano
 
     full = trainer.model.get_base_model().state_dict()
     with agent.publisher(full) as publisher:
-        publisher.publish(1, full)
+        publisher.publish(version=1, tensors=full)
         wait_until(lambda: (receiver.published() / "model.safetensors").exists(), "a model takes the adapter's place")
     assert not (receiver.published() / "adapter_config.json").exists()  # loaders would look for its weights
 

@@ -40,7 +40,7 @@ def test_receivers_get_the_lane_port_that_the_system_chose_also_under_another_ho
     agent = cluster.agent(lane_advertise="localhost:0")
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
 
 

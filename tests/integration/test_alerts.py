@@ -24,7 +24,7 @@ def prometheus(cluster):
 def publish(agent, model, *versions: int) -> None:
     with agent.publisher(model.tensors) as publisher:
         for version in versions:
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
 
 
 def test_every_alert_is_raised_here():
@@ -38,12 +38,12 @@ def test_a_fleet_that_falls_apart(cluster, prometheus):
     follower = cluster.receiver(agent, **LISTEN)
     straggler = cluster.receiver(agent, follow=False, **LISTEN)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         follower.wait_for(model.tensors)
         straggler.ask("pull")
         prometheus.scrape(agent, follower, straggler)
         for version in range(2, 5):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
         prometheus.wait_for("LockstepReceiverBehind", "LockstepFleetSplit")
         straggler.ask("pull")
         prometheus.wait_for_none()

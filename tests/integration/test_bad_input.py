@@ -136,7 +136,7 @@ def test_a_second_agent_on_the_same_socket_is_refused_and_the_first_lives_on(clu
     result = run(command("trainer_agent", cluster.directory, socket=agent.socket))
     assert result.returncode == UNAVAILABLE and str(agent.socket) in result.stderr
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
 
 
 def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cluster):
@@ -146,13 +146,15 @@ def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cl
     result = run(command("raas_receiver", cluster.directory, root=receiver.root, source=agent.address))
     assert result.returncode != 0 and str(receiver.root) in result.stderr
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         receiver.wait_for(model.tensors)
 
 
 def test_publishing_without_an_agent_names_the_socket(cluster):
     with pytest.raises(lockstep.UnavailableError, match="nobody.sock"):
-        lockstep.Publisher(cluster.directory / "nobody.sock", MODEL, {"a": np.zeros(1)}, connect_timeout=0.2)
+        lockstep.Publisher.in_place(
+            {"a": np.zeros(1)}, model=MODEL, socket=cluster.directory / "nobody.sock", connect_timeout=0.2
+        )
 
 
 def test_a_full_segment_directory_refuses_the_model_and_the_ones_held_live_on(cluster):
@@ -160,10 +162,10 @@ def test_a_full_segment_directory_refuses_the_model_and_the_ones_held_live_on(cl
     receiver = cluster.receiver(agent)
     small, large = ToyModel(blocks=8), ToyModel(blocks=120)
     with agent.publisher(small.tensors) as publisher:
-        publisher.publish(1, small.step())
+        publisher.publish(version=1, tensors=small.step())
         with pytest.raises(lockstep.ResourceExhaustedError, match=str(agent.segment_dir)):
             agent.publisher(large.tensors, "large")
-        publisher.publish(2, small.step())
+        publisher.publish(version=2, tensors=small.step())
         receiver.wait_for(small.tensors)
 
 
@@ -172,12 +174,12 @@ def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
     receiver = cluster.receiver(agent, models=("actor", "large"), root=cluster.small_tmpfs("root", 24))
     small, large = ToyModel(blocks=8), ToyModel(blocks=120)
     with agent.publisher(small.tensors) as publisher, agent.publisher(large.tensors, "large") as other:
-        publisher.publish(1, small.step())
+        publisher.publish(version=1, tensors=small.step())
         receiver.wait_for(small.tensors)
-        other.publish(1, large.tensors)
+        other.publish(version=1, tensors=large.tensors)
         root = str(receiver.root)
         wait_until(lambda: root in receiver.model_status("large")["last_error"], "the full disk is reported")
-        publisher.publish(2, small.step())
+        publisher.publish(version=2, tensors=small.step())
         receiver.wait_for(small.tensors)
 
 
@@ -187,11 +189,11 @@ def test_a_layout_that_finds_no_room_leaves_the_version_before_to_roll_back_to(c
     small, large = ToyModel(blocks=8), ToyModel(blocks=120)
     with agent.publisher(small.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, small.step())
+            publisher.publish(version=version, tensors=small.step())
             receiver.wait_for(small.tensors)
     before = receiver.model_status()
     with agent.publisher(large.tensors) as publisher:
-        publisher.publish(1, large.tensors)
+        publisher.publish(version=1, tensors=large.tensors)
         error = wait_until(lambda: receiver.model_status()["last_error"], "the full disk is reported")
         assert f"in {receiver.root} for a replica" in error
         assert receiver.ctl("rollback", MODEL).returncode == 0
@@ -204,7 +206,7 @@ def test_what_a_model_needs_for_both_replicas_and_what_is_free_are_sums_that_one
     agent = cluster.agent()
     model = ToyModel(blocks=80)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         receiver = cluster.receiver(agent, root=cluster.small_tmpfs("root", 40))
         errors = set()
         for _ in range(2):  # a failure leaves nothing behind that would make the next one another
@@ -283,7 +285,7 @@ def test_garbage_on_the_lane_port_is_turned_away_and_pulls_go_on(cluster):
     noise = np.random.default_rng(1).bytes(100_000)
     good = lane_hello(1, bytes(16))
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         flipped = good[:20] + bytes([good[20] ^ 1]) + good[21:]
         for pieces in ([noise], [b"GET / HTTP/1.1\r\n\r\n"], [good[:30]], [b""], [flipped], [good, noise]):
             send_and_read(agent.addresses["lanes"], *pieces)
@@ -297,7 +299,7 @@ def test_garbage_on_the_trainers_socket_is_turned_away_and_publishing_goes_on(cl
     with agent.publisher(model.tensors) as publisher:
         for pieces in ([np.random.default_rng(2).bytes(100_000)], [b"\0" * 64], [b"\xff" * 64], [b"x"], [b""]):
             send_and_read(str(agent.socket), *pieces)
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
 
 
@@ -321,7 +323,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
     receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=3)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
             wait_until(lambda: calls.exists() and f"{MODEL} {version} " in calls.read_text(), f"hook of {version}")
         wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") >= 6, "three attempts, and three after a wait")
@@ -330,7 +332,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
             "the failure is reported",
         )
         assert (status["held"]["version"], status["served_version"]) == (2, 1)
-        publisher.publish(3, model.step())
+        publisher.publish(version=3, tensors=model.step())
         receiver.wait_for(model.tensors)
         wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
     said = calls.read_text().splitlines()
@@ -370,11 +372,11 @@ def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(
     agent = cluster.agent()
     receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         wait_until(lambda: calls.exists() and calls.read_text() == "begin 1\n", "the hook runs")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         receiver.wait_for(model.tensors)
-        publisher.publish(3, model.step())
+        publisher.publish(version=3, tensors=model.step())
         wait_until(lambda: receiver.model_status()["newest_version"] == 3, "version 3 is known")
         status = receiver.model_status()
         assert (status["held"]["version"], status["served_version"], status["state"]) == (2, 0, "notifying")
@@ -390,7 +392,7 @@ def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent, engine="hook:sleep 600", engine_attempts=1, engine_load_timeout_ms=300)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported")
     assert differing_tensor(receiver.file(), model.tensors) is None
@@ -405,7 +407,7 @@ class _OnGpu(np.ndarray):
 
 def test_a_tensor_on_a_gpu_that_the_library_does_not_reach_is_named_with_the_reason(tmp_path):
     for make in (
-        lambda tensors: lockstep.Exporter.from_named_tensors(tensors, socket=tmp_path / "none.sock", model=MODEL),
+        lambda tensors: lockstep.Publisher.from_tensors(tensors, socket=tmp_path / "none.sock", model=MODEL),
         lambda tensors: lockstep.Importer.from_named_tensors(tensors).load(tmp_path),
     ):
         with pytest.raises(lockstep.BadDataError, match='"w" is on cuda:3, and .*CUDA'):

@@ -27,9 +27,9 @@ class Array:
         self.memory = (ctypes.c_uint8 * 1000000)(first)
         address = ctypes.addressof(self.memory)
         self.__array_interface__ = {"data": (address, False), "shape": (1000000,), "typestr": "|u1", "version": 3}
-with lockstep.Publisher(sys.argv[1], "actor", {"weight": Array(0)}) as publisher:
+with lockstep.Publisher.in_place({"weight": Array(0)}, model="actor", socket=sys.argv[1]) as publisher:
     for version in (1, 2):
-        publisher.publish(version, {"weight": Array(version)})
+        publisher.publish(version, tensors={"weight": Array(version)})
 """
 
 
@@ -96,7 +96,7 @@ def test_what_a_host_preloads_and_where_it_has_libraries_reaches_hooks_and_no_da
     receiver.prefix = ["env", *(f"{name}={value}" for name, value in host.items())]
     receiver.start()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         wait_until(found.exists, "the hook has run")
     seen = dict(line.split("=", 1) for line in found.read_text().splitlines() if "=" in line)
     assert {name: seen.get(name) for name in host} == host
@@ -134,7 +134,7 @@ def test_full_pulls_and_deltas_inside_another_release_of_debian(cluster, package
         daemon.start()
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
     assert [sync["mode"] for sync in syncs] == ["full", "delta"]
     assert receiver.ctl("verify").returncode == 0

@@ -31,7 +31,7 @@ def test_receivers_and_lockstepctl_reach_an_agent_over_a_long_link(cluster):
     with DelayProxy(agent.address, 0.3) as link, agent.publisher(model.tensors) as publisher:
         receiver = cluster.receiver(link.address)
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
         result = status_of(link.address, timeout_ms=60_000)
         assert result.returncode == 0, result.stderr
@@ -93,5 +93,5 @@ def test_a_trainer_says_nothing_to_an_impostor_at_the_agents_path():
                 listener.listen()
                 os._exit(0 if listener.accept()[0].recv(1) == b"" else 1)
         with pytest.raises(lockstep.PermissionDeniedError, match="uid 65534 listens at .* impostor"):
-            lockstep.Publisher(path, MODEL, {"weight": np.zeros(1000, np.float32)})
+            lockstep.Publisher.in_place({"weight": np.zeros(1000, np.float32)}, model=MODEL, socket=path)
         assert os.waitpid(impostor, 0)[1] == 0

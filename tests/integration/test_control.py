@@ -23,9 +23,9 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
     receivers = [cluster.receiver(agent, name=f"r{i}") for i in range(2)]
     seen = control.Agent(agent.address)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors, label="step 10")
+        publisher.publish(version=1, tensors=model.tensors, label="step 10")
         assert seen.wait_served(1, receivers=2, timeout=60).newest_label == "step 10"
-        publisher.publish(2, model.step(), label="step 20")
+        publisher.publish(version=2, tensors=model.step(), label="step 20")
         now = seen.wait_served(receivers=2, timeout=60)
         assert (now.name, now.newest_version, now.newest_label, now.run) == (MODEL, 2, "step 20", publisher.run)
         assert [delta.target for delta in now.deltas] == [2] and now.ranks_connected == 1
@@ -52,7 +52,7 @@ def test_a_receiver_is_rolled_back_and_pulls_again(cluster, agent):
     receiver = control.Receiver(cluster.receiver(agent).address)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait(version, timeout=60)
         back = receiver.rollback(to=1)
         assert (back.held.version, back.state) == (1, "held")
@@ -105,11 +105,11 @@ def test_a_users_mistakes_are_found_by_their_type_checker(tmp_path):
             names: list[str] = [model.name for model in status.models]
             status.models[0].newest_verson
             control.Receiver().rollback(to="41")
-            with lockstep.Publisher("/agent.sock", "actor", {}) as publisher:
-                publisher.publsh(1, {})
-            with lockstep.Exporter.from_named_tensors({}, socket="/agent.sock", model="actor") as exporter:
-                exporter.publish(version="1")
-            lockstep.Exporter.from_fsdp(None, socket="/agent.sock", model="actor", call_timeout_ms=5)
+            with lockstep.Publisher.in_place({}, model="actor", socket="/agent.sock") as publisher:
+                publisher.publsh(1)
+            with lockstep.Publisher.from_tensors({}, model="actor") as publisher:
+                publisher.publish(version="1")
+            lockstep.Publisher.from_fsdp(None, socket="/agent.sock", model="actor", call_timeout_ms=5)
             lockstep.wait_for("/replicas/actor", "1")
             """
         )

@@ -35,7 +35,7 @@ def test_an_agent_killed_between_versions_goes_on_and_no_receiver_needs_a_full_p
             for version in range(1, 7):
                 if version == 4:
                     restarting = restart_soon(agent)
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 for receiver in receivers:
                     receiver.wait_for(model.tensors)
             restarting.join()
@@ -54,7 +54,7 @@ def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, s
     agent = cluster.agent(segments=segments)
     receiver = cluster.receiver(agent)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         model.step()
         publisher.begin(2)
@@ -67,7 +67,7 @@ def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, s
         publisher.commit()
         restarting.join()
         receiver.wait_for(model.tensors)
-        publisher.publish(3, model.step())
+        publisher.publish(version=3, tensors=model.step())
         receiver.wait_for(model.tensors)
     assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
 
@@ -87,14 +87,14 @@ def test_an_agent_killed_again_and_again_never_loses_the_run(cluster):
         killing.set()
 
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         thread = threading.Thread(target=killer)
         thread.start()
         version = 1
         while not killing.is_set():
             version += 1
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(0.02)
         thread.join()
         receiver.wait_for(model.tensors)
@@ -119,7 +119,7 @@ class SteadyPublisher(threading.Thread):
                 self.version += 1
                 tensors = self.model.step()
                 self.hashes.add(tensors_hash(tensors))
-                self.publisher.publish(self.version, tensors)
+                self.publisher.publish(version=self.version, tensors=tensors)
             time.sleep(0.01)
 
     def __enter__(self):
@@ -152,7 +152,7 @@ def test_a_receiver_killed_during_its_first_pull_starts_over(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent, start=False)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         for delay_s in (0.0, 0.02, 0.05):
             receiver.start()
             time.sleep(delay_s)
@@ -168,7 +168,7 @@ def test_what_a_receiver_held_is_still_published_when_it_restarts_without_an_age
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
     agent.kill()
     receiver.kill()
@@ -182,14 +182,14 @@ def test_receivers_go_on_with_deltas_when_agent_and_receiver_were_killed_at_once
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         agent.kill()
         receiver.kill()
         receiver.start()
         agent.start()
         with receiver.recorded_syncs() as syncs:
-            publisher.publish(2, model.step())
+            publisher.publish(version=2, tensors=model.step())
             receiver.wait_for(model.tensors)
     assert set(modes(syncs)) <= {"delta", "up_to_date"}
 
@@ -198,12 +198,12 @@ def test_an_agent_that_lost_its_trainer_too_serves_what_it_had_or_says_that_it_h
     model = ToyModel(blocks=8)
     agent = cluster.agent()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         agent.kill()
     agent.start()
     late = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         late.wait_for(model.tensors)
 
 
@@ -213,11 +213,11 @@ def test_segments_of_dead_runs_are_removed(cluster):
     image_bytes = 8 * BLOCK
     for _ in range(4):
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             agent.kill()
         agent.start()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         held = sum(file.stat().st_size for file in agent.segment_dir.rglob("*") if file.is_file())
     assert held < 3 * image_bytes, f"{held} bytes of segments for two halves of {image_bytes}"
 
@@ -228,7 +228,7 @@ def test_both_daemons_drain_and_end_with_0_when_told_to_stop(cluster, number):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         for daemon in (receiver, agent):
             daemon.signal(number)
@@ -242,7 +242,7 @@ def test_both_daemons_drain_in_the_midst_of_their_work(cluster):
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors, reconnect_timeout=0.3) as publisher:
         for version in range(1, 4):
-            publisher.publish(version, model.step(density=0.5))
+            publisher.publish(version=version, tensors=model.step(density=0.5))
         assert agent.stop() == 0
         assert receiver.stop() == 0
     if receiver.file().exists():

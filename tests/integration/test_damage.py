@@ -30,7 +30,7 @@ def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
     agent = cluster.agent(scrub_round_ms=0)
     first = cluster.receiver(agent, name="first")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         first.wait_for(model.tensors)
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
         flip_last_bit(written_half(agent))
@@ -41,7 +41,7 @@ def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
         wait_until(lambda: "withdrawn" in late.model_status()["last_error"], "the late receiver says why")
         assert not late.file().exists()
         first.wait_for(before)  # it has what was committed
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         for receiver in (first, late):
             receiver.wait_for(model.tensors)
 
@@ -51,7 +51,7 @@ def test_a_bit_that_flips_in_a_replica_is_mended_and_its_reader_told_by_a_new_di
     agent = cluster.agent()
     receiver = cluster.receiver(agent, scrub_round_ms=200)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         directory = receiver.published().resolve()
         flip_last_bit(receiver.file())

@@ -64,7 +64,7 @@ def test_mixed_dtypes_scalars_and_empty_tensors_arrive_bit_for_bit(cluster):
     receiver = cluster.receiver(agent)
     with receiver.recorded_syncs() as syncs, agent.publisher(tensors) as publisher:
         for version in range(1, 5):
-            publisher.publish(version, tensors)
+            publisher.publish(version=version, tensors=tensors)
             receiver.wait_for(tensors)
             flip_some_bits(tensors, random)
     assert [sync["mode"] for sync in syncs] == ["full", "delta", "delta", "delta"]
@@ -75,7 +75,7 @@ def test_the_published_file_gives_the_safetensors_library_the_same_tensors(clust
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
         receiver.wait_for(tensors)
     with safe_open(receiver.file(), "pt") as file:
         assert set(file.keys()) == tensors.keys()
@@ -90,13 +90,13 @@ def test_signed_zeros_and_nan_payloads_are_bytes_like_any_other(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher({"w": weights}) as publisher:
-        publisher.publish(1, {"w": weights})
+        publisher.publish(version=1, tensors={"w": weights})
         receiver.wait_for({"w": weights})
         bits = weights.view(np.uint32)
         bits[::1000] = 0x80000000  # -0.0 == 0.0
         bits[1::1000] = 0x7FC00001  # a NaN, equal to nothing
-        publisher.publish(2, {"w": weights})
+        publisher.publish(version=2, tensors={"w": weights})
         receiver.wait_for({"w": weights})
         bits[1::1000] = 0x7FC00002  # another NaN
-        publisher.publish(3, {"w": weights})
+        publisher.publish(version=3, tensors={"w": weights})
         receiver.wait_for({"w": weights})

@@ -65,7 +65,7 @@ def test_a_listener_reads_weights_and_messages_on_plain_lanes_and_none_on_encryp
         agent = cluster.agent(lane_listen=lanes.address, lane_advertise=listener.address, **options["agent"])
         receiver = cluster.receiver(agent, **options["receiver-0"])
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             receiver.wait_for(model.tensors)
         heard = b"".join(listener.heard)
     weights = raw_bytes(model.tensors["layers.0.weight"])
@@ -83,5 +83,5 @@ def test_a_fault_of_the_network_on_encrypted_lanes_is_survived(cluster, ca, faul
         receiver = cluster.receiver(agent, **ca.daemon("receiver-0"))
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
-                publisher.publish(version, model.step(density=0.05))
+                publisher.publish(version=version, tensors=model.step(density=0.05))
                 receiver.wait_for(model.tensors, timeout_s=90)

@@ -77,8 +77,8 @@ def ended(pid: int) -> bool:
 
 def publish(agent, version: int = 1, model: "ToyModel | None" = None) -> "dict[str, np.ndarray]":
     model = model or ToyModel(blocks=4)
-    with lockstep.Publisher(agent.socket, MODEL, model.tensors, call_timeout=60) as publisher:
-        publisher.publish(version, model.tensors)
+    with lockstep.Publisher.in_place(model.tensors, model=MODEL, socket=agent.socket, call_timeout=60) as publisher:
+        publisher.publish(version=version, tensors=model.tensors)
     return model.tensors
 
 
@@ -310,9 +310,9 @@ def test_a_receiver_pulls_from_an_agent_over_tcp_and_its_bytes_are_equal(home):
     assert lockstep.ensure_receiver(agent.grpc, [MODEL], end_with_owner=True) == receiver
     model = ToyModel(blocks=4)
     file = Path(receiver.current(MODEL), "model.safetensors")
-    with lockstep.Publisher(agent.socket, MODEL, model.tensors) as publisher:
+    with lockstep.Publisher.in_place(model.tensors, model=MODEL, socket=agent.socket) as publisher:
         for version in (1, 2, 3):
-            publisher.publish(version, model.step(), label=f"step {version}")
+            publisher.publish(version=version, tensors=model.step(), label=f"step {version}")
             publisher.wait_served(f"step {version}", receivers=[receiver.name], timeout=60)
             assert differing_tensor(file, model.tensors) is None
     assert lockstep.published(receiver.replica(MODEL)).version == 3

@@ -21,7 +21,7 @@ def test_damaged_lanes_never_keep_a_replica_from_the_trainers_bytes(cluster, see
         receivers = [cluster.receiver(agent, lanes=lanes) for lanes in (1, 4)]
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 5):
-                publisher.publish(version, model.step(density=0.05))
+                publisher.publish(version=version, tensors=model.step(density=0.05))
                 for receiver in receivers:
                     receiver.wait_for(model.tensors, timeout_s=60)
         assert sum(proxy.seen.values()) >= 8
@@ -34,7 +34,7 @@ def test_a_single_kind_of_fault_in_a_full_pull_is_survived(cluster, fault):
     with FaultProxy(lanes.address, 1, [fault, "clean"], reach_bytes=4 << 20) as proxy:
         agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address)
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             cluster.receiver(agent).wait_for(model.tensors, timeout_s=60)
 
 
@@ -46,7 +46,7 @@ def test_a_bad_control_channel_never_keeps_a_replica_from_the_trainers_bytes(clu
         receiver = cluster.receiver(proxy.address)
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 6):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 receiver.wait_for(model.tensors, timeout_s=60)
 
 
@@ -58,11 +58,11 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
         for _ in range(3):
             cluster.receiver(agent)
         with agent.publisher(model.tensors, reconnect_timeout=0.3) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             wait_until(lambda: sum(proxy.seen.values()) >= 3, "the receivers pull")
             started = time.monotonic()
             for version in range(2, 30):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
             assert time.monotonic() - started < LANE_SILENCE_S
             assert agent.stop() == 0
 
@@ -73,12 +73,12 @@ def test_a_full_pull_overtaken_by_many_versions_ends_with_a_whole_one(cluster):
     with FaultProxy(lanes.address, 1, ["gate"]) as proxy:
         agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address)
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             receiver = cluster.receiver(agent, lanes=2)
             with receiver.recorded_syncs() as syncs:
                 wait_until(lambda: proxy.seen, "the pull has begun")
                 for version in range(2, 8):
-                    publisher.publish(version, model.step())
+                    publisher.publish(version=version, tensors=model.step())
                 proxy.gate.set()
                 receiver.wait_for(model.tensors)
     assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 1

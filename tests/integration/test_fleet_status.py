@@ -37,7 +37,7 @@ def test_the_agents_status_lists_receivers_with_what_they_hold_and_serve_and_sin
 
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             wait_until(lambda: states().get("good") == ("connected", version, version), f"good serves {version}")
         wait_until(lambda: states()["bad"] == ("connected", 2, 1), "bad holds 2 and serves 1")
         wait_until(
@@ -59,7 +59,7 @@ def test_the_agents_status_lists_receivers_with_what_they_hold_and_serve_and_sin
         wait_until(lambda: states() == {"bad": ("connected", 2, 1)}, "a restarted agent is told again")
         good.start()
         wait_until(lambda: states().get("good") == ("connected", 2, 2), "good is back")
-        publisher.publish(3, model.step())
+        publisher.publish(version=3, tensors=model.step())
         wait_until(lambda: states() == {"good": ("connected", 3, 3), "bad": ("connected", 3, 3)}, "both are at 3")
 
 
@@ -67,7 +67,7 @@ def test_two_receivers_of_one_name_are_listed_as_two_and_said_to_be(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         twins = [
             cluster.receiver(
                 agent,
@@ -98,7 +98,7 @@ def test_a_model_that_no_trainer_has_opened_is_said_by_both_daemons(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver = cluster.receiver(agent, models=("actro",), name="typo")
         wait_until(
             lambda: receiver.model_status("actro")["last_error"].endswith(f" has no actro; it has {MODEL}"),
@@ -110,7 +110,7 @@ def test_a_model_that_no_trainer_has_opened_is_said_by_both_daemons(cluster):
         assert "no trainer has opened actro" in agent.ctl("status").stdout
         assert "model_not_open" in agent.log() and "model_not_open" in receiver.log()
         with agent.publisher(model.tensors, model="actro") as late:
-            late.publish(1, model.tensors)
+            late.publish(version=1, tensors=model.tensors)
             receiver.wait_for(model.tensors, model="actro")
             wait_until(lambda: receiver.model_status("actro")["last_error"] == "", "it is over")
         assert agent.ask("status")["unopened"] == []
@@ -122,25 +122,25 @@ def test_a_receiver_is_ready_once_its_engine_serves_some_version_and_stays_so_wh
     allowed = cluster.directory / "allowed"
     receiver = cluster.receiver(agent, engine=f"hook:grep -q $LOCKSTEP_VERSION {allowed}", engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         wait_until(lambda: ready(receiver, "raas-receiver-replica"), "there is a verified replica")
         wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the engine refuses it")
         assert not ready(receiver) and not ready(receiver, ENGINE)
         allowed.write_text("1")
         wait_until(lambda: ready(receiver), "the engine serves it")
         wait_until(lambda: ready(receiver, ENGINE), "requests may be sent to it")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "it has the next")
         wait_until(lambda: "version 2" in receiver.model_status()["last_error"], "the engine refuses that")
         assert ready(receiver) and ready(receiver, "liveness") and ready(receiver, ENGINE)
     # What it serves is of a run that is over.
     allowed.write_text("none")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         wait_until(lambda: not ready(receiver, ENGINE), "nothing of the new run is served")
         assert ready(receiver)
         allowed.write_text("1 2")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         wait_until(lambda: ready(receiver, ENGINE), "a version of the new run is served")
 
 
@@ -152,11 +152,11 @@ def test_a_receiver_that_could_not_sync_for_long_is_not_ready_if_asked_for(clust
         patient = cluster.receiver(agent, name="patient")
         strict = cluster.receiver(agent, name="strict", unready_after_ms=300)
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             for receiver in (patient, strict):
                 wait_until(lambda: ready(receiver), f"{receiver.name} is ready")
             lanes.close()  # versions are announced, and no byte of them comes
-            publisher.publish(2, model.step())
+            publisher.publish(version=2, tensors=model.step())
             wait_until(lambda: not ready(strict), "strict is behind for too long")
             assert ready(patient) and ready(strict, "raas-receiver-replica") and ready(strict, "liveness")
             wait_until(lambda: strict.model_status()["last_error"] != "", "it says why")

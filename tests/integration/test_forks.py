@@ -60,7 +60,7 @@ def locking():
         held = threading.Event()
 
         def run() -> None:
-            with handle._lock:
+            with handle._writer._lock:
                 held.set()
                 ends.wait(60)
 
@@ -81,12 +81,12 @@ def locking():
 def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_nothing(agent, cluster, model, locking):
     name = next(iter(model.tensors))
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         publisher.begin(2)
         locking(publisher)
         refused(
             {
-                "publish": lambda: publisher.publish(2, model.tensors),
+                "publish": lambda: publisher.publish(version=2, tensors=model.tensors),
                 "begin": lambda: publisher.begin(3),
                 "write": lambda: publisher.write(name, model.tensors[name]),
                 "ranges_done": lambda: publisher.ranges_done([(0, 16)]),
@@ -106,10 +106,10 @@ def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_n
 def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
     with agent.publisher(model.tensors) as publisher:
         data = publisher.begin(1)
-        position, source, _ = publisher._source(*next(iter(model.tensors.items())))
+        position, source, _ = publisher._writer._source(*next(iter(model.tensors.items())))
         offset = publisher.layout[position][1]
         data[offset : offset + source.nbytes] = bytes(source.nbytes)
-        library, handle = publisher._library, publisher._handle
+        library, handle = publisher._writer._library, publisher._writer._handle
 
         def write() -> None:
             code = library.lockstep_write(handle, abi.CSource(position, source.address, source.nbytes), 1)
@@ -121,12 +121,12 @@ def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
 
 def test_every_call_on_a_parents_exporter_is_refused_by_name_and_closing_does_nothing(agent, cluster, model, locking):
     options = {"socket": agent.socket, "model": MODEL, "threads": 2}
-    with lockstep.Exporter.from_named_tensors(model.tensors, **options) as exporter:
-        exporter.publish(1)
+    with lockstep.Publisher.from_tensors(model.tensors, **options) as exporter:
+        exporter.publish(version=1)
         locking(exporter)
         refused(
             {
-                "publish": lambda: exporter.publish(2),
+                "publish": lambda: exporter.publish(version=2),
                 "stats": lambda: exporter.stats,
                 "committed_version": lambda: exporter.committed_version,
             }
@@ -134,20 +134,20 @@ def test_every_call_on_a_parents_exporter_is_refused_by_name_and_closing_does_no
         assert in_child({"close": exporter.close}) == {"close": ""}  # its threads are the parent's
         locking.release()
         model.step()
-        exporter.publish(2)
+        exporter.publish(version=2)
         cluster.receiver(agent).wait_for(model.tensors)
 
 
 def test_a_forked_process_opens_a_publisher_of_its_own(agent, model):
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
 
         def open_another() -> None:
             with agent.publisher(model.tensors, "another") as another:
-                another.publish(1, model.tensors)
+                another.publish(version=1, tensors=model.tensors)
 
         assert in_child({"open": open_another}) == {"open": ""}
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
 
 
 class IntoNothing:
@@ -162,7 +162,7 @@ def test_both_ends_of_a_parents_ring_are_refused_by_name_and_closing_them_does_n
     path = cluster.directory / "ring.sock"
     options = {"socket": agent.socket, "model": MODEL}
     with (
-        lockstep.Exporter.from_named_tensors(model.tensors, **options) as exporter,
+        lockstep.Publisher.from_tensors(model.tensors, **options) as exporter,
         lockstep.BucketRing(exporter, socket=path) as ring,
         lockstep.RingReader(path, IntoNothing()) as reader,
     ):

@@ -23,11 +23,11 @@ HANG_S = 5
 
 def publisher_of(agent, tensors, model=MODEL):
     publisher = agent.publisher(tensors, model)
-    return publisher, lambda version: publisher.publish(version, tensors)
+    return publisher, lambda version: publisher.publish(version=version, tensors=tensors)
 
 
 def exporter_of(agent, tensors, model=MODEL):
-    exporter = lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model=model)
+    exporter = lockstep.Publisher.from_tensors(tensors, socket=agent.socket, model=model)
     return exporter, exporter.publish
 
 
@@ -107,7 +107,7 @@ def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c
             break
         ctrl_c.interrupted(lambda: agent.publisher(tensors).close(), [randomness.uniform(0, 0.01)])
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
     assert ctrl_c.caught >= INTERRUPTS // 2
 
 
@@ -177,12 +177,12 @@ def test_ctrl_c_ends_the_wait_for_another_rank_and_the_next_publish_works(cluste
         RankProcess(agent.socket, MODEL, shapes, 1, 2) as other,
         agent.publisher(metas, rank=0, ranks=2) as publisher,
     ):
-        publisher.publish(1, part(1))
+        publisher.publish(version=1, tensors=part(1))
         other.write(1, ["b"], 1)
-        ended(ctrl_c, lambda: publisher.publish(2, part(2)))  # waits for version 1
+        ended(ctrl_c, lambda: publisher.publish(version=2, tensors=part(2)))  # waits for version 1
         other.call("commit")
         agent.wait_for(1)
-        publisher.publish(3, part(3))
+        publisher.publish(version=3, tensors=part(3))
         other.write(3, ["b"], 3)
         other.call("commit")
         agent.wait_for(3)
@@ -205,7 +205,7 @@ def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):
                 publisher.begin(1)
             assert time.monotonic() - start < HANG_S
             agent.signal(signal.SIGCONT)
-            publisher.publish(2, tensors)
+            publisher.publish(version=2, tensors=tensors)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -227,11 +227,11 @@ def test_a_handle_that_a_signals_handler_closes_ends_its_call_and_leaves_the_age
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         start = time.monotonic()
         with pytest.raises(lockstep.StateError, match="was closed meanwhile"):
-            publisher.publish(1, tensors)
+            publisher.publish(version=1, tensors=tensors)
         assert time.monotonic() - start < HANG_S
         agent.signal(signal.SIGCONT)
         with agent.publisher(tensors) as again:
-            again.publish(1, tensors)
+            again.publish(version=1, tensors=tensors)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

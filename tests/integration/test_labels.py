@@ -18,18 +18,20 @@ from lockstep.core import served
 
 
 def publisher_of(agent, tensors):
-    publisher = lockstep.Publisher(agent.socket, MODEL, tensors)
-    return publisher, lambda version, label=None: publisher.publish(version, tensors, label=label)
+    publisher = lockstep.Publisher.in_place(tensors, model=MODEL, socket=agent.socket)
+    return publisher, lambda version, label=None: publisher.publish(version=version, tensors=tensors, label=label)
 
 
 def exporter_of(agent, tensors):
-    exporter = lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model=MODEL)
-    return exporter, exporter.publish
+    exporter = lockstep.Publisher.from_tensors(tensors, socket=agent.socket, model=MODEL)
+    return exporter, lambda version, label=None: exporter.publish(label, version=version)
 
 
 def streamer_of(agent, tensors):
-    publisher = lockstep.StreamPublisher(agent.socket, MODEL, tensors)
-    return publisher, lambda version, label=None: publisher.publish(version, iter(tensors.items()), label=label)
+    publisher = lockstep.Publisher.from_stream(tensors, model=MODEL, socket=agent.socket)
+    return publisher, lambda version, label=None: publisher.publish(
+        version=version, tensors=iter(tensors.items()), label=label
+    )
 
 
 ALL = pytest.mark.parametrize("open_for", [publisher_of, exporter_of, streamer_of])
@@ -151,7 +153,7 @@ def test_a_trainer_of_a_release_before_is_answered_with_the_version_alone(cluste
     agent = cluster.agent()
     cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         assert publisher.wait_served(version=1, receivers=1, timeout=60) == 1
         assert publisher.stats["lockstep/served_version"] == 1 and "lockstep/receivers" not in publisher.stats
 
@@ -167,7 +169,7 @@ def test_a_follower_is_told_the_label_of_what_is_written_into_its_memory(cluster
     ):
         for version, label in enumerate(("step 10", "step 20"), 1):
             weights = {name: tensor + 1 for name, tensor in weights.items()}
-            publisher.publish(version, weights, label=label)
+            publisher.publish(version=version, tensors=weights, label=label)
             assert publisher.wait_served(label, receivers=1, timeout=60) == version
             assert (follower.served.version, follower.served.label) == (version, label)
 
@@ -176,7 +178,7 @@ def test_a_wait_outlasts_an_agent_that_is_restarted_and_says_when_none_is_there(
     model = ToyModel(blocks=2)
     agent = cluster.agent()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors, label=0)
+        publisher.publish(version=1, tensors=model.tensors, label=0)
         waited = []
         waiter = threading.Thread(target=lambda: waited.append(publisher.wait_served(0, receivers=1)))
         waiter.start()
@@ -203,7 +205,7 @@ def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
         return sum(link.startswith("socket:") for link in links)
 
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         before = connections()
 
         def interrupt() -> None:
@@ -216,14 +218,14 @@ def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
             publisher.wait_served(version=1, receivers=1, timeout=120)
         interrupter.join()
         wait_until(lambda: connections() == before, "nobody waits at the agent")
-        publisher.publish(2, model.tensors)
+        publisher.publish(version=2, tensors=model.tensors)
 
 
 def test_a_rank_that_does_not_talk_to_the_agent_says_so():
-    with lockstep.StreamPublisher("/nowhere.sock", MODEL, "/no/checkpoint", rank=1) as publisher:
-        published = publisher.publish(1, iter(()), label="step 1")
+    with lockstep.Publisher.from_stream("/no/checkpoint", model=MODEL, socket="/nowhere.sock", rank=1) as publisher:
+        published = publisher.publish(version=1, tensors=iter(()), label="step 1")
         assert published and (published.version, published.label, published.bytes) == (1, "step 1", 0)
-        with pytest.raises(lockstep.StateError, match="this rank writes nothing"):
+        with pytest.raises(lockstep.StateError, match="the publisher writes nothing on this rank"):
             publisher.wait_served("step 1", receivers=1)
         with pytest.raises(lockstep.StateError, match="wait: version 1 is none of a publisher that"):
             published.wait(receivers=1)
@@ -260,10 +262,10 @@ def test_a_fleet_that_serves_an_earlier_runs_version_does_not_count(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent, name="old", engine='hook:test "$LOCKSTEP_VERSION" = 7', engine_attempts=1)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(7, model.tensors, label="a")
+        publisher.publish(version=7, tensors=model.tensors, label="a")
         publisher.wait_served("a", receivers=["old"], timeout=60)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors, label="a")
+        publisher.publish(version=1, tensors=model.tensors, label="a")
         wait_until(lambda: said(receiver)["run"] == publisher.run, "it holds the new run's")
 
         def told() -> bool:

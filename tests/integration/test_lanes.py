@@ -16,14 +16,14 @@ def test_no_block_is_ever_torn_by_a_trainer_that_overwrites_what_a_slow_receiver
     model = ToyModel(blocks=BLOCKS)
     agent = cluster.agent(receiver_rate_limit=RATE)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver = cluster.receiver(agent, lanes=3)
         with receiver.recorded_syncs() as syncs:
             version = 1
             while not receiver.file().exists():
                 version += 1
                 tensors = model.step()
-                publisher.publish(version, tensors)
+                publisher.publish(version=version, tensors=tensors)
                 time.sleep(0.05)
             receiver.wait_for(model.tensors)
         # A torn block would have failed its hash, and broken its lane.
@@ -38,7 +38,7 @@ def test_each_receiver_has_its_rate_and_no_more_whoever_else_pulls(cluster):
     agent = cluster.agent(receiver_rate_limit=RATE)
     receivers = [cluster.receiver(agent, follow=False, name=name) for name in ("one", "two")]
     with agent.publisher(model.tensors) as publisher, ThreadPoolExecutor() as pool:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         agent.wait_for(1)
         records = pool.map(lambda receiver: receiver.ask("pull", "--full"), receivers)
         for record in records:
@@ -49,7 +49,7 @@ def test_the_limit_of_all_lanes_is_shared_by_receivers_that_pull_at_once(cluster
     model = ToyModel(blocks=BLOCKS)
     agent = cluster.agent(lane_rate_limit=RATE)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         began = time.monotonic()
         receivers = [cluster.receiver(agent) for _ in range(2)]
         for receiver in receivers:
@@ -65,7 +65,7 @@ def test_an_agents_deltas_are_coded_as_its_codec_says(cluster):
         receiver = cluster.receiver(agent, follow=False)
         with agent.publisher(model.tensors) as publisher:
             for version, mode in ((1, "full"), (2, "delta")):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 agent.wait_for(version)
                 record = receiver.ask("pull")
                 assert record["mode"] == mode

@@ -25,7 +25,7 @@ def test_full_pulls_and_deltas_come_from_memory_on_the_agents_host(cluster):
     with agent.publisher(model.tensors) as publisher:
         with receiver.recorded_syncs() as syncs:
             for version in range(1, 6):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 receiver.wait_for(model.tensors)
         full = receiver.ask("pull", "--full")
     assert [sync["mode"] for sync in syncs] == ["full"] + ["delta"] * 4
@@ -40,11 +40,11 @@ def test_a_chain_comes_from_memory_too(cluster):
     agent = cluster.agent(local_socket="auto")
     receiver = cluster.receiver(agent, follow=False)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         agent.wait_for(1)
         receiver.ask("pull")
         for version in range(2, 5):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
         agent.wait_for(4)
         record = receiver.ask("pull")
     assert record["mode"] == "chain"
@@ -62,7 +62,7 @@ def test_lanes_carry_everything_where_the_socket_is_not_in_sight(cluster, reach)
         path.unlink()  # it leads nowhere for the receiver, as in a pod of its own
     with agent.publisher(model.tensors) as publisher:
         for version, mode in ((1, "full"), (2, "delta")):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             agent.wait_for(version)
             record = receiver.ask("pull")
             assert (record["mode"], record["local_bytes"]) == (mode, 0)
@@ -76,10 +76,10 @@ def test_with_memfds_full_pulls_come_from_memory_and_deltas_on_lanes(cluster):
     agent = cluster.agent(local_socket="auto", segments="memfd")
     receiver = cluster.receiver(agent, follow=False)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         agent.wait_for(1)
         full = receiver.ask("pull")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         agent.wait_for(2)
         delta = receiver.ask("pull")
     assert full["local_bytes"] == full["payload_bytes"] >= total_bytes(model)
@@ -100,13 +100,13 @@ def test_a_trainer_that_overwrites_the_halves_all_the_while_spoils_no_replica(cl
         return records
 
     with agent.publisher(model.tensors) as publisher, ThreadPoolExecutor() as pool:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         agent.wait_for(1)
         pulls = pool.submit(pull_until_published)
         for version in range(2, 60):
             for tensor in model.tensors.values():
                 tensor[version :: BLOCK // 4] += 1  # every block
-            publisher.publish(version, model.tensors)
+            publisher.publish(version=version, tensors=model.tensors)
         published.set()
         records = pulls.result()
         agent.wait_for(59)
@@ -123,12 +123,12 @@ def test_an_agent_killed_in_between_leaves_a_receiver_that_follows_its_successor
     agent = cluster.agent(local_socket="auto")
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         agent.kill()
         agent.start()  # takes the socket's path over
         with receiver.recorded_syncs() as syncs:
-            publisher.publish(2, model.step())
+            publisher.publish(version=2, tensors=model.step())
             receiver.wait_for(model.tensors)
     assert syncs[-1]["local_bytes"] == syncs[-1]["payload_bytes"] > 0
 
@@ -145,7 +145,7 @@ def test_garbage_strangers_and_silence_on_the_local_socket_harm_nobody(cluster):
         one.connect(path)
     try:
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             agent.wait_for(1)
             for pieces in ([noise], [b"GET / HTTP/1.1\r\n\r\n"], [stranger[:30]], [b""], [stranger[:20] + noise]):
                 assert send_and_read(path, *pieces) == b""
@@ -201,7 +201,7 @@ def test_a_receiver_abandons_a_false_agent_and_takes_lanes(cluster):
         impostor = pool.submit(answer_nonsense)
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 agent.wait_for(version)
                 record = receiver.ask("pull")
                 assert record["verified"] and record["local_bytes"] == 0 < record["payload_bytes"]

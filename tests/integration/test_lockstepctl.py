@@ -35,7 +35,7 @@ def agent(cluster):
 @pytest.fixture
 def publisher(agent, model):
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         yield publisher
 
 
@@ -47,7 +47,7 @@ def receiver(cluster, agent, publisher, model) -> Receiver:
 
 
 def test_status_of_the_agent_tells_models_versions_and_receivers(agent, publisher, receiver, model):
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     receiver.wait_for(model.tensors)
     status = agent.model_status()
     assert status["run"] == publisher.run
@@ -73,7 +73,7 @@ def test_tables_for_people_name_the_model(agent, receiver, subcommand):
 
 
 def test_versions_lists_the_newest_one_and_its_deltas(agent, publisher, receiver, model):
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     receiver.wait_for(model.tensors)
     (held_by_agent,), (held_by_receiver,) = agent.ask("versions"), receiver.ask("versions")
     assert held_by_agent["version"] == 2
@@ -109,7 +109,7 @@ def test_verify_compares_a_receiver_with_the_agent(agent, receiver):
 
 def test_damage_in_a_replica_is_repaired_by_the_next_delta_to_it_and_counted(publisher, receiver, model):
     flip_a_byte(receiver.file())
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     receiver.wait_for(model.tensors)
     assert receiver.model_status()["repaired_blocks"] >= 1
 
@@ -117,7 +117,7 @@ def test_damage_in_a_replica_is_repaired_by_the_next_delta_to_it_and_counted(pub
 def test_watch_tells_each_sync_as_one_line_of_json(publisher, receiver, model):
     with receiver.recorded_syncs() as syncs:
         for version in (2, 3):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
     assert [(sync["from"]["version"], sync["to"]["version"]) for sync in syncs] == [(1, 2), (2, 3)]
     assert all(sync["verified"] and sync["payload_bytes"] > 0 and sync["changed_elements"] > 0 for sync in syncs)
@@ -129,7 +129,7 @@ def test_pull_brings_a_receiver_that_does_not_follow_to_the_newest_version(clust
     agent.wait_for(1)
     assert receiver.ask("pull", MODEL)["to"]["version"] == 1
     receiver.wait_for(model.tensors)
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     agent.wait_for(2)
     assert receiver.ask("pull", MODEL)["mode"] == "delta"
     receiver.wait_for(model.tensors)
@@ -137,7 +137,7 @@ def test_pull_brings_a_receiver_that_does_not_follow_to_the_newest_version(clust
 
 def test_rollback_makes_the_previous_version_current_until_the_next_pull(publisher, receiver, model):
     first = model.copy()
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     receiver.wait_for(model.tensors)
     assert receiver.ctl("rollback", MODEL).returncode == 0
     receiver.wait_for(first)
@@ -155,7 +155,7 @@ def test_rollback_makes_the_previous_version_current_until_the_next_pull(publish
 
 def test_a_rollback_that_skips_a_version_follows_again_with_the_next(publisher, receiver, model):
     first = model.copy()
-    publisher.publish(2, model.step())
+    publisher.publish(version=2, tensors=model.step())
     receiver.wait_for(model.tensors)
     assert "at version 1 and follows again" in receiver.ctl("rollback", "--not", "2").stdout
     receiver.kill()
@@ -163,7 +163,7 @@ def test_a_rollback_that_skips_a_version_follows_again_with_the_next(publisher, 
     receiver.wait_for(first)
     assert "waiting, not 2" in receiver.ctl("status").stdout
     assert receiver.ctl("rollback", "--to", "7").returncode == 75
-    publisher.publish(3, model.step())
+    publisher.publish(version=3, tensors=model.step())
     receiver.wait_for(model.tensors)
     assert "not 2" not in receiver.ctl("status").stdout
 
@@ -175,7 +175,7 @@ def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):
         assert daemon.ctl("health", f"{name}-liveness").returncode == 0
         assert daemon.ctl("health", f"{name}-readiness").returncode != 0
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         receiver.wait_for(model.tensors)
     for daemon, name in services:
         wait_until(lambda: daemon.ctl("health", f"{name}-readiness").returncode == 0, f"{name} is ready")

@@ -46,7 +46,7 @@ def test_receivers_that_read_the_log_have_what_the_trainer_published_and_need_no
     with agent.publisher(model.tensors) as publisher:
         with early.recorded_syncs() as syncs:
             for version in range(1, 7):
-                publisher.publish(version, model.step(), label=f"step {version}")
+                publisher.publish(version=version, tensors=model.step(), label=f"step {version}")
                 early.wait_for(model.tensors)
         assert [sync["mode"] for sync in syncs] == ["full"] + ["delta"] * 5
         agent.stop()
@@ -72,7 +72,7 @@ def test_a_log_that_is_not_signed_by_a_trusted_key_is_not_read(cluster, agent, l
     trusting = cluster.receiver(log, name="trusting", log_keys=public)
     refusing = cluster.receiver(log, name="refusing", log_keys=others)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         trusting.wait_for(model.tensors)
         wait_until(lambda: "no key that is trusted" in refusing.model_status()["last_error"], "the reader says why")
         assert not refusing.file().exists()
@@ -80,7 +80,7 @@ def test_a_log_that_is_not_signed_by_a_trusted_key_is_not_read(cluster, agent, l
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
         writer.stop()
         unsigned = cluster.receiver(agent, name="unsigned", archive=log)
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         wait_archived(unsigned, 2)
         wait_until(lambda: "is not signed" in trusting.model_status()["last_error"], "the reader says why")
         trusting.wait_for(before)
@@ -91,7 +91,7 @@ def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(clus
     writer = cluster.receiver(agent, name="writer", archive=log)
     reader = cluster.receiver([agent.address, log], name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         assert reader.model_status()["source"] == agent.address
         wait_archived(writer, 1)
@@ -100,7 +100,7 @@ def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(clus
         reader.wait_for(model.tensors)
         agent.start()
         wait_until(lambda: reader.model_status()["source"] == agent.address, "the agent is followed again")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         reader.wait_for(model.tensors)
         wait_archived(writer, 2)
 
@@ -112,10 +112,10 @@ def test_a_writer_that_is_killed_at_any_moment_goes_on_with_the_log(cluster, age
     reader = cluster.receiver(log, name="reader")
     begun = 0
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         for version in range(2, 14):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(random.random() * 0.15)
             writer.kill()
             writer.start()
@@ -132,11 +132,11 @@ def test_of_two_writers_one_stops_with_a_clear_word_and_readers_follow_the_other
     first = cluster.receiver(agent, name="first", archive=log)
     reader = cluster.receiver(log, name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         second = cluster.receiver(agent, name="second", archive=log)
         wait_archived(second, 1)
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         reader.wait_for(model.tensors)
         wait_until(lambda: archive_of(first)["state"] == "taken_over", "the first has stopped")
         assert "taken over by second" in archive_of(first)["last_error"]
@@ -158,7 +158,7 @@ def written(cluster, agent, log) -> "dict[int, dict]":
     versions = {}
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 6):
-            publisher.publish(version, model.step(), label=f"step {version}")
+            publisher.publish(version=version, tensors=model.step(), label=f"step {version}")
             wait_archived(writer, version)
             versions[version] = {name: tensor.copy() for name, tensor in model.tensors.items()}
     writer.kill()  # it leaves what it leaves

@@ -26,7 +26,7 @@ def test_a_hundred_readers_start_at_once(cluster, log):
     writer = cluster.receiver(agent, name="writer", archive=log)
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             writer.wait_for(model.tensors)
         wait_until(lambda: writer.model_status()["archive"]["newest"]["version"] == 3, "it is in the log")
         readers = [cluster.receiver(log, name=f"reader-{n}", threads=1, lanes=1, start=False) for n in range(READERS)]
@@ -36,7 +36,7 @@ def test_a_hundred_readers_start_at_once(cluster, log):
         for reader in readers:
             reader.wait_for(model.tensors, timeout_s=300)
         started = time.monotonic() - begin
-        publisher.publish(4, model.step())
+        publisher.publish(version=4, tensors=model.step())
         begin = time.monotonic()
         for reader in readers:
             reader.wait_for(model.tensors, timeout_s=120)
@@ -52,10 +52,10 @@ def test_a_writer_that_is_killed_fifty_times_writes_no_whole_model_again(cluster
     writer = cluster.receiver(agent, name="writer", archive=log)
     reader = cluster.receiver(log, name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         for version in range(2, 52):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(random.random() * 0.2)
             writer.kill()
             writer.start()
@@ -78,12 +78,12 @@ def test_a_store_is_away_for_a_minute(cluster, tmp_path):
         writer = cluster.receiver(agent, name="writer", archive=url)
         readers = [cluster.receiver(url, name=f"reader-{n}", log_poll_ms=100) for n in range(8)]
         publisher = opened.enter_context(agent.publisher(model.tensors))
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         for reader in readers:
             reader.wait_for(model.tensors)
         proxy.down = True
         for version in range(2, 14):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(5)
         proxy.down = False
         begin = time.monotonic()

@@ -54,7 +54,7 @@ def follow_two_versions(cluster, **options):
     receiver = cluster.receiver(agent, **options)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
             wait_until(lambda: "version_committed" in receiver.log(), "it is logged")
     receiver.stop()
@@ -92,7 +92,7 @@ def test_a_config_of_another_model_is_a_warning_with_the_first_version_alone(clu
     with agent.publisher(tensors) as publisher:
         for version in (1, 2):
             tensors["model.embed_tokens.weight"][version] += 1
-            publisher.publish(version, tensors)
+            publisher.publish(version=version, tensors=tensors)
             receiver.wait_for(tensors)
     receiver.stop()
     [warning] = events_of(receiver)["config_differs"]
@@ -133,9 +133,9 @@ def test_a_log_that_nobody_reads_stops_nobody_and_says_later_what_was_dropped(cl
     with unread(agent) as of_agent, unread(cluster.receiver(agent, start=False, log_level="debug")) as of_receiver:
         receiver = cluster.daemons[-1]
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.tensors)
+            publisher.publish(version=1, tensors=model.tensors)
             for version in range(2, MANY_VERSIONS):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 if version % 50 == 0:
                     receiver.wait_for(model.tensors)
             receiver.wait_for(model.tensors)

@@ -43,7 +43,7 @@ def fleet(cluster):
     ]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             for receiver in receivers:
                 receiver.wait_for(model.tensors)
         yield agent, *receivers

@@ -86,7 +86,7 @@ def test_a_plugin_refuses_an_agent_from_the_future(fake_agent):
     path = fake_agent(rank_message(HELLO, b"trainer_agent/9.0.0 protocol=7-8"))
     refusal = f"export_plugin {RELEASE} speaks protocol 1, trainer_agent 9.0.0 speaks protocols 7 to 8; upgrade the export_plugin"
     with pytest.raises(lockstep.ProtocolError, match=refusal):
-        lockstep.Publisher(path, "actor", TENSORS)
+        lockstep.Publisher.in_place(TENSORS, model="actor", socket=path)
 
 
 def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake_agent):
@@ -96,7 +96,7 @@ def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake
     with pytest.raises(
         lockstep.ProtocolError, match=f"older than this plugin, export_plugin {RELEASE}; upgrade the trainer_agent"
     ):
-        lockstep.Publisher(path, "actor", TENSORS)
+        lockstep.Publisher.in_place(TENSORS, model="actor", socket=path)
 
 
 def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):

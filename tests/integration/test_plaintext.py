@@ -50,7 +50,7 @@ def test_what_comes_in_plaintext_is_counted(cluster, host):
     receiver.start()
     with agent.publisher(model.tensors) as publisher, receiver.recorded_syncs() as syncs:
         for version in range(1, 4):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
     assert all(0 < sync["plain_bytes"] == sync["payload_bytes"] for sync in syncs)
     assert receiver.model_status(MODEL)["plain_bytes"] == sum(sync["plain_bytes"] for sync in syncs)
@@ -68,7 +68,7 @@ def test_a_receiver_takes_nothing_in_plaintext_from_a_network_that_it_was_not_to
     receiver = receiver_on(cluster, host, agent, allow_insecure_network=NETWORK)
     receiver.start()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         refusal = f"the agent's lane port is at {ELSEWHERE}, which is of no network"
         wait_until(lambda: refusal in receiver.model_status(MODEL)["last_error"], "lanes elsewhere are refused")
     assert receiver.model_status(MODEL)["held"]["version"] == 0

@@ -35,7 +35,7 @@ def test_a_fleet_follows_a_log_in_a_gateway(cluster, gateway):
     readers = [cluster.receiver(gateway.url("fleet"), name=f"reader-{n}", log_poll_ms=100) for n in range(8)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 11):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             for reader in readers:
                 reader.wait_for(model.tensors)
     assert writer.model_status()["archive"]["failures"] == 0

@@ -59,7 +59,7 @@ def test_a_fleet_follows_a_log_in_a_store(cluster, s3, fresh):
     readers = [cluster.receiver(s3.url(fresh), name=f"reader-{i}", log_poll_ms=100) for i in range(3)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 6):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             for reader in readers:
                 reader.wait_for(model.tensors)
     writer.kill()
@@ -77,10 +77,10 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
     reader = cluster.receiver(s3.url(fresh), name="reader", log_poll_ms=100)
     try:
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             reader.wait_for(model.tensors)
             s3.rotate("AKSECOND", token="a-session")
-            publisher.publish(2, model.step())
+            publisher.publish(version=2, tensors=model.step())
             reader.wait_for(model.tensors)
             # Of a command whose keys end soon: it is run again by then.
             ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 303))
@@ -88,13 +88,13 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
             runs = tmp_path / "runs"
             command = f"echo >> {runs}; echo '{json.dumps(said)}'"
             s3.rotate("AKTHIRD", credentials=f"[default]\ncredential_process = {command}\n")
-            publisher.publish(3, model.step())
+            publisher.publish(version=3, tensors=model.step())
             reader.wait_for(model.tensors)
             before = len(runs.read_text())
             wait_until(lambda: len(runs.read_text()) > before, "the command is run again")
             # Refused, said without a word of the keys, and taken up again.
             s3.write_credentials(s3.text_of("AKNOBODY"))
-            publisher.publish(4, model.step())
+            publisher.publish(version=4, tensors=model.step())
             wait_until(lambda: "InvalidAccessKeyId" in archive_of(writer)["last_error"], "the writer says why")
             assert "secret" not in writer.log() and "AKNOBODY" not in archive_of(writer)["last_error"]
             s3.write_credentials(s3.text_of("AKTHIRD"))
@@ -127,11 +127,11 @@ def test_what_goes_wrong_on_the_way_is_got_over_and_nothing_wrong_is_served(clus
     writer = cluster.receiver(agent, name="writer", archive=url)
     reader = cluster.receiver(url, name="reader", log_poll_ms=100)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         planned = proxy.plan(pattern, fault, times=4)
         for version in range(2, 5):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(0.2)
         wait_archived(writer, 4)
         reader.wait_for(model.tensors)
@@ -146,11 +146,11 @@ def test_an_object_that_stays_damaged_is_named_and_not_served(cluster, s3, fresh
     cluster.receiver(agent, name="writer", archive=s3.url(fresh))
     reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll_ms=100)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
         proxy.plan("GET .*/delta/", corrupt)
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         wait_until(lambda: "SHA-256 differs" in reader.model_status()["last_error"], "the reader says what is damaged")
         assert re.search(rf"/weights/{fresh}/actor/delta/[0-9a-f]{{64}} is damaged", reader.log())
         reader.wait_for(before)
@@ -166,10 +166,10 @@ def test_a_head_that_goes_back_is_refused(cluster, s3, fresh, proxy):
     with agent.publisher(model.tensors) as publisher:
         heads = []
         proxy.plan("GET .*/head", lambda message: heads.append(message) or message)
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         old = next(head for head in reversed(heads) if head.status == 200)
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         reader.wait_for(model.tensors)
         proxy.heal()
         proxy.plan("GET .*/head", lambda _: old)
@@ -179,7 +179,7 @@ def test_a_head_that_goes_back_is_refused(cluster, s3, fresh, proxy):
         wait_until(lambda: "goes back" in reader.model_status()["last_error"], "the reader refuses it still")
         assert reader.model_status()["held"]["version"] == 2
         proxy.heal()
-        publisher.publish(3, model.step())
+        publisher.publish(version=3, tensors=model.step())
         reader.wait_for(model.tensors)
 
 
@@ -190,11 +190,11 @@ def test_a_store_that_is_away_is_waited_for(cluster, s3, fresh, proxy):
     writer = cluster.receiver(agent, name="writer", archive=url)
     reader = cluster.receiver(url, name="reader", log_poll_ms=100)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
         proxy.down = True
         for version in range(2, 6):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             writer.wait_for(model.tensors)  # it goes on as a receiver
         wait_until(lambda: archive_of(writer)["waiting_deltas"] == 4, "deltas wait")
         wait_until(lambda: archive_of(writer)["state"] == "failing", "the writer says so")

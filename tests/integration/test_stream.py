@@ -1,4 +1,4 @@
-"""StreamPublisher: tensors from generators, one at a time, that come with collectives on every rank.
+"""Publisher.from_stream: tensors from generators, one at a time, that come with collectives on every rank.
 
 Ranks are threads of the test, and a barrier at every tensor stands for a collective: where one rank leaves its stream
 the others cannot go on.
@@ -91,17 +91,17 @@ def agent(cluster):
 
 @pytest.fixture
 def publisher(agent):
-    with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), call_timeout=30) as publisher:
+    with lockstep.Publisher.from_stream(tensors_of(0), model=MODEL, socket=agent.socket, call_timeout=30) as publisher:
         yield publisher
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_receiver_holds_what_a_generator_gives_in_any_order(cluster, agent, tmp_path, layout):
     receiver = cluster.receiver(agent)
-    with lockstep.StreamPublisher(agent.socket, MODEL, layout(tmp_path, tensors_of(0))) as publisher:
+    with lockstep.Publisher.from_stream(layout(tmp_path, tensors_of(0)), model=MODEL, socket=agent.socket) as publisher:
         for version in (1, 2):
             tensors = tensors_of(version)
-            publisher.publish(version, (pair for pair in shuffled(tensors)))
+            publisher.publish(version=version, tensors=iter(shuffled(tensors)))
             receiver.wait_for(tensors)
         assert publisher.committed_version == 2 and publisher.run == agent.model_status()["run"]
 
@@ -113,23 +113,27 @@ def test_a_stream_may_hold_more_than_the_checkpoint_and_the_checkpoint_more_than
     receiver = cluster.receiver(agent)
     kept = {name: tensor for name, tensor in in_file.items() if name.startswith("mtp.")}
     options = {"ignore": ["old", "extra.*"], "keep": "mtp.*"}
-    with lockstep.StreamPublisher(agent.socket, MODEL, tmp_path, **options) as publisher:
-        publisher.publish(1, [*shuffled(tensors_of(1)), ("extra.0", torch.zeros(5)), ("old", torch.ones(2))])
+    with lockstep.Publisher.from_stream(tmp_path, model=MODEL, socket=agent.socket, **options) as publisher:
+        publisher.publish(
+            version=1, tensors=[*shuffled(tensors_of(1)), ("extra.0", torch.zeros(5)), ("old", torch.ones(2))]
+        )
         receiver.wait_for({**tensors_of(1), **kept})
         given = {"mtp.0.proj": torch.randn(40, 50)}
-        publisher.publish(2, {**tensors_of(2), **given})
+        publisher.publish(version=2, tensors={**tensors_of(2), **given})
         receiver.wait_for({**tensors_of(2), **kept, **given})
         with pytest.raises(lockstep.BadDataError, match='"norm": the stream ended without it; ignore= publishes'):
-            publisher.publish(3, {name: tensor for name, tensor in tensors_of(3).items() if name != "norm"})
+            publisher.publish(
+                version=3, tensors={name: tensor for name, tensor in tensors_of(3).items() if name != "norm"}
+            )
         for file in tmp_path.glob("model-*.safetensors"):
             whole = file.read_bytes()
             file.write_bytes(whole[: 8 + int.from_bytes(whole[:8], "little")])  # the header alone
         with pytest.raises(lockstep.BadDataError, match='tensor "mtp.*proj": .*model-.* ends before it does'):
-            publisher.publish(4, tensors_of(4))
-        publisher.publish(5, {**tensors_of(5), **kept})
+            publisher.publish(version=4, tensors=tensors_of(4))
+        publisher.publish(version=5, tensors={**tensors_of(5), **kept})
         receiver.wait_for({**tensors_of(5), **kept})
     with pytest.raises(lockstep.BadDataError, match='tensor "norm": keep= is for a layout that is a checkpoint'):
-        lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), keep="n*")
+        lockstep.Publisher.from_stream(tensors_of(0), model=MODEL, socket=agent.socket, keep="n*")
 
 
 def with_one(name, change):
@@ -176,32 +180,34 @@ def test_a_wrong_stream_is_refused_by_name_and_taken_to_its_end_and_the_version_
 ):
     change, text = wrong
     receiver, before = cluster.receiver(agent), tensors_of(1)
-    publisher.publish(1, before)
+    publisher.publish(version=1, tensors=before)
     receiver.wait_for(before)
     pairs = shuffled(tensors_of(2))
     stream = Unnamed(change(pairs))
     with pytest.raises(lockstep.BadDataError, match=text.replace("{first}", pairs[0][0])):
-        publisher.publish(2, stream)
+        publisher.publish(version=2, tensors=stream)
     assert stream.ended
     status = agent.model_status()
     assert (status["newest_version"], status["writing_version"], status["versions_aborted"]) == (1, 0, 1)
     receiver.wait_for(before)
-    publisher.publish(3, tensors_of(3))
+    publisher.publish(version=3, tensors=tensors_of(3))
     receiver.wait_for(tensors_of(3))
 
 
 def test_what_the_generator_raises_aborts_the_version(agent, publisher):
-    publisher.publish(1, tensors_of(1))
+    publisher.publish(version=1, tensors=tensors_of(1))
     with pytest.raises(OSError, match="a link is down"):
-        publisher.publish(2, Stream([*list(tensors_of(2).items())[:3], ("x", OSError("a link is down"))]))
+        publisher.publish(
+            version=2, tensors=Stream([*list(tensors_of(2).items())[:3], ("x", OSError("a link is down"))])
+        )
     assert agent.model_status()["writing_version"] == 0
-    publisher.publish(3, tensors_of(3))
+    publisher.publish(version=3, tensors=tensors_of(3))
 
 
 def test_what_went_wrong_first_is_raised_where_the_generator_fails_later(publisher):
     pairs = [("other", torch.zeros(3)), ("x", OSError("a link is down"))]
     with pytest.raises(lockstep.BadDataError, match='"other"'):
-        publisher.publish(1, Stream(pairs))
+        publisher.publish(version=1, tensors=Stream(pairs))
 
 
 def test_a_publish_inside_a_publish_is_refused_and_harms_nothing(cluster, agent, publisher):
@@ -212,17 +218,17 @@ def test_a_publish_inside_a_publish_is_refused_and_harms_nothing(cluster, agent,
         for position, pair in enumerate(tensors_of(1).items()):
             if position == 2:  # in the generator, and by another thread
                 with pytest.raises(lockstep.StateError):
-                    publisher.publish(2, tensors_of(2))
+                    publisher.publish(version=2, tensors=tensors_of(2))
                 with ThreadPoolExecutor(1) as other:
-                    refused.append(other.submit(publisher.publish, 3, tensors_of(3)).exception())
+                    refused.append(other.submit(publisher.publish, version=3, tensors=tensors_of(3)).exception())
             yield pair
 
-    publisher.publish(1, in_the_middle())
+    publisher.publish(version=1, tensors=in_the_middle())
     assert isinstance(refused[0], lockstep.StateError)
     receiver.wait_for(tensors_of(1))
     assert publisher.stats["lockstep/version"] == 1
     assert agent.model_status()["versions_aborted"] == 0
-    publisher.publish(4, tensors_of(4))
+    publisher.publish(version=4, tensors=tensors_of(4))
     receiver.wait_for(tensors_of(4))
 
 
@@ -246,7 +252,7 @@ def test_a_stream_that_has_ended_is_not_asked_again(publisher):
     for version, tensors in enumerate((tensors_of(1), {"norm": torch.zeros(700)}), start=1):
         stream = Once(tensors.items())
         with contextlib.suppress(lockstep.BadDataError):
-            publisher.publish(version, stream)
+            publisher.publish(version=version, tensors=stream)
         assert stream.ends == 1
 
 
@@ -255,39 +261,39 @@ def test_a_shard_is_refused_by_name(publisher):
     try:
         shard = distribute_tensor(tensors_of(1)["norm"], init_device_mesh("cpu", (2,)), [Shard(0)])
         with pytest.raises(lockstep.BadDataError, match=r'tensor "norm": it is a DTensor; give tensor.full_tensor\(\)'):
-            publisher.publish(1, {**tensors_of(1), "norm": shard})
+            publisher.publish(version=1, tensors={**tensors_of(1), "norm": shard})
     finally:
         dist.destroy_process_group()
 
 
 def test_a_rank_that_writes_nothing_needs_neither_agent_nor_checkpoint():
-    publisher = lockstep.StreamPublisher("/nowhere.sock", MODEL, "/no/checkpoint", rank=1)
+    publisher = lockstep.Publisher.from_stream("/no/checkpoint", model=MODEL, socket="/nowhere.sock", rank=1)
     stream = Stream([("any", None)])
-    publisher.publish(1, stream)
+    publisher.publish(version=1, tensors=stream)
     assert stream.ended and (publisher.writes, publisher.run, publisher.committed_version) == (False, "", 0)
 
 
 def test_a_version_that_does_not_increase_is_refused_and_its_stream_taken_to_the_end(publisher):
-    publisher.publish(2, tensors_of(2))
+    publisher.publish(version=2, tensors=tensors_of(2))
     for version in (0, 2):
         stream = Stream(tensors_of(2).items())
         with pytest.raises(lockstep.Error, match="version"):
-            publisher.publish(version, stream)
+            publisher.publish(version=version, tensors=stream)
         assert stream.ended
-    publisher.publish(3, tensors_of(3))
+    publisher.publish(version=3, tensors=tensors_of(3))
 
 
 def test_versions_are_skipped_while_the_agent_is_away_and_their_streams_taken_to_the_end(cluster, agent):
     options = {"skip_while_away": True, "reconnect_timeout": 0.2}
-    with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), **options) as publisher:
-        assert publisher.publish(1, tensors_of(1))
+    with lockstep.Publisher.from_stream(tensors_of(0), model=MODEL, socket=agent.socket, **options) as publisher:
+        assert publisher.publish(version=1, tensors=tensors_of(1))
         agent.stop()
         with pytest.warns(RuntimeWarning, match="versions are skipped"):
             for version in (2, 3):
                 stream = Stream(tensors_of(version).items())
-                assert not publisher.publish(version, stream) and stream.ended
+                assert not publisher.publish(version=version, tensors=stream) and stream.ended
         agent.start()
-        assert publisher.publish(4, tensors_of(4))
+        assert publisher.publish(version=4, tensors=tensors_of(4))
         cluster.receiver(agent).wait_for(tensors_of(4))
 
 
@@ -301,10 +307,10 @@ def test_ctrl_c_is_handled_when_the_stream_has_ended(agent, publisher):
             yield entry
 
     with pytest.raises(KeyboardInterrupt):
-        publisher.publish(1, interrupted())
+        publisher.publish(version=1, tensors=interrupted())
     assert stream.ended
     wait_until(lambda: agent.model_status()["writing_version"] == 0, "the version is given up")
-    publisher.publish(2, tensors_of(2))
+    publisher.publish(version=2, tensors=tensors_of(2))
 
 
 @pytest.mark.parametrize("writers", (1, 2))
@@ -352,7 +358,7 @@ def test_a_wrong_tensor_on_one_rank_leaves_no_rank_waiting_and_the_next_version_
 
 
 class Ranks:
-    """StreamPublishers of one model, each published by a thread of its own."""
+    """Publishers of one model, each published by a thread of its own."""
 
     def __init__(self, agent, count: int, writers: int, **options) -> None:
         self._pool = ThreadPoolExecutor(count)
@@ -360,12 +366,14 @@ class Ranks:
 
         def opened(rank):
             pairs = iter(tensors_of(0).items())
-            return lockstep.StreamPublisher(agent.socket, MODEL, pairs, rank=rank, **options)
+            return lockstep.Publisher.from_stream(pairs, model=MODEL, socket=agent.socket, rank=rank, **options)
 
         self.publishers = list(self._pool.map(opened, range(count)))
 
     def publish(self, version: int, streams) -> "list[Exception | None]":
-        futures = [self._pool.submit(p.publish, version, stream) for p, stream in zip(self.publishers, streams)]
+        futures = [
+            self._pool.submit(p.publish, version=version, tensors=stream) for p, stream in zip(self.publishers, streams)
+        ]
         return [future.exception(60) for future in futures]
 
     def __enter__(self):
@@ -386,10 +394,10 @@ def test_strides_and_rounding_are_those_of_named_tensors(cluster, agent):
     tensors |= {"numpy": wide[:3].numpy(), "nothing": wide[:0].t(), "experts": wide.view(4, 512, 4096).transpose(0, 2)}
     receiver = cluster.receiver(agent, models=("streamed", "named"))
     options = {"dtype": torch.bfloat16, "socket": agent.socket}
-    with lockstep.StreamPublisher(model="streamed", layout=iter(tensors.items()), **options) as streamed:
-        streamed.publish(1, tensors)
-    with lockstep.Exporter.from_named_tensors(tensors, model="named", **options) as named:
-        named.publish(1)
+    with lockstep.Publisher.from_stream(iter(tensors.items()), model="streamed", **options) as streamed:
+        streamed.publish(version=1, tensors=tensors)
+    with lockstep.Publisher.from_tensors(tensors, model="named", **options) as named:
+        named.publish(version=1)
     wanted = {
         name: tensor if tensor.dtype == torch.half else tensor.bfloat16().contiguous()
         for name, tensor in ((name, torch.as_tensor(tensor)) for name, tensor in tensors.items())
@@ -410,10 +418,10 @@ def test_no_tensor_is_held_when_the_next_one_is_asked_for(publisher, agent, fail
             yield ("other" if fails and name == "norm" else name), one
             del one
 
-    lockstep.StreamPublisher(agent.socket, "described", gathered()).close()
+    lockstep.Publisher.from_stream(gathered(), model="described", socket=agent.socket).close()
     if fails:
         with pytest.raises(lockstep.BadDataError, match='"other"'):
-            publisher.publish(1, gathered())
+            publisher.publish(version=1, tensors=gathered())
     else:
-        publisher.publish(1, gathered())
+        publisher.publish(version=1, tensors=gathered())
     assert len(alive) == 2 * len(tensors_of(0))

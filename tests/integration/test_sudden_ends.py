@@ -85,7 +85,7 @@ class Rank:
                     try:
                         publishing = True
                         try:
-                            publisher.publish(version, part)
+                            publisher.publish(version=version, tensors=part)
                         except lockstep.Error as error:
                             errors.append(f"{type(error).__name__}: {error}")
                         publishing = False

@@ -47,7 +47,7 @@ def fleet(cluster):
     receivers = [cluster.receiver(agent, live=False) for _ in range(2)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             for receiver in receivers:
                 receiver.wait_for(model.tensors)
                 wait_until(lambda: receiver.model_status()["syncs"] == version, f"the sync to {version} has ended")
@@ -164,7 +164,7 @@ def test_a_live_delta_shows_what_came_while_the_version_was_made(cluster, tmp_pa
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 6):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
     events = trace_of(agent, [receiver], tmp_path / "trace.json", "--last", 0)
     spans = [span for version in range(2, 6) for span in spans_of(events, version)]

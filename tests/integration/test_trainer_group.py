@@ -55,8 +55,8 @@ def outcome_as(user: int, groups: "list[int]", socket: Path, model: ToyModel) ->
             os.setgroups(groups)
             os.setgid(user)
             os.setuid(user)
-            with lockstep.Publisher(socket, MODEL, model.tensors) as publisher:
-                publisher.publish(1, model.tensors)
+            with lockstep.Publisher.in_place(model.tensors, model=MODEL, socket=socket) as publisher:
+                publisher.publish(version=1, tensors=model.tensors)
             os.write(writing, b"published")
         except BaseException as error:
             os.write(writing, f"{type(error).__name__}: {error}".encode())

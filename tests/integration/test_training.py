@@ -80,7 +80,7 @@ def test_every_step_of_a_training_run_arrives_bit_for_bit_and_loads_as_the_train
     with receiver.recorded_syncs() as syncs, agent.publisher(trainer.weights()) as publisher:
         for step in range(1, STEPS + 1):
             losses.append(trainer.step(text))
-            publisher.publish(step, trainer.weights())
+            publisher.publish(version=step, tensors=trainer.weights())
             receiver.wait_for(trainer.weights())
             assert_same_tensors(receiver.file(), trainer.weights())
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_in_several_shards_arrives_as_the_model_that_was_saved(clus
     agent = cluster.agent()
     receiver = cluster.receiver(agent, assets=tmp_path)
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
         receiver.wait_for(tensors)
         assert_same_tensors(receiver.file(), {name: tensor.detach() for name, tensor in model.state_dict().items()})
     assert not list(receiver.published().glob("model-*")), "weights of the checkpoint must not be linked in"

@@ -86,8 +86,8 @@ def test_a_receiver_gets_the_models_of_its_role_and_no_other(cluster, ca):
         agent.publisher(actor.tensors) as actor_publisher,
         agent.publisher(critic.tensors, model="critic") as critic_publisher,
     ):
-        actor_publisher.publish(1, actor.step())
-        critic_publisher.publish(1, critic.step())
+        actor_publisher.publish(version=1, tensors=actor.step())
+        critic_publisher.publish(version=1, tensors=critic.step())
         receiver = cluster.receiver(agent, models=("actor", "critic"), **ca.daemon("receiver-0"))
         receiver.credentials = agent.credentials = ca.files("operator")
         receiver.wait_for(actor.tensors)
@@ -135,7 +135,7 @@ def test_an_observer_that_opens_too_many_streams_is_refused_and_the_receiver_syn
             assert refused.returncode == 71 and "16 streams of syncs of spiffe://test/observer" in said
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 receiver.wait_for(model.tensors)
         receiver.credentials = ca.files("operator")
         assert receiver.ctl("watch", "--count", 1).returncode == 0
@@ -150,7 +150,7 @@ def test_a_receiver_that_opens_too_many_pulls_is_refused_and_another_syncs_on(cl
     model = ToyModel(blocks=8)
     agent = cluster.agent(max_pulls=12, **ca.daemon("agent"))
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         arguments = [agent.address, MODEL, "5", *(str(path) for path in ca.files("receiver-greedy").values())]
         output = subprocess.run([MANY_PULLS, *arguments], check=True, capture_output=True, text=True).stdout
         for call, things in (("pull", "pulls"), ("standing", "standing pulls")):
@@ -161,7 +161,7 @@ def test_a_receiver_that_opens_too_many_pulls_is_refused_and_another_syncs_on(cl
         receiver = cluster.receiver(agent, **ca.daemon("receiver-0"))
         agent.credentials = receiver.credentials = ca.files("operator")
         for version in (2, 3):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             receiver.wait_for(model.tensors)
         assert agent.model_status()["open_pulls"] >= 3  # the greedy one's are still there
         assert receiver.model_status()["failures"] == 0
@@ -201,7 +201,7 @@ def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_miss
             nonlocal published
             for _ in range(3):
                 published += 1
-                publisher.publish(published, model.step())
+                publisher.publish(version=published, tensors=model.step())
                 for receiver in receivers:
                     receiver.wait_for(model.tensors)
 
@@ -257,7 +257,7 @@ def test_a_policy_is_asked_for_only_where_a_port_is_listened_on(cluster, ca):
     receiver = cluster.receiver(agent, listen="", **ca.files("receiver"))  # seen through its socket
     model = ToyModel(blocks=1)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
 
 

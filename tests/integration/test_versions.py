@@ -47,14 +47,14 @@ def test_a_late_joiner_gets_a_full_copy_and_then_follows_with_deltas(cluster, ag
     early = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2, 3):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
         early.wait_for(model.tensors)
         late = cluster.receiver(agent, start=False)
         late.start()
         late.wait_for(model.tensors)
         with late.recorded_syncs() as syncs:
             for version in (4, 5):
-                publisher.publish(version, model.step())
+                publisher.publish(version=version, tensors=model.step())
                 late.wait_for(model.tensors)
                 early.wait_for(model.tensors)
     assert [sync["mode"] for sync in syncs] == ["delta", "delta"]
@@ -64,11 +64,11 @@ def test_a_receiver_several_versions_behind_catches_up_without_a_full_pull(clust
     model = ToyModel()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
         receiver.stop()
         for version in (2, 3, 4):
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
         receiver.start()
         receiver.wait_for(model.tensors)
     sync = receiver.model_status()
@@ -87,8 +87,8 @@ def test_several_models_share_an_agent_and_a_receiver_without_mixing(cluster, ag
     only_critic = cluster.receiver(agent, models=("critic",))
     with agent.publisher(actor.tensors, "actor") as first, agent.publisher(critic.tensors, "critic") as second:
         for version in (1, 2, 3):
-            first.publish(version, actor.step())
-            second.publish(10 * version, critic.step())
+            first.publish(version=version, tensors=actor.step())
+            second.publish(version=10 * version, tensors=critic.step())
             receiver.wait_for(actor.tensors, "actor")
             receiver.wait_for(critic.tensors, "critic")
             only_critic.wait_for(critic.tensors, "critic")
@@ -144,17 +144,17 @@ def test_a_killed_trainer_is_noticed_although_a_child_of_it_has_its_connection(c
 def test_a_forked_process_may_not_publish_for_its_parent(agent):
     model = ToyModel()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         child = os.fork()
         if child == 0:
             try:
-                publisher.publish(2, model.step())
+                publisher.publish(version=2, tensors=model.step())
             except lockstep.StateError as error:
                 os._exit(0 if "was forked" in str(error) else 1)
             finally:
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
     agent.wait_for(2)
 
 
@@ -248,13 +248,13 @@ def test_a_restarted_trainer_makes_a_new_run_that_receivers_take_in_full(cluster
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         first_run = publisher.run
-        publisher.publish(7, model.step())
+        publisher.publish(version=7, tensors=model.step())
         receiver.wait_for(model.tensors)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
         assert publisher.run != first_run
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         receiver.wait_for(model.tensors)
     assert [sync["mode"] for sync in syncs] == ["full", "delta"]
     assert receiver.model_status()["held"]["run"] == publisher.run
@@ -265,7 +265,7 @@ def test_a_restarted_trainer_with_another_layout_is_followed(cluster, agent):
     receiver = cluster.receiver(agent)
     for model in (old, new):
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(1, model.step())
+            publisher.publish(version=1, tensors=model.step())
             receiver.wait_for(model.tensors)
 
 
@@ -274,11 +274,11 @@ def test_a_trainer_that_proves_continuity_goes_on_in_its_run(cluster, agent):
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         run = publisher.run
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors, run=run) as publisher:
         assert publisher.run == run
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         receiver.wait_for(model.tensors)
     assert [sync["mode"] for sync in syncs] == ["delta"]
 
@@ -288,12 +288,12 @@ def test_a_version_that_does_not_increase_is_refused_and_nothing_held_is_lost(cl
     model = ToyModel(blocks=2)
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(5, model.step())
+        publisher.publish(version=5, tensors=model.step())
         receiver.wait_for(model.tensors)
         with pytest.raises(lockstep.StateError, match=str(version)):
-            publisher.publish(version, model.tensors)
+            publisher.publish(version=version, tensors=model.tensors)
         receiver.wait_for(model.tensors)
-        publisher.publish(6, model.step())
+        publisher.publish(version=6, tensors=model.step())
         receiver.wait_for(model.tensors)
 
 
@@ -301,11 +301,11 @@ def test_a_tensor_missing_at_commit_is_named_and_the_next_version_works(cluster,
     model = ToyModel(blocks=4)
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.step())
+        publisher.publish(version=1, tensors=model.step())
         some = {name: tensor for name, tensor in model.tensors.items() if name != "layers.2.weight"}
         with pytest.raises(lockstep.BadDataError, match=r"layers\.2\.weight"):
-            publisher.publish(2, some)
-        publisher.publish(3, model.step())
+            publisher.publish(version=2, tensors=some)
+        publisher.publish(version=3, tensors=model.step())
         receiver.wait_for(model.tensors)
 
 
@@ -314,15 +314,15 @@ def test_a_tensor_given_twice_is_refused_and_the_next_version_works(agent):
     pairs = list(model.tensors.items())
     with agent.publisher(model.tensors) as publisher:
         with pytest.raises(lockstep.Error, match=r"layers\.0\.weight|twice|0"):
-            publisher.publish(1, pairs + pairs[:1])
-        publisher.publish(2, model.tensors)
+            publisher.publish(version=1, tensors=pairs + pairs[:1])
+        publisher.publish(version=2, tensors=model.tensors)
 
 
 def test_wrong_shapes_dtypes_and_names_are_refused_before_anything_is_written(cluster, agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.ones((2, 3), np.int8)}
     receiver = cluster.receiver(agent)
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
         for wrong, complaint in [
             ({"a": np.zeros(9, np.float32)}, r'"a".*\[9\].*\[8\]'),
             ({"a": np.zeros(8, np.int32)}, '"a".*I32.*F32'),
@@ -330,8 +330,8 @@ def test_wrong_shapes_dtypes_and_names_are_refused_before_anything_is_written(cl
             ({"a": np.zeros(16, np.float32)[::2]}, '"a".*contiguous'),
         ]:
             with pytest.raises(lockstep.BadDataError, match=complaint):
-                publisher.publish(2, tensors | wrong)
-        publisher.publish(2, tensors)
+                publisher.publish(version=2, tensors=tensors | wrong)
+        publisher.publish(version=2, tensors=tensors)
         receiver.wait_for(tensors)
 
 
@@ -343,11 +343,11 @@ def test_tensors_of_any_size_that_several_threads_copy_arrive(cluster, agent):
     with agent.publisher(tensors, threads=3) as publisher:
         for version in (1, 2, 3):
             tensors["large"][::997] += 1
-            publisher.publish(version, tensors)
+            publisher.publish(version=version, tensors=tensors)
             receiver.wait_for(tensors)
-    with lockstep.StreamPublisher(agent.socket, MODEL, tensors, threads=2) as streamed:
+    with lockstep.Publisher.from_stream(tensors, model=MODEL, socket=agent.socket, threads=2) as streamed:
         tensors["batch"][::997] += 1
-        streamed.publish(1, iter(tensors.items()))
+        streamed.publish(version=1, tensors=iter(tensors.items()))
         receiver.wait_for(tensors)
     with pytest.raises(lockstep.BadDataError, match="threads is 257; it must be from 1 to 256"):
         agent.publisher(tensors, threads=257)
@@ -357,13 +357,13 @@ def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
     with agent.publisher(tensors) as publisher:
         publisher.begin(1)
-        source = publisher._source("b", tensors["b"])
+        source = publisher._writer._source("b", tensors["b"])
         with pytest.raises(lockstep.BadDataError, match="b"):
-            publisher._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
+            publisher._writer._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
         with pytest.raises(lockstep.BadDataError, match='tensor "b" is not BF16'):
-            publisher._write([source._replace(rounds=True)])
+            publisher._writer._write([source._replace(rounds=True)])
         publisher.abort()
-        publisher.publish(2, tensors)
+        publisher.publish(version=2, tensors=tensors)
 
 
 def test_tensors_filled_in_place_by_ranges_arrive(cluster, agent):
@@ -408,7 +408,7 @@ def test_what_was_made_of_a_versions_memory_keeps_it_after_close_and_the_agent_i
         publisher.begin(2)
     publisher.close()
     with agent.publisher({"a": np.zeros(4)}) as another:
-        another.publish(1, {"a": np.ones(4)})
+        another.publish(version=1, tensors={"a": np.ones(4)})
     assert mapped() and memory[3] == 7
     del memory, publisher
     assert not mapped()
@@ -436,8 +436,8 @@ def test_the_memory_of_a_version_keeps_a_publisher_that_nobody_else_has(agent):
 def test_an_impossible_layout_is_refused_by_name_and_held_models_live_on(cluster, agent, meta, complaint):
     model = ToyModel(blocks=2)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         with pytest.raises(lockstep.BadDataError, match=complaint):
             agent.publisher([lockstep.TensorMeta(*fields) for fields in meta], "other")
-        publisher.publish(2, model.step())
+        publisher.publish(version=2, tensors=model.step())
         cluster.receiver(agent).wait_for(model.tensors)

@@ -49,13 +49,13 @@ def gathered(rank: Rank) -> "Iterator[tuple[str, torch.Tensor]]":
 
 
 def open_publisher(rank: Rank, socket: Path, checkpoint: "Path | None", writers: int) -> None:
-    rank.publisher = lockstep.StreamPublisher(
-        socket, MODEL, checkpoint or gathered(rank), rank=rank.number, writers=writers, call_timeout=30
+    rank.publisher = lockstep.Publisher.from_stream(
+        checkpoint or gathered(rank), model=MODEL, socket=socket, rank=rank.number, writers=writers, call_timeout=30
     )
 
 
 def publish(rank: Rank, version: int) -> None:
-    rank.publisher.publish(version, gathered(rank))
+    rank.publisher.publish(version=version, tensors=gathered(rank))
 
 
 def consolidated(rank: Rank) -> "dict[str, torch.Tensor] | None":
@@ -64,7 +64,7 @@ def consolidated(rank: Rank) -> "dict[str, torch.Tensor] | None":
 
 
 def open_exporter(rank: Rank) -> None:
-    lockstep.Exporter.from_fsdp(rank.engine.module, socket="/nowhere", model=MODEL)
+    lockstep.Publisher.from_fsdp(rank.engine.module, socket="/nowhere", model=MODEL)
 
 
 @pytest.fixture
@@ -123,13 +123,13 @@ def build_verl(rank: Rank, checkpoint: Path) -> None:
 
 
 def open_verl_publisher(rank: Rank, socket: Path, checkpoint: Path) -> None:
-    rank.publisher = lockstep.StreamPublisher(
-        socket, MODEL, checkpoint, rank=rank.number, dtype=torch.bfloat16, call_timeout=30
+    rank.publisher = lockstep.Publisher.from_stream(
+        checkpoint, model=MODEL, socket=socket, rank=rank.number, dtype=torch.bfloat16, call_timeout=30
     )
 
 
 def publish_verl(rank: Rank, version: int) -> None:
-    rank.publisher.publish(version, rank.engine.get_per_tensor_param()[0])
+    rank.publisher.publish(version=version, tensors=rank.engine.get_per_tensor_param()[0])
 
 
 @pytest.mark.parametrize("model", ("llama", "qwen2", "qwen3_moe"))  # qwen2's head is tied

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lockstep.export._dtensors import shard_of
 from lockstep.export._parts import Box
+from lockstep.export._piece import shard_of
 
 SHAPES = [(4, 4, 4), (5, 3, 7), (1, 2, 3), (2, 1, 1), (0, 3, 2)]
 CHOICES = (Replicate(), Shard(0), Shard(1), Shard(2))

@@ -149,13 +149,13 @@ def open_exporter(
         options.setdefault("dtype", torch.bfloat16)
     options.setdefault("call_timeout", 30)
     module = torch.compile(rank.model) if rank.layout.wrapped else rank.model
-    rank.exporter = lockstep.Exporter.from_fsdp(
+    rank.exporter = lockstep.Publisher.from_fsdp(
         module, socket=socket, model=model, beside_agent=rank.number not in remote, **options
     )
-    return {"plan": rank.exporter.plan_digest, "tensors": rank.exporter.tensors, "writes": rank.exporter.writes}
+    return {"plan": rank.exporter.plan_digest, "tensors": rank.exporter.layout, "writes": rank.exporter.writes}
 
 
 def publish(rank: Rank, version: int) -> SimpleNamespace:
     """Publishes this rank's share."""
-    rank.exporter.publish(version)
+    rank.exporter.publish(version=version)
     return stats_of(rank.exporter)

@@ -24,7 +24,7 @@ def value(version: int) -> torch.Tensor:
 def open_halves(rank, sockets, remote=(), **options):
     """Rank r holds tensor r."""
     rank.tensors = {f"tensor.{rank.number}": value(0)}
-    rank.exporter = lockstep.Exporter.from_named_tensors(
+    rank.exporter = lockstep.Publisher.from_tensors(
         lambda: rank.tensors,
         socket=sockets[rank.number],
         model="actor",
@@ -37,13 +37,13 @@ def open_halves(rank, sockets, remote=(), **options):
 
 def open_with_a_bad_rank(rank, socket):
     tensor = value(0) if rank.number == 0 else torch.sparse_coo_tensor(size=(2, 2))
-    lockstep.Exporter.from_named_tensors({f"tensor.{rank.number}": tensor}, socket=socket, model="actor")
+    lockstep.Publisher.from_tensors({f"tensor.{rank.number}": tensor}, socket=socket, model="actor")
 
 
 def publish(rank, version):
     for tensor in rank.tensors.values():
         tensor.fill_(float(version))
-    rank.exporter.publish(version)
+    rank.exporter.publish(version=version)
 
 
 def expected(version: int):
@@ -87,6 +87,34 @@ def publish_interrupted(rank, version, interrupted):
         waited = time.time() - interrupted.stat().st_mtime
         return "interrupted after the exchange" if waited > 0.5 else "interrupted in the middle"
     return "not interrupted"
+
+
+def publish_next(rank, step):
+    for tensor in rank.tensors.values():
+        tensor.fill_(float(step))
+    return rank.exporter.publish(f"step {step}").version
+
+
+def fail_alone(rank, version):
+    """Rank 0 tries a version that the others never hear of."""
+    return refusal(rank, lambda rank: rank.exporter.publish(version=version, tensors={})) if rank.number == 0 else None
+
+
+def test_ranks_agree_on_numbers_and_none_is_given_twice(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(TWO) as ranks:
+        ranks.call(open_halves, [agent.socket] * 2)
+        assert ranks.call(publish_next, 1) == [1, 1]
+        receiver.wait_for(expected(1))
+        failed = ranks.call(publish_another_shape, 2)
+        assert failed[1][0] == "BadDataError" and failed[0][0] in ("", "AbortedError")  # rank 0 may be done before
+        assert ranks.call(publish_next, 3) == [3, 3]
+        kind, sentence = ranks.call(fail_alone, 9)[0]
+        assert kind == "BadDataError" and "reads its own" in sentence
+        assert ranks.call(publish_next, 4) == [10, 10]
+    receiver.wait_for(expected(4))
+    assert agent.model_status()["newest_label"] == "step 4"
 
 
 def test_a_rank_that_cannot_describe_its_part_fails_all_ranks_at_once(cluster):
@@ -159,13 +187,13 @@ def test_ctrl_c_waits_until_the_other_rank_has_its_bytes(cluster):
 def test_an_answer_about_what_is_frozen_may_not_change(cluster):
     agent = cluster.agent()
     layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16).requires_grad_(False)
-    exporter = lockstep.Exporter.from_named_tensors(
+    exporter = lockstep.Publisher.from_tensors(
         dict(layer.named_parameters()), frozen="requires_grad", socket=agent.socket, model="actor"
     )
-    exporter.publish(1)
+    exporter.publish(version=1)
     layer.bias.requires_grad_(True)
     with pytest.raises(lockstep.BadDataError, match='"bias".*frozen'):
-        exporter.publish(2)
+        exporter.publish(version=2)
     layer.bias.requires_grad_(False)
-    exporter.publish(3)
+    exporter.publish(version=3)
     assert exporter.committed_version == 3

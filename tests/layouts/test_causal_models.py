@@ -47,8 +47,8 @@ def publish_and_compare(model_type, daemons, directory):
     agent, receiver = daemons
     model = small_model(model_type)
     model.save_pretrained(directory)
-    with lockstep.Exporter.from_fsdp(wrapped(model), socket=agent.socket, model=MODEL) as exporter:
-        exporter.publish(1)
+    with lockstep.Publisher.from_fsdp(wrapped(model), socket=agent.socket, model=MODEL) as exporter:
+        exporter.publish(version=1)
         receiver.wait_for(load_file(directory / "model.safetensors"))
 
 

@@ -57,7 +57,7 @@ def test_the_same_configuration_from_a_yaml_file_flags_and_a_flat_dict():
 def test_megatron_without_groups_is_told_to_make_them():
     for make in (
         lambda: lockstep.megatron([torch.nn.Linear(2, 2)], {"model_type": "llama"}),
-        lambda: ExportConfig(backend="megatron").exporter(torch.nn.Linear(2, 2), {"model_type": "llama"}),
+        lambda: ExportConfig(backend="megatron").publisher(torch.nn.Linear(2, 2), {"model_type": "llama"}),
     ):
         with pytest.raises(lockstep.BadDataError, match="call megatron.core.parallel_state.initialize_model_parallel"):
             make()
@@ -153,7 +153,7 @@ def test_the_same_thing_said_twice_and_differently_is_refused():
 
 
 def open_by_config(rank: Rank, config: "dict[str, Any]", **options: Any) -> None:
-    rank.exporter = ExportConfig.from_dict(config).exporter(rank.model, **options)
+    rank.exporter = ExportConfig.from_dict(config).publisher(rank.model, **options)
 
 
 def test_an_exporter_made_by_a_configuration_publishes(cluster, checkpoints):

@@ -1,4 +1,4 @@
-"""Real FSDP2 models in training, published by lockstep.Exporter: a receiver holds, at every step, exactly the file that
+"""Real FSDP2 models in training, published by lockstep.Publisher: a receiver holds, at every step, exactly the file that
 transformers saves of the model that PyTorch gathers."""
 
 import json

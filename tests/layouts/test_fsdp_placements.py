@@ -92,8 +92,8 @@ def publish_all(rank: Rank, socket, kind: str, sizes: "tuple[int, int]") -> "tup
     pairs = getattr(placements, kind)(mesh)
     pairs["plain"] = (torch.arange(7), torch.arange(7))
     tensors = {name: tensor for name, (tensor, _) in pairs.items()}
-    with lockstep.Exporter.from_named_tensors(tensors, socket=socket, model=MODEL) as exporter:
-        exporter.publish(1)
+    with lockstep.Publisher.from_tensors(tensors, socket=socket, model=MODEL) as exporter:
+        exporter.publish(version=1)
         return {name: whole for name, (_, whole) in pairs.items()}, stats_of(exporter)
 
 

@@ -16,8 +16,8 @@ import lockstep
 def open_publisher(rank: Rank, socket: Path, checkpoint: "Path | None", writers: int) -> bool:
     """By the headers of `checkpoint`, or a first pass; whether this rank writes."""
     with mbridge_loader.exported(rank.chunks, rank.hf, rank.topology) as generator:
-        rank.publisher = lockstep.StreamPublisher(
-            socket, MODEL, checkpoint or generator, rank=rank.number, writers=writers, call_timeout=30
+        rank.publisher = lockstep.Publisher.from_stream(
+            checkpoint or generator, model=MODEL, socket=socket, rank=rank.number, writers=writers, call_timeout=30
         )
     return rank.publisher.writes
 
@@ -26,7 +26,7 @@ def publish(rank: Rank, version: int, wrong: str = "") -> None:
     """Publishes what mbridge gives; the writer gets one tensor in another shape where its name is `wrong`."""
     with mbridge_loader.exported(rank.chunks, rank.hf, rank.topology) as generator:
         changed = ((name, tensor[1:] if name == wrong else tensor) for name, tensor in generator)
-        rank.publisher.publish(version, changed if rank.publisher.writes else generator)
+        rank.publisher.publish(version=version, tensors=changed if rank.publisher.writes else generator)
 
 
 @pytest.mark.parametrize("writers", (1, 2))

@@ -160,14 +160,14 @@ def whole_model(rank: Rank) -> Tensors:
 
 def open_exporter(rank: Rank, socket: Path, remote: "tuple[int, ...]" = (), **options: Any) -> "list[str]":
     on_agents_host = rank.number not in remote
-    rank.exporter = lockstep.Exporter(
+    rank.exporter = lockstep.Publisher.from_parts(
         parts_of(rank), socket=socket, model=MODEL, beside_agent=on_agents_host, **options
     )
-    return [meta.name for meta, _ in rank.exporter.tensors]
+    return [meta.name for meta, _ in rank.exporter.layout]
 
 
 def publish(rank: Rank, version: int) -> "tuple[Tensors, SimpleNamespace]":
-    rank.exporter.publish(version)
+    rank.exporter.publish(version=version)
     return whole_model(rank), stats_of(rank.exporter)
 
 
@@ -257,7 +257,7 @@ def open_with(rank: Rank, socket: Path, kind: str) -> None:
         mesh = init_device_mesh("cpu", (2,))
         piece = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0)], run_check=False)
         parts.append(lockstep.named_tensors({"half": piece} if rank.number == 0 else {}))
-    lockstep.Exporter(parts, socket=socket, model=MODEL)
+    lockstep.Publisher.from_parts(parts, socket=socket, model=MODEL)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def build(rank: Rank, kind: str) -> None:
 
 
 def open_exporter(rank: Rank, socket: Path, **options: Any) -> None:
-    rank.exporter = lockstep.Exporter.from_adapter(rank.model, socket=socket, model=MODEL, **options)
+    rank.exporter = lockstep.Publisher.from_adapter(rank.model, socket=socket, model=MODEL, **options)
 
 
 def train_and_publish(rank: Rank, version: int) -> "tuple[dict[str, torch.Tensor], str, torch.Tensor] | None":
@@ -99,7 +99,7 @@ def train_and_publish(rank: Rank, version: int) -> "tuple[dict[str, torch.Tensor
     rank.optimizer.zero_grad()
     rank.model.eval()
     logits = logits_of(rank.model)
-    rank.exporter.publish(version)
+    rank.exporter.publish(version=version)
     saved = save_gathered(rank)
     return (*saved, logits) if rank.number == 0 else None
 

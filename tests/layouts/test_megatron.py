@@ -1,4 +1,4 @@
-"""Real Megatron models, loaded by mbridge, published by lockstep.Exporter: a receiver holds the original checkpoints.
+"""Real Megatron models, loaded by mbridge, published by lockstep.Publisher: a receiver holds the original checkpoints.
 
 All ranks are on one host. Versions 1 and 2 are two checkpoints of transformers; version 3 is an update that every
 rank computes on its own shards and the test on whole tensors.
@@ -147,7 +147,7 @@ def test_float32_weights_are_rounded_as_pytorch_rounds_when_asked_for_and_else_r
 
 def open_by_config(rank: Rank, socket: Path, sizes: "dict[str, int]") -> None:
     config = {"trainer": {"engine": sizes}, "lockstep": {"socket": str(socket), "model": MODEL}}
-    rank.exporter = lockstep.ExportConfig.from_dict(config).exporter(rank.chunks, rank.hf)
+    rank.exporter = lockstep.ExportConfig.from_dict(config).publisher(rank.chunks, rank.hf)
 
 
 def test_a_trainers_configuration_is_held_against_megatrons_groups(cluster, checkpoints):

@@ -14,9 +14,9 @@ def test_tensors_that_a_function_makes_for_a_version_are_kept_until_they_are_cop
     def made():
         return {name: tensor.bfloat16() for name, tensor in trained.items()}
 
-    with lockstep.Exporter.from_named_tensors(made, socket=agent.socket, model=MODEL) as exporter:
+    with lockstep.Publisher.from_tensors(made, socket=agent.socket, model=MODEL) as exporter:
         for version in range(1, 4):
             for tensor in trained.values():
                 tensor.add_(1)
-            exporter.publish(version)
+            exporter.publish(version=version)
             receiver.wait_for(made())

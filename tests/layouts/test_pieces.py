@@ -19,14 +19,14 @@ def publish(rank, socket):
     else:
         pieces = {"w": lockstep.Piece(w[3:].t().contiguous().t(), (7, 6), (3, 0))}
     pieces["bias"] = lockstep.Piece(WHOLE["bias"], (5,), (0,))
-    with lockstep.Exporter.from_named_tensors(pieces, socket=socket, model=MODEL) as exporter:
-        exporter.publish(1)
+    with lockstep.Publisher.from_tensors(pieces, socket=socket, model=MODEL) as exporter:
+        exporter.publish(version=1)
 
 
 def publish_with_a_gap(rank, socket):
     with pytest.raises(lockstep.BadDataError, match='"w"'):
         piece = lockstep.Piece(WHOLE["w"][:3], (7, 6), (4 * rank.number, 0))
-        lockstep.Exporter.from_named_tensors({"w": piece}, socket=socket, model=MODEL)
+        lockstep.Publisher.from_tensors({"w": piece}, socket=socket, model=MODEL)
 
 
 def test_a_receiver_holds_what_the_pieces_are_of(cluster):

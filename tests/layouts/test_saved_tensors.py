@@ -24,14 +24,46 @@ def test_a_publisher_of_saved_tensors_publishes_what_transformers_saves(daemons,
     agent, receiver = daemons
     model = small_model(model_type)
     wrapped = Engine(torch.compile(model))
-    with lockstep.Publisher(agent.socket, MODEL, lockstep.saved_tensors(wrapped)) as publisher:
+    with lockstep.Publisher.in_place(lockstep.saved_tensors(wrapped), model=MODEL, socket=agent.socket) as publisher:
         for version in (1, 2):
             with torch.no_grad():
                 model.get_input_embeddings().weight.add_(version)
                 list(model.parameters())[-1].add_(version)
-            publisher.publish(version, lockstep.saved_tensors(wrapped))
+            publisher.publish(version=version, tensors=lockstep.saved_tensors(wrapped))
             model.save_pretrained(tmp_path)
             receiver.wait_for(load_file(tmp_path / "model.safetensors"))
+
+
+def from_saved(module, **options):
+    return lockstep.Publisher.from_tensors(lambda: lockstep.saved_tensors(module), **options)
+
+
+def from_module(module, **options):
+    return lockstep.Publisher.from_module(Engine(torch.compile(module)), **options)
+
+
+WAYS = [(name, from_module) for name in MODELS if name != "hrm_text"] + [
+    ("hrm_text", from_saved),
+    ("mixtral", from_saved),
+]
+
+
+@pytest.mark.parametrize("model_type, way", WAYS)
+def test_a_module_is_published_as_transformers_saves_it(daemons, tmp_path, model_type, way):
+    agent, receiver = daemons
+    model = small_model(model_type)
+    with way(model, model=MODEL, socket=agent.socket) as publisher:
+        for step in (1, 2):
+            with torch.no_grad():
+                model.get_input_embeddings().weight.add_(step)
+            assert publisher.publish(step).version == step
+            model.save_pretrained(tmp_path)
+            receiver.wait_for(load_file(tmp_path / "model.safetensors"))
+
+
+def test_a_module_whose_tensors_are_computed_for_its_checkpoint_is_refused_with_what_to_give():
+    with pytest.raises(lockstep.BadDataError, match="transformers computes it; publish .*saved_tensors"):
+        from_module(small_model("hrm_text"), model=MODEL, socket="/nowhere")
 
 
 GIVEN = {
@@ -50,17 +82,17 @@ def test_what_a_model_has_only_in_memory_is_refused_by_name(model_type, given):
     model = small_model(model_type)
     refusal = "(mlp.gate.weight|experts.gate_up_proj|lm_head.weight).*in memory.*lockstep.saved_tensors"
     with pytest.raises(lockstep.BadDataError, match=refusal):
-        lockstep.Publisher("/nowhere", MODEL, GIVEN[given](model))
+        lockstep.Publisher.in_place(GIVEN[given](model), model=MODEL, socket="/nowhere")
     if given != "descriptions":
         with pytest.raises(lockstep.BadDataError, match=refusal):
-            lockstep.Exporter.from_named_tensors(lambda: GIVEN[given](model), socket="/nowhere", model=MODEL)
+            lockstep.Publisher.from_tensors(lambda: GIVEN[given](model), socket="/nowhere", model=MODEL)
 
 
 def test_a_model_that_has_the_same_name_for_something_else_does_not_hinder():
     other = small_model("mixtral")  # its mlp.gate.weight is block_sparse_moe.gate.weight in checkpoints
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
         tensors = lockstep.saved_tensors(small_model("qwen3_moe"))
-        lockstep.Publisher("/nowhere", MODEL, tensors, connect_timeout=0.001)
+        lockstep.Publisher.in_place(tensors, model=MODEL, socket="/nowhere", connect_timeout=0.001)
     name = "model.layers.0.mlp.gate.weight"
     assert tensors[name].shape == other.get_parameter(name).shape
 
@@ -68,4 +100,6 @@ def test_a_model_that_has_the_same_name_for_something_else_does_not_hinder():
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])  # one stacks experts, as its checkpoints do
 def test_a_state_dict_as_checkpoints_have_it_is_not_refused(model_type):
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
-        lockstep.Publisher("/nowhere", MODEL, small_model(model_type).state_dict(), connect_timeout=0.001)
+        lockstep.Publisher.in_place(
+            small_model(model_type).state_dict(), model=MODEL, socket="/nowhere", connect_timeout=0.001
+        )

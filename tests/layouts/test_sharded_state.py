@@ -1,7 +1,7 @@
 """What mbridge cannot load: GLM4, and Qwen2-MoE with dense layers. Megatron's distributed checkpointing is the witness.
 
 lockstep.Importer fills the model; whole tensors put together by Megatron's own shard offsets are the checkpoint's; then
-lockstep.Exporter publishes it, and so does a receiver hold them.
+lockstep.Publisher publishes it, and so does a receiver hold them.
 """
 
 import pytest

@@ -124,7 +124,7 @@ def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(mon
     with pytest.raises(lockstep.BadDataError, match="is flattened by FSDP1"):
         lockstep.fsdp(model).sheet()
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
-        lockstep.Publisher("/nowhere", "actor", whole, connect_timeout=0.001)
+        lockstep.Publisher.in_place(whole, model="actor", socket="/nowhere", connect_timeout=0.001)
 
 
 def test_what_is_no_module_is_refused_with_what_to_give():
@@ -158,7 +158,7 @@ def test_a_peft_model_is_refused_and_told_what_takes_it(wrap):
     with pytest.raises(
         lockstep.BadDataError, match="belongs to an adapter .peft.*: export the adapter.*from_adapter.*merge_and_unload"
     ):
-        lockstep.Exporter.from_fsdp(wrap(model), socket="/nowhere", model="actor")
+        lockstep.Publisher.from_fsdp(wrap(model), socket="/nowhere", model="actor")
     sheet = lockstep.fsdp(model.merge_and_unload()).sheet()
     assert len(sheet["tensors"]) == len(list(small_model("llama").parameters()))
 
@@ -171,8 +171,8 @@ def test_parameters_that_zero_3_emptied_are_refused_by_name():
     with pytest.raises(lockstep.BadDataError, match=refusal):
         lockstep.fsdp(model).sheet()
     with pytest.raises(lockstep.BadDataError, match=refusal):
-        lockstep.Publisher("/nowhere", "actor", model.named_parameters())
+        lockstep.Publisher.in_place(model.named_parameters(), model="actor", socket="/nowhere")
     with pytest.raises(lockstep.BadDataError, match=refusal):
-        lockstep.Exporter.from_named_tensors(model.named_parameters(), socket="/nowhere", model="actor")
+        lockstep.Publisher.from_tensors(model.named_parameters(), socket="/nowhere", model="actor")
     weight.data = torch.ones(2, 3)
     assert lockstep.fsdp(model).sheet()["tensors"][0]["shape"] == [2, 3]

@@ -48,23 +48,23 @@ def snapshot(rank: Rank) -> "list[tuple[str, torch.Tensor]]":
 def open_exporter(rank: Rank, socket: Path, model: str, **options: Any) -> "dict[str, Any]":
     """Opens the exporter, on the agent's host; its plan, run and tensors."""
     options.setdefault("call_timeout", 30)
-    rank.exporter = lockstep.Exporter.from_megatron(rank.chunks, rank.hf, socket=socket, model=model, **options)
+    rank.exporter = lockstep.Publisher.from_megatron(rank.chunks, rank.hf, socket=socket, model=model, **options)
     return {
-        "tensors": rank.exporter.tensors,
+        "tensors": rank.exporter.layout,
         "plan": rank.exporter.plan_digest,
         "run": rank.exporter.run,
         "writes": rank.exporter.writes,
     }
 
 
-def stats_of(exporter: lockstep.Exporter) -> SimpleNamespace:
+def stats_of(exporter: lockstep.Publisher) -> SimpleNamespace:
     """What its last publish did, by name."""
     return SimpleNamespace(**{name.removeprefix("lockstep/"): value for name, value in exporter.stats.items()})
 
 
 def publish(rank: Rank, version: int) -> SimpleNamespace:
     """Publishes this rank's share."""
-    rank.exporter.publish(version)
+    rank.exporter.publish(version=version)
     return stats_of(rank.exporter)
 
 

@@ -33,7 +33,7 @@ def record(cluster: Cluster) -> "tuple[Prometheus, float, float]":
         version = 0
         while time.time() < begin + SECONDS:
             version += 1
-            publisher.publish(version, model.step())
+            publisher.publish(version=version, tensors=model.step())
             time.sleep(0.5)
     return prometheus, begin + 1, time.time()
 

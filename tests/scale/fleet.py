@@ -51,7 +51,7 @@ class Fleet:
 
     def publish(self) -> None:
         self.version += 1
-        self.publisher.publish(self.version, self.model.step())
+        self.publisher.publish(version=self.version, tensors=self.model.step())
 
     def held(self) -> "list[int]":
         """The version that each receiver shows."""

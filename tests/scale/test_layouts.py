@@ -32,7 +32,7 @@ def costs_of(count: int, model: str, agent, receiver) -> "dict[str, float]":
         return result
 
     def publish(version: int) -> None:
-        publisher.publish(version, tensors)
+        publisher.publish(version=version, tensors=tensors)
         wait_until(lambda: published_version(receiver, model) == version, f"version {version} is committed")
 
     def verify(daemon) -> str:

@@ -54,7 +54,7 @@ def opened(options: dict, tensors) -> lockstep.Publisher:
     while True:
         for run in {options["run"]: 1, None: 1}:
             try:
-                return lockstep.Publisher(options["socket"], "actor", tensors, run=run, **CALLS)
+                return lockstep.Publisher.in_place(tensors, model="actor", socket=options["socket"], run=run, **CALLS)
             except lockstep.Error as error:
                 print(f"open in run {run}: {error!r}", flush=True)
         time.sleep(0.5)
@@ -76,7 +76,7 @@ def main() -> None:
         append(options["truth"], run=publisher.run, version=version, label=label, sha256=model.sha256())
         begun = time.monotonic()
         try:
-            publisher.publish(version, model.tensors, label=label)
+            publisher.publish(version=version, tensors=model.tensors, label=label)
             append(options["published"], run=publisher.run, version=version, begun=begun, ended=time.monotonic())
         except lockstep.Error as error:
             print(f"version {version}: {error!r}", flush=True)

@@ -67,28 +67,6 @@ def count(what: str, value: Any, least: int = 0) -> int:
     return number
 
 
-def opening(
-    socket: Any,
-    model: Any,
-    *,
-    threads: Any,
-    run: Any,
-    connect_timeout: "float | None",
-    reconnect_timeout: "float | None",
-    call_timeout: "float | None",
-) -> "dict[str, Any]":
-    """What every publisher is opened with, as fields of lockstep_options."""
-    return {
-        "socket_path": path("socket", socket),
-        "model": text("model", model, MODEL_NAME),
-        "threads": count("threads", threads),
-        "run": None if run is None else text("run", run, RUN_ID),
-        "connect_timeout_ms": milliseconds("connect_timeout", connect_timeout),
-        "reconnect_timeout_ms": milliseconds("reconnect_timeout", reconnect_timeout),
-        "call_timeout_ms": milliseconds("call_timeout", call_timeout),
-    }
-
-
 def text(what: str, value: Any, wanted: str) -> bytes:
     """``value`` as the library takes it."""
     if not isinstance(value, str):

@@ -143,7 +143,10 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
     for name, view in saved.items():
         owner = owners.get(_storage(view))
         if owner is None:
-            raise BadDataError(f'checkpoint tensor "{name}" is no part of one parameter: transformers computes it')
+            raise BadDataError(
+                f'checkpoint tensor "{name}" is no part of one parameter: transformers computes it; '
+                "publish Publisher.from_tensors(lambda: lockstep.saved_tensors(model)), whole"
+            )
         start = _start_of_box(name, view, without_memory[owner].shape)
         made[owner].append(CheckpointTensor(name, tuple(view.shape), start))
     return made

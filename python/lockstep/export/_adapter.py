@@ -7,6 +7,7 @@ from typing import Any, Iterable, Tuple
 
 from lockstep.core.errors import BadDataError
 from lockstep.export._parts import Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._piece import shard_of
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -105,6 +106,4 @@ class AdapterPart(ShardsPart):
         return sharded_parameters(self._model)
 
     def _describe_tensor(self, name: str, tensor: Any) -> Shard:
-        from lockstep.export._dtensors import shard_of
-
         return shard_of(name, tensor, exported_dtype(name, tensor, self._dtype), frozen=False)

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer send each other when an exporter is made, so that they succeed or fail together."""
+"""What the ranks of a trainer send each other when a publisher is made, so that they succeed or fail together."""
 
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -12,6 +12,9 @@ class Ranks(NamedTuple):
     rank: int
 
 
+ALONE = object()  # in place of a group: just this process
+
+
 def gather_sheets(describe: "Callable[[], str]", group: Any) -> Ranks:
     """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
     sheet, failure = "", None
@@ -21,13 +24,13 @@ def gather_sheets(describe: "Callable[[], str]", group: Any) -> Ranks:
         failure = error
     answers = all_gather((reason_of(failure), sheet), group)
     require_agreement([(reason, ()) for reason, _ in answers], failure)
-    distributed = _initialised_distributed()
+    distributed = _distributed_of(group)
     return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
 
 
 def all_gather(what: Any, group: Any) -> "list[Any]":
     """``what`` of each rank of the group, in rank order."""
-    distributed = _initialised_distributed()
+    distributed = _distributed_of(group)
     if distributed is None:
         return [what]
     gathered: "list[Any]" = [None] * distributed.get_world_size(group)
@@ -49,7 +52,7 @@ def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception 
         raise failure
     for rank, (reason, what) in enumerate(answers):
         if reason:
-            raise AbortedError(f"rank {rank} could not open the exporter: {reason}")
+            raise AbortedError(f"rank {rank} could not open the model: {reason}")
         if what != answers[0][1]:
             raise AbortedError(
                 f"rank {rank} has plan and bucket_bytes {what}, rank 0 {answers[0][1]}: use one version of lockstep, "
@@ -57,7 +60,10 @@ def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception 
             )
 
 
-def _initialised_distributed() -> Any:
+def _distributed_of(group: Any) -> Any:
+    """torch.distributed, when it is initialised; None: the group is just this process."""
+    if group is ALONE:
+        return None
     try:
         import torch.distributed as distributed
     except ImportError:

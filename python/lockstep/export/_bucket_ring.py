@@ -14,7 +14,7 @@ from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, PermissionDeniedError, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.ring_messages import ALIGN, MAX_BUCKETS, Message, MessageType, Peer
-from lockstep.export._exporter import Exporter
+from lockstep.export._publisher import Publisher
 from lockstep.export._ring_buckets import CudaBucket, HostBucket, parts_of
 
 # A bucket in host memory should stay in a cache between the two ends; a GPU is done with that before a message travels.
@@ -27,11 +27,11 @@ class BucketRing:
     """Two buckets, one of which is filled with the next part of the model while a reader takes the other.
 
     For a rank that holds the whole model, with one engine process on the same host that has a ``lockstep.RingReader``;
-    what is sent are the bytes that ``exporter.publish`` would publish. Nothing is sent but in ``send``, and by the
+    what is sent are the bytes that ``publisher.publish`` would publish. Nothing is sent but in ``send``, and by the
     thread that calls it.
 
     Args:
-        exporter: of this rank. It stays the caller's, and must live as long as versions are sent.
+        publisher: of this rank, as ``Publisher.from_fsdp`` and its like make it. It stays the caller's, and must live as long as versions are sent.
         socket: where the reader connects; made here, for this user only.
         bucket_bytes: of each bucket; 0: 4 MiB, 64 MiB on a GPU. No more is taken than the model has.
         buckets: how many; with 1 filling and taking alternate.
@@ -46,7 +46,7 @@ class BucketRing:
 
     def __init__(
         self,
-        exporter: Exporter,
+        publisher: Publisher,
         *,
         socket: "str | os.PathLike[str]",
         bucket_bytes: int = 0,
@@ -59,12 +59,12 @@ class BucketRing:
             raise BadDataError(f"bucket_bytes is {bucket_bytes}; it must be at least {MIN_BUCKET_BYTES}")
         if not 1 <= buckets <= MAX_BUCKETS:
             raise BadDataError(f"buckets is {buckets}; it must be from 1 to {MAX_BUCKETS}")
-        self._exporter = exporter
+        self._publisher = publisher
         self._timeout = timeout
         self._path = os.fspath(socket)
         self._lock = threading.Lock()
         self._reader: "Peer | None" = None
-        tensors = exporter.tensors
+        tensors = publisher.layout
         self._data_bytes = sum(meta.nbytes for meta, _ in tensors)
         if self._data_bytes == 0:
             raise BadDataError("the model has no bytes to send")
@@ -97,7 +97,7 @@ class BucketRing:
                 raise StateError(f"the ring {self._closed}")
             reader = self._present_reader()
             try:
-                with self._exporter._filling() as fill:
+                with self._publisher._filling() as fill:
                     self._send(reader, version, name, fill)
             except BaseException as error:  # its engine has part of the version, and must not take it for all
                 self._reader = None
@@ -173,7 +173,7 @@ class BucketRing:
         try:
             buckets = [bucket.shared() for bucket in self._buckets]
             body = {
-                "run": self._exporter.run,
+                "run": self._publisher.run,
                 "bytes": self._data_bytes,
                 "bucket_bytes": self._bucket_bytes,
                 "buckets": [description for description, _ in buckets],

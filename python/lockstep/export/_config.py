@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
-from lockstep.export._exporter import Exporter, ExporterOptions
+from lockstep.export._publisher import Publisher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from lockstep.export._publisher import ShardedOptions
 
 DEFAULT_BUCKET_BYTES = 512 << 20
 DEFAULT_RECONNECT_TIMEOUT = 60.0
@@ -21,7 +23,7 @@ class ExportConfig:
     """How a trainer is laid out, and where its weights go.
 
     ``backend`` is "megatron" or "fsdp"; empty chooses megatron where there is pipeline or expert parallelism.
-    Sizes are those of the trainer; ``exporter`` holds them against the running process groups.
+    Sizes are those of the trainer; ``publisher`` holds them against the running process groups.
     """
 
     backend: str = ""
@@ -99,8 +101,8 @@ class ExportConfig:
         known, _ = parser.parse_known_args(arguments)
         return cls(**vars(known))
 
-    def exporter(self, module: Any, /, hf_config: Any = None, **options: "Unpack[ExporterOptions]") -> Exporter:
-        """An exporter for ``module`` (Megatron's model chunks, or an FSDP2 model).
+    def publisher(self, module: Any, /, hf_config: Any = None, **options: "Unpack[ShardedOptions]") -> Publisher:
+        """A publisher of ``module`` (Megatron's model chunks, or an FSDP2 model).
 
         BadDataError: the running process groups have other sizes than the configuration, or hf_config is missing.
         """
@@ -114,11 +116,11 @@ class ExportConfig:
             **options,
         }
         if self.backend == "fsdp":
-            return Exporter.from_fsdp(module, **settings)
+            return Publisher.from_fsdp(module, **settings)
         if hf_config is None:
             raise BadDataError("backend megatron: hf_config is missing; give the model's HuggingFace configuration")
         self._check_process_groups()
-        return Exporter.from_megatron(module, hf_config, **settings)
+        return Publisher.from_megatron(module, hf_config, **settings)
 
     def _needs_megatron(self) -> bool:
         return self.pipeline_parallel_size > 1 or self.expert_parallel_size > 1

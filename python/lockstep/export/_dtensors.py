@@ -6,7 +6,7 @@ PyTorch's own placements, in the order in which PyTorch applied the mesh dimensi
 
 import itertools
 import math
-from typing import Any, Sequence, Tuple
+from typing import Sequence, Tuple
 
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate
@@ -14,30 +14,18 @@ from torch.distributed.tensor import Shard as EvenShard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from lockstep.core.errors import BadDataError
-from lockstep.export._parts import Box, Shard, whole_shard
-from lockstep.export._piece import Piece
+from lockstep.export._parts import Box
 
 # A contiguous run along one dimension: (start in the local shard, start in the whole tensor, length).
 _Run = Tuple[int, int, int]
 
 
-def shard_of(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:
-    """What this rank holds of ``tensor``: a DTensor's shard, a Piece, or the whole of any other tensor.
+def boxes_of(name: str, tensor: DTensor) -> "list[Box]":
+    """Empty for an empty shard, and for a rank outside of the mesh.
 
-    BadDataError names the tensor: a DTensor of partial sums, or one whose shards PyTorch cannot place.
+    BadDataError names the tensor: one of partial sums, or whose shards PyTorch cannot place.
     """
-    if isinstance(tensor, Piece):
-        size = tuple(tensor.tensor.shape)
-        box = Box((0,) * len(size), tensor.start, size)
-        return Shard(name, dtype, tensor.shape, size, [box], frozen)
-    if not isinstance(tensor, DTensor):
-        return whole_shard(name, tensor, dtype, frozen)
     local_shape = tuple(tensor.to_local().shape)
-    return Shard(name, dtype, tuple(tensor.shape), local_shape, _boxes_of(name, tensor, local_shape), frozen)
-
-
-def _boxes_of(name: str, tensor: DTensor, local_shape: "Tuple[int, ...]") -> "list[Box]":
-    """Empty for an empty shard, and for a rank outside of the mesh."""
     coordinate = tensor.device_mesh.get_coordinate()
     order = _order_of_splits(name, tensor)
     if coordinate is None:

@@ -5,9 +5,10 @@ import dataclasses
 import re
 from typing import Any, Callable, FrozenSet, Iterable, Tuple
 
-from lockstep.core.tensors import CheckpointTensor
+from lockstep.core.tensors import CheckpointTensor, refuse_shards
 from lockstep.export._adapter import refuse_adapters
 from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._piece import shard_of
 
 
 def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
@@ -28,6 +29,15 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
 
     check_module(model)
     return FsdpPart(model, dtype, frozen)
+
+
+def refuse_sharded(model: Any) -> None:
+    """BadDataError for a model of which this process holds a part."""
+    from lockstep.core.checkpoint import check_module, sharded_parameters
+
+    check_module(model)
+    for name, tensor in sharded_parameters(model):
+        refuse_shards(name, tensor)
 
 
 class FsdpPart(ShardsPart):
@@ -58,8 +68,6 @@ class FsdpPart(ShardsPart):
         return sharded_parameters(self._model)
 
     def _describe_parameter(self, name: str, tensor: Any) -> Shard:
-        from lockstep.export._dtensors import shard_of
-
         dtype = self._dtype if self._is_rounded(name, tensor) else None
         shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
         return dataclasses.replace(shard, into=self._into[name])

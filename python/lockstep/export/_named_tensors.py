@@ -4,6 +4,7 @@ from typing import Any, Callable, Iterable, Mapping, Tuple, cast
 
 from lockstep.core.tensors import meta_of, named
 from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._piece import shard_of
 from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
@@ -22,8 +23,6 @@ def named_tensors(
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
         frozen: which tensors never change.
     """
-    from lockstep.export._dtensors import shard_of
-
     is_frozen = frozen_predicate(frozen)
     is_module = hasattr(tensors, "state_dict")  # which can be called, too: named() says what to give instead
     function: Any = tensors if callable(tensors) and not is_module else None

@@ -1,65 +1,74 @@
-"""Publisher: one rank's handle on one model, over the C ABI."""
+"""Publisher: how a trainer's weights become versions at the agent on its host."""
 
-import contextlib
-import ctypes
-import json
 import os
-import struct
-import weakref
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
-from lockstep.core import abi, arguments
-from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import BadDataError, Error
-from lockstep.core.handle import Handle
+from lockstep.core.errors import StateError
 from lockstep.core.publication import Publication
-from lockstep.core.tensors import (
-    NamedTensors,
-    TensorBytes,
-    TensorMeta,
-    assign_offsets,
-    bytes_of,
-    describe,
-    entries_of,
-    named,
-)
-from lockstep.export._absence import Absence
-from lockstep.export._c_tensors import refuse_gpu_tensors, wait_for_gpu
-from lockstep.export._saved_tensors import refuse_names_in_memory
-from lockstep.export._ties import warn_of_ties
+from lockstep.core.served import Receivers
+from lockstep.core.tensors import NamedTensors, TensorMeta
+from lockstep.export._adapter import adapter as adapter_part
+from lockstep.export._agreement import ALONE
+from lockstep.export._fsdp import fsdp, refuse_sharded
+from lockstep.export._in_place_writer import InPlaceWriter
+from lockstep.export._megatron import megatron
+from lockstep.export._named_tensors import named_tensors
+from lockstep.export._parts import Frozen, Part
+from lockstep.export._sharded_writer import ShardedWriter
+from lockstep.export._stream_writer import Layout, Patterns, StreamWriter
+from lockstep.export._writer import CommonOptions, Writer
 
-_C_TENSOR = struct.Struct("@PPPIQ")  # abi.CTensor: name, dtype, shape, rank, offset
-assert _C_TENSOR.size == ctypes.sizeof(abi.CTensor)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class _Source(NamedTuple):
-    """What is written to the tensor at ``position``; ``rounds``: float32 of it becomes bfloat16."""
+class ShardedOptions(CommonOptions, total=False):
+    """Beside these, where all ranks of a group make it together."""
 
-    position: int
-    bytes: TensorBytes
-    rounds: bool = False
+    group: Any
+    beside_agent: "bool | None"
+    bucket_bytes: int
 
 
-class Publisher(Handle):
+class StreamOptions(CommonOptions, total=False):
+    """Beside these, of ``from_stream``."""
+
+    rank: int
+    writers: int
+    dtype: Any
+    ignore: Patterns
+    keep: Patterns
+    attachments: "Mapping[str, str] | None"
+
+
+class Publisher:
     """Publishes versions of one model to the trainer_agent on this host.
 
-    One Publisher per (process, model). A publisher serialises its own calls, not the steps of a version: let one thread
-    publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being written.
+    One per (process, model), made by one of
+
+    =================  =========================================================  ===================
+    ``from_fsdp``      a transformers model under FSDP2, DDP or tensor            all ranks together
+                       parallelism by DTensor
+    ``from_megatron``  Megatron-core's model chunks                               all ranks together
+    ``from_tensors``   tensors under their HuggingFace names, whole or in pieces  all ranks together
+    ``from_adapter``   the adapter of a PEFT model                                all ranks together
+    ``from_parts``     several of these as one model                              all ranks together
+    ``from_module``    a model that this process holds whole                      one process
+    ``from_stream``    whole tensors, one after the other, of a generator         every rank
+    ``in_place``       bytes that the caller puts into shared memory              the ranks that write
+    =================  =========================================================  ===================
+
+    Publishers serialise their own calls, not the steps of a version: let one thread publish. Closing one, leaving its
+    ``with`` block, or ending the process aborts a version that is being written.
+
+    All of them take:
 
     Args:
-        socket: the agent's unix socket; None: $LOCKSTEP_AGENT_SOCKET, or /run/trainer-agent/export.sock.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
-            on any device, or ``TensorMeta``. Only names, dtypes and shapes are used. One that has two names, as a tied
-            ``lm_head.weight``, is published twice, with a warning: ``without_ties`` leaves the second one out. Of a
-            transformers model give ``saved_tensors``, here and to ``publish``.
-        rank: this writer's number, below ``ranks``.
-        ranks: how many writers on this host must commit a version.
+        socket: the agent's unix socket; None: $LOCKSTEP_AGENT_SOCKET, or /run/trainer-agent/export.sock.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
-            tensors, attachments and number of ranks.
-        attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
-            write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
+            tensors and attachments, with as many ranks that write.
         connect_timeout: seconds to wait for the agent; None: no limit, as of the next two.
         reconnect_timeout: seconds that a call waits for an agent that went away.
         call_timeout: seconds that a call waits for the agent's answer.
@@ -67,203 +76,305 @@ class Publisher(Handle):
             UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
             has all weights, so receivers catch up with it.
 
+    Those that all ranks of a group make together exchange what they hold and whether they are ready (two
+    ``all_gather_object``). They compile a plan of what each rank copies, and prove it. They take also:
+
+    Args:
+        group: the process group of all ranks that hold the model; None: the default one, or just this process when
+            torch.distributed is not initialised.
+        beside_agent: whether this rank is on the agent's host; None: whether ``socket`` exists here, for which all wait
+            until it does on one. The others send
+            their shards to a rank there. ``skip_while_away`` is then refused.
+        bucket_bytes: memory for that, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
+
     Raises:
-        BadDataError: the description breaks a rule; the text names the tensor or attachment.
+        BadDataError: the description breaks a rule, such as a parameter without one, of a wrong shape or dtype, held by no
+            rank or by two; the text names it.
+        AbortedError: another rank could not be made ready; the text has its number and its reason.
         UnavailableError: no agent on ``socket``.
         Error: any other class of it, with the library's sentence.
     """
 
-    def __init__(
-        self,
-        socket: "str | os.PathLike[str] | None",
-        model: str,
-        tensors: Union[NamedTensors, Iterable[TensorMeta]],
+    def __init__(self, *writer: Writer, **_: Any) -> None:
+        if len(writer) != 1 or not isinstance(writer[0], Writer):
+            raise TypeError(
+                "a Publisher is made by from_module, from_fsdp, from_megatron, from_tensors, from_adapter, from_parts, "
+                "from_stream or in_place; Publisher(socket, model, tensors) is Publisher.in_place(tensors, model=model, "
+                "socket=socket) now"
+            )
+        self._writer = writer[0]
+
+    @staticmethod
+    def from_module(
+        module: Any, /, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[CommonOptions]"
+    ) -> "Publisher":
+        """What ``save_pretrained`` would write of a model that this process holds whole, and publishes alone.
+
+        Args:
+            module, dtype, frozen: as for ``lockstep.fsdp``.
+        """
+        refuse_sharded(module)
+        part = fsdp(module, dtype=dtype, frozen=frozen)
+        return Publisher(ShardedWriter([part], model=model, group=ALONE, **options))
+
+    @staticmethod
+    def from_fsdp(
+        module: Any, /, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[ShardedOptions]"
+    ) -> "Publisher":
+        """A transformers model under FSDP2, on every rank. Arguments also as for ``lockstep.fsdp``."""
+        return Publisher.from_parts([fsdp(module, dtype=dtype, frozen=frozen)], model=model, **options)
+
+    @staticmethod
+    def from_megatron(
+        model_chunks: Any,
+        hf_config: Any,
         *,
+        model: str,
+        place: "Mapping[str, int] | None" = None,
+        convert: bool = False,
+        frozen: Frozen = None,
+        **options: "Unpack[ShardedOptions]",
+    ) -> "Publisher":
+        """A Megatron-core model, on every rank. Arguments also as for ``lockstep.megatron``."""
+        part = megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)
+        return Publisher.from_parts([part], model=model, **options)
+
+    @staticmethod
+    def from_tensors(
+        tensors: Any, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[ShardedOptions]"
+    ) -> "Publisher":
+        """Tensors under HuggingFace names, on every rank. Arguments also as for ``lockstep.named_tensors``."""
+        return Publisher.from_parts([named_tensors(tensors, dtype=dtype, frozen=frozen)], model=model, **options)
+
+    @staticmethod
+    def from_adapter(
+        module: Any, /, *, model: str, adapter: str = "default", dtype: Any = None, **options: "Unpack[ShardedOptions]"
+    ) -> "Publisher":
+        """The adapter of a PEFT model, on every rank. Arguments also as for ``lockstep.adapter``."""
+        return Publisher.from_parts([adapter_part(module, adapter=adapter, dtype=dtype)], model=model, **options)
+
+    @staticmethod
+    def from_parts(parts: "Sequence[Part]", *, model: str, **options: "Unpack[ShardedOptions]") -> "Publisher":
+        """What the model is made of, on every rank: ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``."""
+        return Publisher(ShardedWriter(parts, model=model, **options))
+
+    @staticmethod
+    def from_stream(layout: Layout, *, model: str, **options: "Unpack[StreamOptions]") -> "Publisher":
+        """Whole tensors that come one at a time, once per version, in any order, on the CPU or a GPU.
+
+        For trainers with a generator of (name, whole tensor) that gathers shards as it goes, with collectives: every rank
+        makes a publisher and gives each ``publish`` its generator, and the first ``writers`` ranks, which must be on
+        the agent's host, write. A stream is always taken to its end, also after an error and on ranks that write
+        nothing, so that no rank is left alone in a collective. No tensor is held once the next one is asked for.
+
+        Args:
+            layout: the whole model, the same on every rank that writes: the directory of a HuggingFace checkpoint, of
+                which only the headers are read; ``TensorMeta``; or tensors, such as a first pass of the generator (which
+                every rank then must make).
+            rank: this process's number among all ranks.
+            writers: how many of them write, each its share of the bytes.
+            dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
+                checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
+            ignore: patterns of names that are no part of what is published, be they in the layout, in the stream or in
+                both, as a multi-token-prediction head that is not trained: "mtp.*".
+            keep: patterns of names that are published as the checkpoint has them where a stream does not give them. The
+                checkpoint is not to change.
+            attachments: as for ``in_place``.
+
+        Raises:
+            As the others, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
+        """
+        return Publisher(StreamWriter(layout, model=model, **options))
+
+    @staticmethod
+    def in_place(
+        layout: "NamedTensors | Iterable[TensorMeta]",
+        *,
+        model: str,
         rank: int = 0,
         ranks: int = 1,
-        threads: int = 0,
-        run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
-        connect_timeout: "float | None" = 10.0,
-        reconnect_timeout: "float | None" = 60.0,
-        call_timeout: "float | None" = 600.0,
-        skip_while_away: bool = False,
-    ) -> None:
-        super().__init__()
-        socket = arguments.agent_socket(socket)
-        opening = arguments.opening(
-            socket,
-            model,
-            threads=threads,
-            run=run,
-            connect_timeout=connect_timeout,
-            reconnect_timeout=reconnect_timeout,
-            call_timeout=call_timeout,
-        )
-        entries = list(entries_of(tensors))
-        self._tensors, self._offsets = assign_offsets(describe(entries))
-        refuse_names_in_memory(self._tensors)
-        warn_of_ties(entries)
-        self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
-        c_tensors, described = self._c_tensors()
-        self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
-        self._absence = Absence(socket, skip_while_away)
-        self._version = 0  # that was begun last
-        self._open(
-            tensors=c_tensors,
-            tensor_count=len(self._tensors),
-            rank=arguments.count("rank", rank),
-            ranks=arguments.count("ranks", ranks, least=1),
-            attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
-            **opening,
-        )
-        del described  # the library has read it
-        self._run = self._library.lockstep_run(self._open_handle()).decode()
-        self._agent = (os.fspath(socket), model)
+        **options: "Unpack[CommonOptions]",
+    ) -> "Publisher":
+        """What the caller writes into shared memory itself, or gives to ``publish`` as whole tensors.
+
+        Args:
+            layout: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
+                on any device, or ``TensorMeta``. Only names, dtypes and shapes are used. One that has two names, as a
+                tied ``lm_head.weight``, is published twice, with a warning: ``without_ties`` leaves the second one out.
+                Of a transformers model give ``saved_tensors``, here and to ``publish``.
+            rank: this writer's number, below ``ranks``.
+            ranks: how many writers on this host must commit a version.
+            attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
+                write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
+        """
+        return Publisher(InPlaceWriter(layout, rank=rank, ranks=ranks, attachments=attachments, model=model, **options))
+
+    def publish(
+        self,
+        label: "str | int | None" = None,
+        *,
+        tensors: "NamedTensors | None" = None,
+        version: "int | None" = None,
+    ) -> Publication:
+        """Publishes the weights as a version; called on every rank. They are not written to meanwhile.
+
+        An error leaves no version half-written, and the next publish works. Ctrl-C ends a wait for the agent, and the
+        version with it, unless it was committed: ``last_publication`` says so. Else it waits for the end of the copy; a
+        second one does not where other ranks need this one.
+
+        Args:
+            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes, or
+                a number. Any number of versions may have the same. Ranks that write and give one give the same.
+            tensors: for ``from_stream``: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the
+                layout once. A rank that writes must be given all of them, those of other ranks' shares too. An
+                ``lm_head.weight`` that the layout is without, as a checkpoint is whose head is tied to the embedding,
+                may come after the embedding; it is left out, and must equal it. For ``in_place``: those that this rank
+                owns, all of them when it is the only one; contiguous, in host memory or on a GPU. The others read their
+                own.
+            version: greater than every version of the run; None: the next number, which was not tried before. Ranks that
+                were made together then agree on it, by one ``all_gather_object`` of their group. Others count alike, each
+                for itself.
+
+        Returns:
+            The version, which is whole once the last rank has committed it; false where it was skipped, see
+            ``skip_while_away``.
+
+        Raises:
+            BadDataError: the weights are not what was described, or bytes are missing; or ranks give different labels.
+            StateError: the version does not increase, or another publish of it is under way.
+            AbortedError: another rank failed, vanished or skipped it; the version is gone for all.
+            UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
+        """
+        return self._writer.publish(label, tensors, version)
+
+    @property
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
+        """tensors_meta: every tensor and its byte offset in the data section, in offset order; of ``from_stream`` [] on a
+        rank that writes nothing."""
+        return self._writer.layout
 
     @property
     def data_bytes(self) -> int:
         """Size of the model's data section in bytes."""
-        return sum(meta.nbytes for meta in self._tensors)
+        return sum(meta.nbytes for meta, _ in self.layout)
 
     @property
-    def layout(self) -> "list[Tuple[TensorMeta, int]]":
-        """Every tensor and its byte offset in the data section, in offset order."""
-        return list(zip(self._tensors, self._offsets))
+    def writes(self) -> bool:
+        """Whether this rank writes into the agent's memory: its own part, or that of ranks on other hosts."""
+        return self._writer.writes
 
-    def publish(self, version: int, tensors: NamedTensors, label: "str | int | None" = None) -> Publication:
-        """Writes this rank's tensors as ``version`` and commits it. False where it was skipped, see ``skip_while_away``.
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; the same on every rank; of ``from_stream`` "" on one that
+        writes nothing."""
+        return self._writer.run
 
-        Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end of the copy. It ends a wait for the agent, and that gives the version up, unless it
-        was committed: ``last_publication`` says so. One that was being committed may be served yet.
+    @property
+    def committed_version(self) -> int:
+        """The newest version this rank knows to be committed by all ranks; 0 for none.
+
+        A rank that is done before others gets it with its next commit.
+        """
+        return self._writer.committed_version
+
+    @property
+    def last_publication(self) -> "Publication | None":
+        """The last version that this rank has committed; None before the first. After a Ctrl-C it says whether the version
+        that was being published is committed all the same."""
+        return self._writer.last_publication
+
+    @property
+    def stats(self) -> "dict[str, float]":
+        """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as python/README.md
+        lists it. Nothing of one that failed or was skipped."""
+        return self._writer.stats
+
+    def wait_served(
+        self,
+        label: "str | int | None" = None,
+        *,
+        version: "int | None" = None,
+        receivers: "Receivers | None" = None,
+        engines: "int | None" = None,
+        timeout: "float | None" = None,
+    ) -> int:
+        """Waits until the engines of ``receivers``, or so many ``engines``, serve a version of this run, or a newer one, as
+        a fleet that has gone on does. Returns the version. Other threads may publish meanwhile, and Ctrl-C ends it.
 
         Args:
-            version: greater than every version of the run.
-            tensors: those this rank owns, by the names the publisher was opened with; all of them when it is the only
-                rank. Contiguous, in host memory or on a GPU, and not written to during the call.
-            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
-                or a number. Any number of versions may have the same. Ranks that give one give the same.
+            label: that of the version; of several, of the newest that has it, also one that gets it meanwhile.
+            version: its number, in place of a label.
+            receivers: how many, with all of their engines, or the names of all that must, RECEIVER or RECEIVER/ENGINE;
+                of receivers without an engine it is enough to hold it.
+            engines: how many, of whichever receivers; in place of ``receivers``.
+            timeout: seconds; None waits for ever.
 
         Raises:
-            BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing; or ranks give
-                different labels.
-            StateError: the version does not increase.
-            AbortedError: another rank vanished or aborted, or skipped it; this version is gone for all.
-            UnavailableError: no agent came back within ``reconnect_timeout``.
+            DeadlineError: the time is up; the text says what each receiver serves and holds, its last error, such as
+                why its engine refuses, and who is gone. A label is remembered with the newest 4096 of a run.
+            StateError: the run has ended, the publisher is closed, or this rank does not write.
+            UnavailableError: the time is up, and no agent answers.
         """
-        sources = [self._source(name, tensor) for name, tensor in named(tensors)]
-        name = arguments.label(label)
-        self._open_handle()
-        number = arguments.version_number(version)
-        self._published_stats = {}
-        return self._absence.publish(lambda: self._publish(number, sources, name), number, name)
+        return self._writer.wait_served(label, version=version, receivers=receivers, engines=engines, timeout=timeout)
 
-    def begin(self, version: int) -> memoryview:
-        """Starts writing ``version``; waits, if at all, for the end of the previous diff.
+    def begin(self, version: "int | None" = None) -> memoryview:
+        """Starts writing ``version``, as for ``publish``; waits, if at all, for the end of the previous diff.
 
         Returns the data section in shared memory, to be filled in place at the offsets of ``layout``, until commit,
         abort or close: writing to it later damages a version that is served, and receivers refuse it. After close it
         raises ValueError; its slices, and arrays made of it, keep the memory.
         """
-        number = arguments.version_number(version)
-        data = ctypes.c_void_p()
-        self._call("begin", number, ctypes.byref(data))
-        self._version, self._published_stats = number, {}
-        memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
-        memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
-        view = memoryview(memory).cast("B")
-        self._given = [
-            *(given for given in self._given if given[0]() is not None),
-            (weakref.ref(memory), weakref.ref(view)),
-        ]
-        return view
+        return self._in_place().begin(version)
 
     def write(self, name: str, tensor: Any) -> None:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
-        self._write([self._source(name, tensor)])
-
-    def _write_rounded(self, name: str, tensor: Any) -> None:
-        """As ``write``, of a float32 tensor that is published as bfloat16."""
-        self._write([_Source(self._positions[name], bytes_of(name, tensor), True)])
+        self._in_place().write(name, tensor)
 
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
-        array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
-        self._call("ranges_done", array, len(ranges))
+        self._in_place().ranges_done(ranges)
 
     def commit(self, label: "str | int | None" = None) -> Publication:
         """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
         ``publish``."""
-        name = arguments.label(label)
-        self._call("commit", name)
-        return self._note_published(self._version, name)
+        return self._in_place().commit(label)
 
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
-        self._call("abort", self._version, None)
+        self._in_place().abort()
 
-    def _close(self) -> None:
-        """Views that begin() gave raise ValueError from then on."""
-        for _, reference in self._given:
-            view = reference()
-            if view is not None:
-                with contextlib.suppress(BufferError):  # an array was made of it
-                    view.release()
-        if any(memory() is not None for memory, _ in self._given):
-            self._library.lockstep_leave(self._handle)
-            self._handle = None  # closed with this publisher, which the memory keeps
-        else:
-            super()._close()
+    @property
+    def plan_digest(self) -> str:
+        """Names the plan; equal on all ranks."""
+        return self._sharded().plan_digest
 
-    def _publish(self, version: int, sources: "Sequence[_Source]", label: bytes) -> Publication:
-        with self._lock, delayed_interrupt():
-            self.begin(version)
-            try:
-                self._write(sources)
-                return self.commit(label.decode())
-            except BaseException:
-                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                    self.abort()
-                raise
+    def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
+        """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
+        self._sharded().write_sheets(directory)
 
-    def _c_tensors(self) -> "tuple[ctypes.Array[abi.CTensor], Any]":
-        """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields
-        of 100,000 structures takes a second."""
-        dtypes = {dtype: ctypes.create_string_buffer(dtype.encode()) for dtype in {m.dtype for m in self._tensors}}
-        dtype_at = {dtype: ctypes.addressof(buffer) for dtype, buffer in dtypes.items()}
-        encoded = [meta.name.encode() for meta in self._tensors]
-        names = ctypes.create_string_buffer(b"\0".join(encoded))
-        extents = [extent for meta in self._tensors for extent in meta.shape]
-        shapes = (ctypes.c_uint64 * max(1, len(extents)))(*extents)
-        name_at, shape_at = ctypes.addressof(names), ctypes.addressof(shapes)
-        packed = bytearray(_C_TENSOR.size * len(self._tensors))
-        for position, (meta, offset) in enumerate(zip(self._tensors, self._offsets)):
-            rank = len(meta.shape)
-            _C_TENSOR.pack_into(
-                packed, position * _C_TENSOR.size, name_at, dtype_at[meta.dtype], shape_at, rank, offset
-            )
-            name_at += len(encoded[position]) + 1
-            shape_at += 8 * rank
-        return (abi.CTensor * len(self._tensors)).from_buffer(packed), (dtypes, names, shapes)
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes
+        in the middle of a call, that call ends with StateError."""
+        self._writer.close()
 
-    def _source(self, name: str, tensor: Any) -> "_Source":
-        position = self._positions.get(name)
-        if position is None:
-            raise BadDataError(f'tensor "{name}": the model was opened without it; reopen it with every tensor')
-        source = bytes_of(name, tensor)
-        opened = self._tensors[position]
-        if source.meta != opened:
-            raise BadDataError(
-                f'tensor "{name}": it is {source.meta.dtype} {list(source.meta.shape)}, '
-                f"the model was opened with {opened.dtype} {list(opened.shape)}"
-            )
-        return _Source(position, source)
+    def __enter__(self) -> "Publisher":
+        return self
 
-    def _write(self, sources: "Sequence[_Source]") -> None:
-        refuse_gpu_tensors((source.bytes.meta.name, source.bytes.owner) for source in sources)
-        wait_for_gpu(source.bytes.owner for source in sources)
-        array = (abi.CSource * len(sources))(
-            *(abi.CSource(position, source.address, source.nbytes, rounds) for position, source, rounds in sources)
-        )
-        self._call("write", array, len(sources))
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _filling(self) -> "ContextManager[Callable[[int, int, int], None]]":
+        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now:
+        (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
+        return self._sharded()._filling()
+
+    def _in_place(self) -> InPlaceWriter:
+        if isinstance(self._writer, InPlaceWriter) and not isinstance(self._writer, StreamWriter):
+            return self._writer
+        raise StateError("this is for what Publisher.in_place makes; call publish")
+
+    def _sharded(self) -> ShardedWriter:
+        if isinstance(self._writer, ShardedWriter):
+            return self._writer
+        raise StateError("this publisher has no plan: it was made by from_stream or in_place")

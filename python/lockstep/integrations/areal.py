@@ -14,7 +14,7 @@ from areal.engine.fsdp_engine import FSDPEngine
 
 from lockstep.core.errors import BadDataError
 from lockstep.core.served import Receivers
-from lockstep.export import Exporter
+from lockstep.export import Publisher
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Publishes(FSDPEngine):
     """
 
     lockstep: Settings
-    _exporter: "Exporter | None" = None
+    _publisher: "Publisher | None" = None
 
     def connect_engine(self, engine: Any, meta: Any) -> None:
         """As ``FSDPEngine``, without the group for broadcasts."""
@@ -57,12 +57,12 @@ class Publishes(FSDPEngine):
 
         Raises:
             BadDataError: the engine trains an adapter, or ``meta`` has no version.
-            Error: as ``Exporter`` and its ``publish``.
+            Error: as ``Publisher.from_fsdp`` and ``publish``.
             DeadlineError: on rank 0: receivers do not serve it; the text says which, and why.
         """
         if self.config.use_lora:
             raise BadDataError(
-                "use_lora: this engine trains an adapter; publish it with lockstep.Exporter.from_adapter"
+                "use_lora: this engine trains an adapter; publish it with lockstep.Publisher.from_adapter"
             )
         if not meta.version:
             raise BadDataError(f"version is {meta.version}: give meta.with_version(step), from 1, as PPOTrainer does")
@@ -72,7 +72,7 @@ class Publishes(FSDPEngine):
             if receivers is not None:
                 self.rollout_engine.pause_generation()
             with self._offload_aware_context():
-                self._opened().publish(meta.version, label=meta.version)
+                self._opened().publish(meta.version, version=meta.version)
             if receivers is not None:
                 self._opened().wait_served(version=meta.version, receivers=receivers, timeout=self.lockstep.timeout)
         finally:
@@ -82,13 +82,13 @@ class Publishes(FSDPEngine):
 
     def destroy(self) -> None:
         """As ``FSDPEngine``; the agent serves the last version on."""
-        if self._exporter is not None:
-            self._exporter.close()
+        if self._publisher is not None:
+            self._publisher.close()
         super().destroy()
 
-    def _opened(self) -> Exporter:
-        if self._exporter is None:
+    def _opened(self) -> Publisher:
+        if self._publisher is None:
             dtype = getattr(torch, self.config.dtype)
             settings = self.lockstep
-            self._exporter = Exporter.from_fsdp(self.model, dtype=dtype, socket=settings.socket, model=settings.model)
-        return self._exporter
+            self._publisher = Publisher.from_fsdp(self.model, dtype=dtype, socket=settings.socket, model=settings.model)
+        return self._publisher

@@ -16,7 +16,7 @@ import torch
 from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
 
 from lockstep.core.errors import BadDataError
-from lockstep.export import StreamPublisher
+from lockstep.export import Publisher
 from lockstep.integrations._replicas import local_checkpoint, open_replica
 
 
@@ -57,8 +57,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._bucket_bytes, self._device, self._timeout_s = bucket_size, device, timeout_s
         self._checkpoint, self._socket, self._replica, self._model = checkpoint, socket, replica, model
         self._dtype = getattr(torch, dtype)
-        self._publisher: "StreamPublisher | None" = None
-        self._version = 0
+        self._publisher: "Publisher | None" = None
         self._refit = ""
 
     def prepare(self) -> "dict[str, Any]":
@@ -66,11 +65,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
         return {"refit": uuid.uuid4().hex}
 
     def init_policy_process_group(self, *, worker_rank: int, metadata: "list[dict[str, Any]]", **_: int) -> None:
-        """There is no group. Rank 0 opens the model, once. Raises as StreamPublisher."""
+        """There is no group. Rank 0 opens the model, once. Raises as ``Publisher.from_stream``."""
         self._refit = metadata[0]["refit"]
         if worker_rank == 0 and self._publisher is None:
-            self._publisher = StreamPublisher(
-                self._socket, self._model, local_checkpoint(self._checkpoint), dtype=self._dtype
+            self._publisher = Publisher.from_stream(
+                local_checkpoint(self._checkpoint), model=self._model, socket=self._socket, dtype=self._dtype
             )
 
     def init_rollout_process_group(self, *, metadata: "list[dict[str, Any]]", **_: int) -> None:
@@ -78,12 +77,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._refit = metadata[0]["refit"]
 
     async def send_weights(self, weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
-        """On every rank of the policy. Raises on rank 0 what StreamPublisher.publish does."""
+        """On every rank of the policy. Raises on rank 0 what ``Publisher.publish`` does."""
         if self._publisher is None:
             deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
         else:
-            self._version += 1
-            self._publisher.publish(self._version, weights, label=self._refit)
+            self._publisher.publish(self._refit, tensors=weights)
 
     async def receive_weight_batches(self) -> "AsyncIterator[list[tuple[str, torch.Tensor]]]":
         """Whole tensors on ``device``, batch by batch. Raises as ``open_replica``."""

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from lockstep.core.errors import BadDataError
-from lockstep.export import StreamPublisher
+from lockstep.core.publication import Publication
+from lockstep.export import Publisher
 
 
 def install(args: Any) -> None:
@@ -47,14 +48,13 @@ class UpdateWeightByLockstep:
         self.rollout_engines: "Sequence[Any]" = ()
         self._args, self._weights_getter = args, weights_getter
         self._iterator = HfWeightIteratorBase.create(args=args, model=model, model_name=model_name, **options)
-        self._publisher = StreamPublisher(
-            args.lockstep_socket,
-            getattr(args, "lockstep_model", "actor"),
+        self._publisher = Publisher.from_stream(
             args.hf_checkpoint,
+            model=getattr(args, "lockstep_model", "actor"),
+            socket=args.lockstep_socket,
             rank=dist.get_rank(),
             dtype=torch.bfloat16,
         )
-        self._version = 0
 
     def connect_rollout_engines(self, rollout_engines: "Sequence[Any]", *_: Any, **__: Any) -> None:
         """Remembers whom to tell; there is no group to join."""
@@ -69,16 +69,15 @@ class UpdateWeightByLockstep:
 
     @torch.no_grad()
     def update_weights(self) -> None:
-        """On every rank; returns when every server has loaded. Raises on rank 0 as ``StreamPublisher.publish`` and
-        ``wait_served``, and what a server answers."""
+        """On every rank; returns when every server has loaded. Raises on rank 0 as ``Publisher.publish`` and
+        ``wait``, and what a server answers."""
         from slime.utils.distributed_utils import get_gloo_group
 
         self.weight_version += 1
-        self._version += 1
         try:
-            self._publisher.publish(self._version, self._stream(), label=self.weight_version)
+            publication = self._publisher.publish(self.weight_version, tensors=self._stream())
             if self._publisher.writes:
-                self._load()
+                self._load(publication)
         finally:
             dist.barrier(group=get_gloo_group())
 
@@ -86,9 +85,9 @@ class UpdateWeightByLockstep:
         for chunk in self._iterator.get_hf_weight_chunks(self._weights_getter()):
             yield from chunk
 
-    def _load(self) -> None:
+    def _load(self, publication: Publication) -> None:
         receivers, timeout_s = self._args.lockstep_receivers, getattr(self._args, "lockstep_timeout_s", 600.0)
-        self._publisher.wait_served(version=self._version, receivers=receivers, timeout=timeout_s)
+        publication.wait(receivers=receivers, timeout=timeout_s)
         self._tell("pause_generation")
         self._tell("flush_cache")
         self._tell(

@@ -1,11 +1,16 @@
 """TRL's asynchronous GRPO publishes its weights: ``AsyncGRPOTrainer(..., weight_transfer=WeightTransfer(...))``."""
 
 import os
-from typing import Any, Callable, Iterable, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Tuple
 
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
-from lockstep.export import StreamPublisher
+from lockstep.export import Publisher
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lockstep.export import StreamOptions
 
 
 class WeightTransfer:
@@ -22,13 +27,12 @@ class WeightTransfer:
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         checkpoint: the HuggingFace directory that the trainer's ``model`` comes from, for the headers of its tensors.
-        socket: the agent's unix socket.
         receivers: how many receivers' engines must serve a version, or the names of those that must, before the trainer
             goes on; None waits for none.
         timeout: seconds for that.
         policy: gives the number of the policy that goes out next. Needed by a trainer that resumes from a checkpoint,
             where TRL counts on: ``lambda: trainer.model_version + 1``. Else they count from 1.
-        options: of ``StreamPublisher``; ``dtype=torch.bfloat16`` for a bfloat16 checkpoint, since TRL trains in float32
+        options: of ``Publisher.from_stream``; ``dtype=torch.bfloat16`` for a bfloat16 checkpoint, since TRL trains in float32
             unless its ``dtype`` says otherwise.
     """
 
@@ -37,32 +41,31 @@ class WeightTransfer:
         model: str,
         checkpoint: "str | os.PathLike[str]",
         *,
-        socket: "str | os.PathLike[str]",
         receivers: "Receivers | None" = 1,
         timeout: float = 600.0,
         policy: "Callable[[], int] | None" = None,
-        **options: Any,
+        **options: "Unpack[StreamOptions]",
     ) -> None:
-        self._arguments = (socket, model, checkpoint)
+        self._model, self._checkpoint = model, checkpoint
         self._options = options
         self._receivers, self._timeout = receivers, timeout
-        self._publisher: "StreamPublisher | None" = None
-        self._version = 0
-        self._policy = policy or (lambda: self._version)
+        self._publisher: "Publisher | None" = None
+        self._sent = 0
+        self._policy = policy or (lambda: self._sent)
         self._published: "Publication | None" = None
 
     def init_weight_transfer(self) -> None:
-        """Opens the model at the agent. Raises as ``StreamPublisher``."""
+        """Opens the model at the agent. Raises as ``Publisher.from_stream``."""
         self._opened()
 
     def pause(self) -> None:
         """Nothing: a receiver pauses its engine, for its writes alone."""
 
     def send_weights(self, iterator: "Iterable[Tuple[str, Any]]") -> None:
-        """Publishes what ``iterator`` gives. Raises as ``StreamPublisher.publish``, when the iterator has ended."""
+        """Publishes what ``iterator`` gives. Raises as ``Publisher.publish``, when the iterator has ended."""
         publisher = self._opened()
-        self._version += 1
-        self._published = publisher.publish(self._version, iterator, label=self._policy())
+        self._sent += 1
+        self._published = publisher.publish(self._policy(), tensors=iterator)
 
     def resume(self) -> None:
         """Waits until the engines serve what was sent. DeadlineError says which do not, and why."""
@@ -75,8 +78,8 @@ class WeightTransfer:
             self._publisher.close()
             self._publisher = None
 
-    def _opened(self) -> StreamPublisher:
+    def _opened(self) -> Publisher:
         if self._publisher is None:  # again where train() is called again: TRL opens once, and destroys after each
-            self._publisher = StreamPublisher(*self._arguments, **self._options)
-            self._version = max(self._version, self._publisher.committed_version)
+            self._publisher = Publisher.from_stream(self._checkpoint, model=self._model, **self._options)
+            self._sent = max(self._sent, self._publisher.committed_version)
         return self._publisher

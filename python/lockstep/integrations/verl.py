@@ -18,7 +18,7 @@ from verl.utils.device import get_device_name
 from lockstep.core.errors import BadDataError, StateError
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.engine import Replica
-from lockstep.export import StreamPublisher
+from lockstep.export import Publisher
 from lockstep.integrations._replicas import local_checkpoint, open_replica
 
 
@@ -81,7 +81,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._socket, self._replica = socket, replica
         self._dtype = getattr(torch, dtype)
         self._timeout_s = timeout_s
-        self._publisher: "StreamPublisher | None" = None
+        self._publisher: "Publisher | None" = None
         self._version = 0
         self._awaited: "_Announced | None" = None
 
@@ -94,7 +94,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         agent = self._ensure_agent() if self._starts_daemons else ""
         if self._publisher is None:
             layout = local_checkpoint(self._checkpoint)
-            self._publisher = StreamPublisher(self._socket, self._model, layout, dtype=self._dtype)
+            self._publisher = Publisher.from_stream(layout, model=self._model, socket=self._socket, dtype=self._dtype)
         self._version += 1
         return _Announced(self._publisher.run, self._version, agent)
 
@@ -115,11 +115,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: "Iterator[tuple[str, torch.Tensor]]", global_steps: "int | None" = None
     ) -> None:
-        """On every rank of the trainer. Raises on rank 0 what StreamPublisher.publish does."""
+        """On every rank of the trainer. Raises on rank 0 what ``Publisher.publish`` does."""
         if self._publisher is None:
             deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
         else:
-            self._publisher.publish(self._version, weights, label=global_steps)
+            self._publisher.publish(global_steps, tensors=weights, version=self._version)
 
     async def receive_weights(self, global_steps: "int | None" = None) -> "AsyncIterator[tuple[str, torch.Tensor]]":
         """Whole tensors on verl's device. Raises as ``open_replica``."""

@@ -10,17 +10,16 @@ Importing this registers the backend "lockstep". Written against the sources of 
 
 import dataclasses
 import math
-from typing import Any, Callable, ClassVar, Iterator, Tuple
+from typing import Any, ClassVar, Iterator, Tuple
 
 from vllm.distributed.weight_transfer.base import ParamMeta, Shard, TrainerInitInfo, TrainerWeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError, bad_tensor
-from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import TensorMeta
-from lockstep.export import Exporter, Piece, StreamPublisher
+from lockstep.export import Piece, Publisher
 
 
 @dataclasses.dataclass
@@ -34,7 +33,7 @@ class LockstepTrainerInitInfo(TrainerInitInfo):
             their environment, or were told.
         receivers: how many receivers' engines must serve a version, or the names of those that must.
         timeout: seconds for that.
-        options: of ``lockstep.Exporter`` for a source with ``iter_local``, of ``lockstep.StreamPublisher`` for others.
+        options: of ``lockstep.Publisher.from_tensors`` for a source with ``iter_local``, of ``from_stream`` for others.
     """
 
     backend: ClassVar[str] = "lockstep"
@@ -59,15 +58,15 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
     def __init__(self, info: LockstepTrainerInitInfo, *, client: Any, source: Any) -> None:
         super().__init__(client=client, source=source, is_sender=info.is_sender, rank=info.rank)
         self._info = info
-        self._version = 0
-        self._publisher, self._publish = _publisher_of(info, source)
+        self._source = source
+        self._publisher = _publisher_of(info, source)
 
     @classmethod
     def trainer_init(
         cls, init_info: LockstepTrainerInitInfo, *, client: Any, source: Any = None
     ) -> "LockstepTrainerWeightTransferEngine":
-        """Opens the model at the agent, and has the engine's workers follow. Raises as ``Exporter``, or
-        ``StreamPublisher``; BadDataError: no source, or one whose rank 0 owns only a part of what it gathers."""
+        """Opens the model at the agent, and has the engine's workers follow. Raises as ``Publisher``;
+        BadDataError: no source, or one whose rank 0 owns only a part of what it gathers."""
         if source is None:
             raise BadDataError("the lockstep backend publishes a WeightSource; give trainer_init(source=...)")
         engine = cls(init_info, client=client, source=source)
@@ -79,11 +78,11 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         """Publishes the weights, which are not written to meanwhile. On rank 0 it returns when the receivers' engines
         serve them and the client's workers have confirmed that; on others, when they are published.
 
-        Raises as ``Exporter.publish``, or ``StreamPublisher.publish``, and then ``wait_served``, whose DeadlineError
+        Raises as ``Publisher.publish``, and then ``Publication.wait``, whose DeadlineError
         says what keeps the engines; and what ``client`` raises.
         """
-        self._version += 1
-        published = self._publish(self._version, label)
+        stream = None if self._source.implements_iter_local() else self._source.iter_full()
+        published = self._publisher.publish(label, tensors=stream)
         if not published or not self.is_sender:
             return
         # First: while a worker waits, vLLM's core does, and could not be paused.
@@ -97,19 +96,16 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         self._publisher.close()
 
 
-def _publisher_of(info: LockstepTrainerInitInfo, source: Any) -> "Tuple[Any, Callable[[int, Any], Publication]]":
-    """What publishes the source, and its publish(version, label)."""
+def _publisher_of(info: LockstepTrainerInitInfo, source: Any) -> Publisher:
     if source.implements_iter_local():
-        exporter = Exporter.from_named_tensors(
-            lambda: _pieces(source, info.rank), socket=info.socket, model=info.model, **info.options
+        return Publisher.from_tensors(
+            lambda: _pieces(source, info.rank), model=info.model, socket=info.socket, **info.options
         )
-        return exporter, exporter.publish
     for meta in source.metadata:
         if meta.owners is not None and 0 not in meta.owners:
             raise bad_tensor(meta.name, f"ranks {list(meta.owners)} own it, and rank 0, which writes, does not")
     layout = [TensorMeta(meta.name, safetensors_dtype(meta.name, meta.dtype), meta.shape) for meta in source.metadata]
-    publisher = StreamPublisher(info.socket, info.model, layout, rank=info.rank, **info.options)
-    return publisher, lambda version, label: publisher.publish(version, source.iter_full(), label)
+    return Publisher.from_stream(layout, model=info.model, socket=info.socket, rank=info.rank, **info.options)
 
 
 def _pieces(source: Any, rank: int) -> "Iterator[Tuple[str, Piece]]":

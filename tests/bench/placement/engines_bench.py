@@ -44,7 +44,7 @@ def measure(cluster: Cluster, ranks: Ranks, layers: int, rounds: int) -> "tuple[
     seconds: "dict[int, list[float]]" = {1: [], ENGINES: []}
     pauses = []
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
         ranks.call(attach, only=[0])
         version = 1
         others = list(range(1, ENGINES))
@@ -56,7 +56,7 @@ def measure(cluster: Cluster, ranks: Ranks, layers: int, rounds: int) -> "tuple[
                 for number in range(VERSIONS):
                     change(tensors, generator)
                     version += 1
-                    publisher.publish(version, tensors)
+                    publisher.publish(version=version, tensors=tensors)
                     begin = time.perf_counter()
                     publisher.wait_served(version=version, engines=engines, timeout=120)
                     if number > 0:

@@ -150,12 +150,12 @@ def measure(
     generator = torch.Generator().manual_seed(1)
     pauses, floors, reloads = [], [], []
     with agent.publisher(tensors) as publisher:
-        publisher.publish(1, tensors)
+        publisher.publish(version=1, tensors=tensors)
         ranks.call(attach)
         ranks.call(list_writes)
         for version in range(2, repeats + 4):
             change(tensors, generator)
-            publisher.publish(version, tensors)
+            publisher.publish(version=version, tensors=tensors)
             served = wait_until(lambda: serving(receiver, version), f"version {version} is served", timeout_s=120)
             spans = ranks.call(write_plainly)
             begin = time.perf_counter()

@@ -55,7 +55,7 @@ def measure(cluster: Cluster, layers: int, repeats: int) -> "dict[str, list[floa
     with Ranks(1) as engine:
         agent = cluster.agent()
         module = module_of(layers, torch.float32)
-        exporter = lockstep.Exporter.from_named_tensors(
+        exporter = lockstep.Publisher.from_tensors(
             dict(module.named_parameters()), dtype=torch.bfloat16, socket=agent.socket, model=MODEL
         )
         engine.call(follow, layers, cluster.directory)

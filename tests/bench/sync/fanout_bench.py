@@ -63,7 +63,7 @@ def measure(cluster: Cluster, options: program.Options, tls: bool) -> "list[tupl
             weights.step()
 
             def publish() -> None:
-                publisher.publish(version, weights.tensors)
+                publisher.publish(version=version, tensors=weights.tensors)
                 processes.wait_published(follower, version)
 
             def pull(receiver: object) -> None:

@@ -54,7 +54,7 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], d
     weights = Weights(options.model_bytes)
     model_bytes = sum(tensor.bits.nbytes for tensor in weights.tensors.values())
     publisher = agent.publisher(weights.tensors)
-    publisher.publish(1, weights.tensors)
+    publisher.publish(version=1, tensors=weights.tensors)
     wait_until(lambda: int(agent.ask("status")["models"][0].get("newest_version", 0)) == 1, "version 1 is served")
     del weights
     stream = Stream(cluster, model_bytes)

@@ -41,7 +41,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
 
         def publish(version: int, density: float) -> None:
             weights.step(density)
-            publisher.publish(version, weights.tensors)
+            publisher.publish(version=version, tensors=weights.tensors)
             processes.wait_published(receiver, version)
 
         with processes.PeakMemory(pids) as sparse:

@@ -29,7 +29,7 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
     receiver = cluster.receiver(agent, follow=False)
     memory, lanes = [], []
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(1, model.tensors)
+        publisher.publish(version=1, tensors=model.tensors)
         for _ in range(options.repeats + 1):
             memory.append(seconds(receiver.ask("pull", "--full"), local=True))
             path.rename(hidden)

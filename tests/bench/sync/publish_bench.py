@@ -69,7 +69,7 @@ class Trainer:
         self.version += 1
         SOMEBODY_ELSE.work()
         begin = time.perf_counter()
-        self._publisher.publish(self.version, self.weights.tensors)
+        self._publisher.publish(version=self.version, tensors=self.weights.tensors)
         return time.perf_counter() - begin
 
 

@@ -1,4 +1,4 @@
-"""StreamPublisher against Publisher: how long a trainer is blocked, and what memory it takes beside the model.
+"""A stream against whole tensors: how long a trainer is blocked, and what memory it takes beside the model.
 
 Time is of tensors that lie there, which both publish in turns. Memory is of tensors that are gathered for each version,
 each into memory of its own, as a framework's generator does: the most that the process has more than before, against
@@ -47,7 +47,7 @@ class Trainer:
         """Seconds in publish(), of the next version."""
         self._version += 1
         begin = time.perf_counter()
-        self._publisher.publish(self._version, tensors)
+        self._publisher.publish(version=self._version, tensors=tensors)
         seconds = time.perf_counter() - begin
         wait_until(self._served, f"version {self._version} of {self._model} is served", timeout_s=120)
         return seconds
@@ -61,7 +61,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
     weights = Weights(options.model_bytes)
     agent = cluster.agent()
     plain_publisher = agent.publisher(weights.tensors, "plain")
-    stream_publisher = lockstep.StreamPublisher(agent.socket, "streamed", weights.tensors)
+    stream_publisher = lockstep.Publisher.from_stream(weights.tensors, model="streamed", socket=agent.socket)
     with plain_publisher, stream_publisher:
         plain, streamed = Trainer(agent, "plain", plain_publisher), Trainer(agent, "streamed", stream_publisher)
         for trainer in (plain, streamed) * 2:  # both halves are warm then
@@ -76,8 +76,8 @@ def measure(cluster: Cluster, options: program.Options) -> None:
         bound = max(tensor.bits.nbytes for tensor in weights.tensors.values()) + ALLOWANCE
         program.print_figure("stream_extra_memory", "B", options.model_bytes, [max(memory)], [bound])
         rows = [
-            {"publisher": "StreamPublisher", "extra": max(memory)},
-            {"publisher": "Publisher", "extra": growth(lambda: plain.publish(dict(gathered(weights))))},
+            {"publisher": "from_stream", "extra": max(memory)},
+            {"publisher": "in_place", "extra": growth(lambda: plain.publish(dict(gathered(weights))))},
         ]
     program.print_series("stream_memory", "B", options.model_bytes, rows)
 

@@ -55,7 +55,7 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[float], lis
         receiver = cluster.receiver(agent, metrics_listen="127.0.0.1:0")
         seconds, publishing = {}, {}
         with agent.publisher(weights.tensors) as publisher:
-            publisher.publish(1, weights.tensors)
+            publisher.publish(version=1, tensors=weights.tensors)
             processes.wait_published(receiver, 1)
             with receiver.recorded_syncs() as records:
                 for version in range(2, 2 + WARMING + 2 * options.repeats):
@@ -63,7 +63,7 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[float], lis
                     scraping = processes.scraped((agent, receiver)) if version % 2 else contextlib.nullcontext()
                     with scraping:
                         begin = time.perf_counter()
-                        publisher.publish(version, weights.tensors)
+                        publisher.publish(version=version, tensors=weights.tensors)
                         end = time.perf_counter()
                         seconds[version] = processes.wait_published(receiver, version) - end
                     publishing[version] = end - begin

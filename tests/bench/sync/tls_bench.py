@@ -48,7 +48,7 @@ class Pair:
 
     def sync_seconds(self, version: int, weights: Weights) -> float:
         """From publish()'s return to the switch of `current`."""
-        self.publisher.publish(version, weights.tensors)
+        self.publisher.publish(version=version, tensors=weights.tensors)
         end = time.perf_counter()
         return processes.wait_published(self.receiver, version) - end
 

@@ -97,7 +97,7 @@ class Fleet:
         if self.version:
             self.weights.step()
         self.version += 1
-        self.publisher.publish(self.version, self.weights.tensors)
+        self.publisher.publish(version=self.version, tensors=self.weights.tensors)
         begin = time.perf_counter()
         waiting = {**{reader.name: reader for reader in self.readers}, "direct": self.cluster.the_receiver}
         when: "dict[str, float]" = {}

@@ -70,7 +70,7 @@ def full_pull(shape: Shape, options: program.Options) -> Measured:
     ours, theirs = [], []
     with contextlib.closing(LinkedCluster(shape, HOSTS, follow=False, lanes=LANES)) as cluster:
         with cluster.the_agent.publisher(weights.tensors) as publisher:
-            publisher.publish(1, weights.tensors)
+            publisher.publish(version=1, tensors=weights.tensors)
             wait_until(lambda: cluster.the_agent.model_status()["newest_version"], "version 1 is served", timeout_s=120)
             for _ in range(1 + options.repeats):
                 pulled = cluster.the_receiver.ctl("--json", "pull", "--full", timeout_ms=55_000)
@@ -103,7 +103,7 @@ class Followed:
         if self.version:
             self.weights.step()
         self.version += 1
-        self.publisher.publish(self.version, self.weights.tensors)
+        self.publisher.publish(version=self.version, tensors=self.weights.tensors)
         begin = time.perf_counter()
         return processes.wait_published(self.cluster.the_receiver, self.version) - begin
 

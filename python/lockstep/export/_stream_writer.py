@@ -1,4 +1,4 @@
-"""StreamPublisher: publishes what a generator yields, one tensor after the other."""
+"""StreamWriter: what a generator yields, one tensor after the other."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ import re
 import threading
 import traceback
 from collections import deque
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import arguments
 from lockstep.core.checkpoint_files import StoredTensor, stored_tensors
@@ -17,11 +17,16 @@ from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
 from lockstep.core.publication import Publication
-from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair, refuse_shards
 from lockstep.export._c_tensors import gpu_trouble
+from lockstep.export._in_place_writer import InPlaceWriter
 from lockstep.export._parts import exported_dtype
-from lockstep.export._publisher import Publisher
+from lockstep.export._writer import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lockstep.export._writer import CommonOptions
 
 # A checkpoint's directory; or descriptions, or tensors, which may come from a generator.
 Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
@@ -32,179 +37,72 @@ _HEAD = "lm_head.weight"
 _PIECE_BYTES = 8 << 20
 
 
-class StreamPublisher:
-    """Publishes whole tensors that come one at a time, once per version, in any order, on the CPU or a GPU.
-
-    For trainers with a generator of (name, whole tensor) that gathers shards as it goes, with collectives: every rank
-    makes a StreamPublisher and gives each ``publish`` its generator, and the first ``writers`` ranks, which must be on
-    the agent's host, write. A stream is always taken to its end, also after an error and on ranks that write nothing,
-    so that no rank is left alone in a collective. No tensor is held once the next one is asked for.
-
-    Args:
-        socket: the agent's unix socket; None: as for ``Publisher``.
-        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        layout: the whole model, the same on every rank that writes: the directory of a HuggingFace checkpoint, of which
-            only the headers are read; ``TensorMeta``; or tensors, such as a first pass of the generator (which every
-            rank then must make).
-        rank: this process's number among all ranks.
-        writers: how many of them write, each its share of the bytes.
-        dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
-            checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
-        ignore: patterns of names that are no part of what is published, be they in the layout, in the stream or in both,
-            as a multi-token-prediction head that is not trained: "mtp.*".
-        keep: patterns of names that are published as the checkpoint has them where a stream does not give them. The
-            checkpoint is not to change.
-        threads, run, attachments, connect_timeout, reconnect_timeout, call_timeout, skip_while_away: as for
-            ``Publisher``, on ranks that write.
-
-    Raises:
-        As ``Publisher``, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
-    """
+class StreamWriter(InPlaceWriter):
+    """What a generator yields, tensor by tensor; made by ``Publisher.from_stream``. On a rank that writes nothing it is
+    open nowhere."""
 
     def __init__(
         self,
-        socket: "str | os.PathLike[str] | None",
-        model: str,
         layout: Layout,
         *,
+        model: str,
         rank: int = 0,
         writers: int = 1,
         dtype: Any = None,
         ignore: Patterns = (),
         keep: Patterns = (),
-        threads: int = 0,
-        run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
-        connect_timeout: "float | None" = 10.0,
-        reconnect_timeout: "float | None" = 60.0,
-        call_timeout: "float | None" = 600.0,
-        skip_while_away: bool = False,
+        **options: "Unpack[CommonOptions]",
     ) -> None:
         self._dtype = dtype
-        self._publisher: "Publisher | None" = None
         self._publishing = threading.Lock()  # held while a version is written
-        self._layout: "dict[str, Tuple[TensorMeta, int]]" = {}
+        self._places: "dict[str, Tuple[TensorMeta, int]]" = {}  # of the layout, by name
         self._ignored = _matching("ignore", ignore)
-        writes = rank < writers
-        metas, self._kept = _metas(layout, dtype, writes, self._ignored, _matching("keep", keep))
+        self._writes = rank < writers
+        metas, self._kept = _metas(layout, dtype, self._writes, self._ignored, _matching("keep", keep))
         if writers < 1 or rank < 0:  # not before: a stream is taken to its end
             raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
-        if not writes:
+        if not self._writes:
+            Writer.__init__(self, model=model, **options)
+            self._tensors, self._offsets, self._given = [], [], []
+            self._closed = "writes nothing on this rank; call it on one that does"
             return
-        self._publisher = Publisher(
-            socket,
-            model,
-            metas,
-            rank=rank,
-            ranks=writers,
-            threads=threads,
-            run=run,
-            attachments=attachments,
-            connect_timeout=connect_timeout,
-            reconnect_timeout=reconnect_timeout,
-            call_timeout=call_timeout,
-            skip_while_away=skip_while_away,
-        )
-        self._layout = {meta.name: (meta, offset) for meta, offset in self._publisher.layout}
+        super().__init__(metas, rank=rank, ranks=writers, attachments=attachments, model=model, **options)
+        self._places = {meta.name: (meta, offset) for meta, offset in self.layout}
         self._own = _share([meta for meta, _ in self.layout], rank, writers)
 
     @property
-    def run(self) -> str:
-        """The run that versions are published in, 32 hex digits; "" on a rank that writes nothing."""
-        return self._publisher.run if self._publisher else ""
+    def writes(self) -> bool:
+        return self._writes
 
     @property
     def committed_version(self) -> int:
-        """As of ``Publisher``; 0 on a rank that writes nothing."""
-        return self._publisher.committed_version if self._publisher else 0
-
-    @property
-    def layout(self) -> "list[Tuple[TensorMeta, int]]":
-        """Every tensor and its byte offset in the data section, in offset order; [] on a rank that writes nothing."""
-        return list(self._layout.values())
-
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes a share of each version."""
-        return self._publisher is not None
-
-    def publish(self, version: int, stream: NamedTensors, label: "str | int | None" = None) -> Publication:
-        """Publishes what ``stream`` gives as ``version``; called on every rank. False where it was skipped, see
-        ``skip_while_away``.
-
-        An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
-        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C ends a
-        wait for the agent, and the version with it, and is handled when the stream has ended; a second one at once, and
-        that may leave other ranks in a collective.
-
-        Args:
-            version: greater than every version of the run.
-            stream: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the layout once. A rank that
-                writes must be given all of them, those of other ranks' shares too. An ``lm_head.weight`` that the
-                layout is without, as a checkpoint is whose head is tied to the embedding, may come after the embedding;
-                it is left out, and must equal it.
-            label: as for ``Publisher.publish``.
-
-        Raises:
-            BadDataError: a tensor is missing, there twice, unknown, of another dtype or shape, or not readable.
-            StateError: the version does not increase.
-            AbortedError: another rank vanished or aborted; this version is gone for all.
-        """
-        entries = _entries(stream)
-        with _taken_to_its_end(entries):
-            number = arguments.version_number(version)
-            name = arguments.label(label)
-            publisher = self._publisher
-            if publisher is None:
-                return Publication(number, name.decode())
-            publisher._published_stats = {}
-            return publisher._absence.publish(lambda: self._write(publisher, number, entries, name), number, name)
-
-    def wait_served(
-        self,
-        label: "str | int | None" = None,
-        *,
-        version: "int | None" = None,
-        receivers: "Receivers | None" = None,
-        engines: "int | None" = None,
-        timeout: "float | None" = None,
-    ) -> int:
-        """As of ``Publisher``. StateError on a rank that writes nothing."""
-        if self._publisher is None:
-            raise StateError("wait_served: this rank writes nothing; call it on one that does")
-        return self._publisher.wait_served(
-            label, version=version, receivers=receivers, engines=engines, timeout=timeout
-        )
-
-    @property
-    def last_publication(self) -> "Publication | None":
-        """As of ``Publisher``; None on a rank that writes nothing."""
-        return self._publisher.last_publication if self._publisher else None
+        return super().committed_version if self._writes else 0
 
     @property
     def stats(self) -> "dict[str, float]":
-        """As of ``Publisher``; empty on a rank that writes nothing."""
-        return self._publisher.stats if self._publisher else {}
+        return super().stats if self._writes else {}
 
-    def close(self) -> None:
-        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
-        if self._publisher is not None:
-            self._publisher.close()
+    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+        entries = _entries(() if tensors is None else tensors)
+        with _taken_to_its_end(entries):
+            if tensors is None:
+                raise BadDataError("publish: give tensors=, the stream of this version")
+            name = arguments.label(label)
+            number = self._number(version)
+            if not self._writes:
+                return Publication(number, name.decode())
+            self._published_stats = {}
+            return self._absence.publish(lambda: self._publish_stream(number, entries, name), number, name)
 
-    def __enter__(self) -> "StreamPublisher":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]", label: bytes) -> Publication:
+    def _publish_stream(self, version: int, entries: "Iterator[Any]", label: bytes) -> Publication:
         if not self._publishing.acquire(blocking=False):
             raise StateError("publish: another publish of this publisher is under way, in this thread or another one")
         try:
-            data = publisher.begin(version)
-            missing = dict.fromkeys(self._layout)
+            data = self.begin(version)
+            missing = dict.fromkeys(self._places)
             for entry in entries:
-                name, tensor = pair(len(self._layout) - len(missing), entry)
+                name, tensor = pair(len(self._places) - len(missing), entry)
                 if self._ignored(name):
                     del entry, tensor
                     continue
@@ -216,33 +114,33 @@ class StreamPublisher:
                     self._check(name, tensor, missing)
                     del missing[name]
                 if name in self._own:
-                    self._copy(publisher, data, name, tensor)
+                    self._copy(data, name, tensor)
                 del entry, tensor  # the generator makes the next one now
             for name in [name for name in missing if name in self._kept]:
                 del missing[name]
-                self._copy_kept(publisher, data, name)
+                self._copy_kept(data, name)
             if missing:
                 more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise bad_tensor(
                     next(iter(missing)),
                     f"the stream ended without it{more}; ignore= publishes the model without, keep= as a checkpoint has it",
                 )
-            return publisher.commit(label.decode())
+            return self.commit(label.decode())
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                publisher.abort()
+                self.abort()
             raise
         finally:
             self._publishing.release()
 
     def _check(self, name: str, tensor: Any, missing: "Mapping[str, None]") -> None:
-        if name not in self._layout:
+        if name not in self._places:
             raise bad_tensor(
                 name, "the model was opened without it; open it with every tensor, or leave it out by ignore="
             )
         if name not in missing:
             raise bad_tensor(name, "the stream gave it before; give every tensor once")
-        given, (opened, _) = meta_of(name, tensor), self._layout[name]
+        given, (opened, _) = meta_of(name, tensor), self._places[name]
         if given != opened and _rounded(self._dtype, name, tensor) != opened:
             raise bad_tensor(
                 name,
@@ -253,7 +151,7 @@ class StreamPublisher:
     def _tied(self, name: str, tensor: Any) -> "str | None":
         """The embedding that ``tensor`` is tied to where it is a head that a checkpoint is without: the first tensor of
         its dtype and shape, which is the same on every rank."""
-        if name in self._layout or not name.endswith(_HEAD):
+        if name in self._places or not name.endswith(_HEAD):
             return None
         given = _rounded(self._dtype, name, tensor)
         alike = (meta.name for meta, _ in self.layout if (meta.dtype, meta.shape) == (given.dtype, given.shape))
@@ -263,7 +161,7 @@ class StreamPublisher:
         self, name: str, tensor: Any, embedding: str, data: memoryview, missing: "Mapping[str, None]"
     ) -> None:
         """Of the ranks that write, the one that wrote the embedding compares."""
-        opened, offset = self._layout[embedding]
+        opened, offset = self._places[embedding]
         if embedding in missing:
             raise bad_tensor(
                 name, f'it came before "{embedding}", which it may be tied to; give it later, or not at all'
@@ -273,26 +171,26 @@ class StreamPublisher:
                 name, f'the model was opened without it, as one that ties it to "{embedding}", which it does not equal'
             )
 
-    def _copy(self, publisher: Publisher, data: memoryview, name: str, tensor: Any) -> None:
-        opened, offset = self._layout[name]
+    def _copy(self, data: memoryview, name: str, tensor: Any) -> None:
+        opened, offset = self._places[name]
         if _readable_in_place(tensor):
             given = meta_of(name, tensor)
             if given == opened:
-                publisher.write(name, tensor)
+                self.write(name, tensor)
                 return
             if (given.dtype, opened.dtype) == ("F32", "BF16"):
-                publisher._write_rounded(name, tensor)
+                self._write_rounded(name, tensor)
                 return
         local_of(name, tensor)  # refuses what cannot be read
         if opened.nbytes:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
-            publisher.ranges_done([(offset, opened.nbytes)])
+            self.ranges_done([(offset, opened.nbytes)])
 
-    def _copy_kept(self, publisher: Publisher, data: memoryview, name: str) -> None:
-        opened, offset = self._layout[name]
+    def _copy_kept(self, data: memoryview, name: str) -> None:
+        opened, offset = self._places[name]
         if name in self._own and opened.nbytes:
             self._kept[name].read_into(data[offset : offset + opened.nbytes])
-            publisher.ranges_done([(offset, opened.nbytes)])
+            self.ranges_done([(offset, opened.nbytes)])
 
 
 def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":

@@ -1,114 +1,63 @@
-"""Exporter: publishes a sharded model, one call a step on every rank."""
+"""ShardedWriter: a model that is spread over ranks, one call a step on every rank."""
 
 import contextlib
 import ctypes
 import difflib
 import json
 import os
+import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 
 from lockstep.core import arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import AbortedError, BadDataError, Error
-from lockstep.core.handle import Handle
+from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
 from lockstep.core.publication import Publication
-from lockstep.core.tensors import LocalTensor, TensorMeta, described
-from lockstep.export._absence import Absence
+from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
 from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
-from lockstep.export._named_tensors import named_tensors
-from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
+from lockstep.export._parts import SHEET_FORMAT, Part
+from lockstep.export._writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-class ExporterOptions(TypedDict, total=False):
-    """The keyword arguments of ``Exporter`` that may be left out."""
-
-    beside_agent: "bool | None"
-    group: Any
-    bucket_bytes: int
-    threads: int
-    run: "str | None"
-    connect_timeout: "float | None"
-    reconnect_timeout: "float | None"
-    call_timeout: "float | None"
-    skip_while_away: bool
-    socket: "str | os.PathLike[str] | None"
+    from lockstep.export._writer import CommonOptions
 
 
-class NamedExporterOptions(ExporterOptions):
-    """All keyword arguments of ``Exporter``."""
-
-    model: str
+_PAUSE_SECONDS = 0.1  # between looks for the agent
 
 
-class Exporter(Handle):
+class ShardedWriter(Writer):
     """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
 
-    Made on every rank of the group, together: the ranks exchange what they hold and whether they are ready (two
-    ``all_gather_object``, the only collectives of the exporter). After that each rank copies its own shards, and no
-    rank waits for another, except for the ranks that are on another host than the agent: they send theirs to one
-    on its host.
-
-    Args:
-        parts: what the model is made of; see ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``.
-        socket: the agent's unix socket, the same path on every host; None: as for ``Publisher``.
-        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        beside_agent: whether this rank is on the agent's host; None: whether ``socket`` exists here.
-        group: the process group of all ranks that hold the model; None: the default one, or just this process when
-            torch.distributed is not initialised.
-        bucket_bytes: memory for buckets between hosts, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
-        threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
-        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
-            tensors and attachments, with as many ranks that write.
-        connect_timeout, reconnect_timeout, call_timeout: as for ``Publisher``.
-        skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
-
-    Raises:
-        BadDataError: a parameter without a rule, of a wrong shape or dtype, held by no rank or by two; it is named.
-        AbortedError: another rank could not be made ready; the text has its number and its reason.
-        Error: any other class of it, with the library's sentence.
+    Made by ``Publisher.from_fsdp`` and its like on every rank of the group, together. After that each rank copies its own
+    shards, and no rank waits for another, except to agree on a number, and for the ranks that are on another host than
+    the agent: they send theirs to one on its host.
     """
 
     def __init__(
         self,
         parts: "Sequence[Part]",
         *,
-        socket: "str | os.PathLike[str] | None" = None,
         model: str,
-        beside_agent: "bool | None" = None,
         group: Any = None,
+        beside_agent: "bool | None" = None,
         bucket_bytes: int = 0,
-        threads: int = 0,
-        run: "str | None" = None,
-        connect_timeout: "float | None" = 10.0,
-        reconnect_timeout: "float | None" = 60.0,
-        call_timeout: "float | None" = 600.0,
-        skip_while_away: bool = False,
+        **options: "Unpack[CommonOptions]",
     ) -> None:
-        super().__init__()
+        super().__init__(model=model, **options)
         self._parts = list(parts)
-        socket = arguments.agent_socket(socket)
-        opening = arguments.opening(
-            socket,
-            model,
-            threads=threads,
-            run=run,
-            connect_timeout=connect_timeout,
-            reconnect_timeout=reconnect_timeout,
-            call_timeout=call_timeout,
-        )
-        beside = Path(socket).is_socket() if beside_agent is None else beside_agent
-        self._agent = (os.fspath(socket), model) if beside else None
-        ranks = gather_sheets(lambda: self._describe(beside), group)
+        self._group = group
+        self._finds_out = beside_agent is None
+        self._beside_agent = self._has_socket() if beside_agent is None else beside_agent
+        ranks = gather_sheets(self._describe, group)
+        if not _any_beside(ranks) and self._comes_beside():
+            ranks = gather_sheets(self._describe, group)
         self._sheets = ranks.sheets
-        self._exchange = _exchange_for(ranks, group, call_timeout, self._locals)
-        self._absence = Absence(socket, skip_while_away)
-        options: "dict[str, Any]" = dict(
+        self._exchange = _exchange_for(ranks, group, self._call_timeout, self._locals)
+        fields: "dict[str, Any]" = dict(
             sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
             ranks=len(ranks.sheets),
             rank=ranks.rank,
@@ -117,85 +66,30 @@ class Exporter(Handle):
             bucket_bytes=bucket_bytes,
             exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
             attachments=self._attachments,
-            **opening,
+            **self._options,
         )
-        self._open_together(options, group)
-
-    @classmethod
-    def from_megatron(
-        cls,
-        model_chunks: Any,
-        hf_config: Any,
-        *,
-        place: "Mapping[str, int] | None" = None,
-        convert: bool = False,
-        frozen: Frozen = None,
-        **options: "Unpack[NamedExporterOptions]",
-    ) -> "Exporter":
-        """A Megatron-core model. Arguments as ``lockstep.megatron`` and the constructor take them."""
-        from lockstep.export._megatron import megatron
-
-        return cls([megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)], **options)
-
-    @classmethod
-    def from_fsdp(
-        cls, module: Any, /, *, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[NamedExporterOptions]"
-    ) -> "Exporter":
-        """A transformers model under FSDP2. Arguments as ``lockstep.fsdp`` and the constructor take them."""
-        from lockstep.export._fsdp import fsdp
-
-        return cls([fsdp(module, dtype=dtype, frozen=frozen)], **options)
-
-    @classmethod
-    def from_named_tensors(
-        cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[NamedExporterOptions]"
-    ) -> "Exporter":
-        """Tensors under HuggingFace names. Arguments as ``lockstep.named_tensors`` and the constructor take them."""
-        return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
-
-    @classmethod
-    def from_adapter(
-        cls, module: Any, /, *, adapter: str = "default", dtype: Any = None, **options: "Unpack[NamedExporterOptions]"
-    ) -> "Exporter":
-        """The adapter of a PEFT model. Arguments as ``lockstep.adapter`` and the constructor take them."""
-        from lockstep.export._adapter import adapter as adapter_part
-
-        return cls([adapter_part(module, adapter=adapter, dtype=dtype)], **options)
+        self._open_together(fields)
 
     @property
-    def tensors(self) -> "list[tuple[TensorMeta, int]]":
-        """tensors_meta: every HuggingFace tensor and its byte offset, in export order; the same on every rank."""
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
         return described(self._description["tensors"])
 
     @property
     def plan_digest(self) -> str:
-        """Names the plan; equal on all ranks."""
         return str(self._description["plan"])
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
         return bool(self._description["writes"])
 
-    def publish(self, version: int, label: "str | int | None" = None) -> Publication:
-        """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
-        False where it was skipped, see ``skip_while_away``.
-
-        Ctrl-C ends a wait for the agent, and the version with it. Else it waits for the end, which the other ranks need
-        as much as this one; a second one does not.
-        ``label`` as for ``Publisher.publish``; it counts on ranks that write (``writes``).
-
-        Raises:
-            BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
-            StateError: the version does not increase.
-            AbortedError: another rank failed, or skipped it; the version is gone for all, and the next publish works.
-            UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
-        """
-        number = arguments.version_number(version)
+    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         with self._lock, delayed_interrupt(second_at_once=True):
             self._open_handle()
             self._published_stats = {}
+            number = self._number(version)
             try:
+                if tensors is not None:
+                    raise BadDataError("tensors: this publisher reads its own; only from_stream and in_place take some")
                 name = arguments.label(label)
                 current = self._whole_locals()  # its tensors may be nobody else's: they stay until they are copied
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
@@ -205,7 +99,6 @@ class Exporter(Handle):
             return self._absence.publish(lambda: self._publish(number, name, _addresses(current)), number, name)
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
-        """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
         for rank, sheet in enumerate(self._sheets):
@@ -221,10 +114,39 @@ class Exporter(Handle):
             addresses = _addresses(current)
             yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
-    def _open_together(self, options: "dict[str, Any]", group: Any) -> None:
+    def _is_beside_agent(self) -> bool:
+        return self._beside_agent
+
+    def _has_socket(self) -> bool:
+        return Path(self._socket).is_socket()
+
+    def _comes_beside(self) -> bool:
+        """Waits until a rank finds an agent on its host; False: no rank is to find out. Ranks decide by the same answers."""
+        deadline = None if self._connect_timeout is None else time.monotonic() + self._connect_timeout
+        while True:
+            self._beside_agent = self._finds_out and self._has_socket()
+            late = deadline is not None and time.monotonic() >= deadline
+            answers = all_gather((self._finds_out, self._beside_agent, late), self._group)
+            if any(beside for _, beside, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
+                return any(beside for _, beside, _ in answers)
+            if any(late for _, _, late in answers):
+                raise UnavailableError(
+                    f"there is no agent's socket {os.fspath(self._socket)} on the host of any of {len(answers)} ranks; "
+                    "start the agent, or give its --socket by socket= or $LOCKSTEP_AGENT_SOCKET"
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    def _next_number(self) -> int:
+        try:
+            return 1 + int(max(all_gather(self._newest, self._group)))
+        except Exception as error:
+            raise UnavailableError(f"the ranks could not agree on the version's number: {error}") from error
+
+    def _open_together(self, fields: "dict[str, Any]") -> None:
         failure, interrupt, self._description = None, None, {}
         try:
-            self._open(**options)
+            self._open(**fields)
+            self._opened()
             self._description = json.loads(self._library.lockstep_describe(self._open_handle()))
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
@@ -238,7 +160,7 @@ class Exporter(Handle):
         except BaseException as error:  # Ctrl-C: the other ranks wait for this one, too
             failure, interrupt = AbortedError(reason_of(error)), error
         try:
-            self._run = self._agree(failure, group)
+            self._run = self._agree(failure)
         except BaseException:
             self.close()
             if interrupt is not None:
@@ -257,11 +179,11 @@ class Exporter(Handle):
                 near = "".join(f'; did you mean "{close}"?' for close in difflib.get_close_matches(name, known, 1))
                 raise BadDataError(f'frozen: no rank has a tensor "{name}"{near}')
 
-    def _agree(self, failure: "Exception | None", group: Any) -> str:
+    def _agree(self, failure: "Exception | None") -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
         what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
-        run = "" if failure else self._library.lockstep_run(self._open_handle()).decode()
-        answers = all_gather((reason_of(failure), what, run), group)
+        run = "" if failure else self._run
+        answers = all_gather((reason_of(failure), what, run), self._group)
         require_agreement([answer[:2] for answer in answers], failure)
         runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
         if len(runs) > 1:
@@ -275,14 +197,16 @@ class Exporter(Handle):
         self._call("publish", version, label, addresses)
         return self._note_published(version, label)
 
-    def _describe(self, beside_agent: bool) -> str:
+    def _describe(self) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""
         self._locals = self._current_locals()
         refuse_gpu_tensors((local.name, local.owner) for local in self._locals)
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.sheet() for part in self._parts]
-        return json.dumps({"format": SHEET_FORMAT, "beside_agent": beside_agent, "parts": parts}, separators=(",", ":"))
+        return json.dumps(
+            {"format": SHEET_FORMAT, "beside_agent": self._beside_agent, "parts": parts}, separators=(",", ":")
+        )
 
     def _current_locals(self) -> "list[LocalTensor]":
         return [local for part in self._parts for local in part.locals()]
@@ -306,6 +230,10 @@ class Exporter(Handle):
 
 def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
     return (ctypes.c_void_p * len(tensors))(*(local.address for local in tensors))
+
+
+def _any_beside(ranks: Ranks) -> bool:
+    return any(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets)
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]") -> Any:
