@@ -218,7 +218,7 @@ class Receiver(Served):
         command = self.ctl_command("--json", "watch", MODEL)
         records: "list[dict]" = []
         already = 1 if self.model_status()["syncs"] else 0  # every new watcher is sent the newest sync before
-        with tempfile.TemporaryFile("w+") as output:
+        with tempfile.TemporaryFile("a+") as output:  # the watcher writes at the end, wherever this reads
 
             def printed() -> "list[dict]":
                 output.seek(0)
