@@ -11,6 +11,7 @@
 // nobody's error: Kubernetes sets such.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <iostream>
@@ -24,6 +25,9 @@
 namespace lockstep::config {
 
 struct FileEntry;
+
+// As options are written, in the largest unit that it is whole in: "90s", "2h".
+std::string TimeText(std::chrono::milliseconds time);
 
 enum class ParseOutcome {
   kRun,   // start with the values
@@ -44,10 +48,15 @@ class ConfigParser {
   // bool given as a bare flag is true. A list is a repeated flag, a comma-separated variable, or an array in the file.
   void Add(const std::string& name, std::string* target, const std::string& help);
   void Add(const std::string& name, uint64_t* target, const std::string& help);
+  // "250ms", "30s", "15m", "2h", "7d"; 0 needs no unit.
+  void Add(const std::string& name, std::chrono::milliseconds* target, const std::string& help);
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
   // The same, of tables in the file, [[name]], or of texts.
   void Add(const std::string& name, std::vector<ConfigTable>* target, const std::string& help);
+
+  // --help leaves the option out: one that hardly anybody should set. REQUIRES that it was added.
+  void Hide(const std::string& name);
 
   // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
@@ -59,7 +68,7 @@ class ConfigParser {
   std::string WrittenAs(std::string_view name) const;
 
  private:
-  enum class Kind { kText, kNumber, kBool, kList, kTables };
+  enum class Kind { kText, kNumber, kTime, kBool, kList, kTables };
   static bool TakesMany(Kind kind) { return kind == Kind::kList || kind == Kind::kTables; }
   struct Option {
     std::string name;
@@ -68,6 +77,7 @@ class ConfigParser {
     std::function<Status(const std::vector<std::string>&)> set;
     std::function<std::string()> print;          // the present value as a TOML literal
     std::vector<ConfigTable>* tables = nullptr;  // of kTables, in place of `set`
+    bool hidden = false;
     std::string origin = "default";
     std::string written_as;  // empty: as a flag, or not at all
     std::vector<std::string> flag_values;
@@ -82,6 +92,7 @@ class ConfigParser {
   Status ApplyEnvironment();
   Status ApplyFlags(const CommandLine& line);
   void PrintConfig(std::ostream& out) const;
+  std::string NowNamed(std::string_view written) const;
 
   Program program_;
   std::vector<Option> options_;

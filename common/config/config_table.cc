@@ -14,12 +14,21 @@ Status ConfigTable::Take(std::string_view key, std::string* target) {
 }
 
 Status ConfigTable::Take(std::string_view key, uint64_t* target) {
+  return TakeParsed(key, target, ParseUnsigned);
+}
+
+Status ConfigTable::Take(std::string_view key, std::chrono::milliseconds* target) {
+  return TakeParsed(key, target, ParseTime);
+}
+
+template <typename T, typename ParseFn>
+Status ConfigTable::TakeParsed(std::string_view key, T* target, ParseFn parse) {
   std::string text;
   LS_RETURN_IF_ERROR(Take(key, &text));
   if (!taken_.contains(key)) return OkStatus();
-  const Result<uint64_t> number = ParseUnsigned(text);
-  if (!number.ok()) return {ErrorCode::kConfig, Cat(written_as_, ": key '", key, "': ", number.status().message())};
-  *target = *number;
+  const Result<T> value = parse(text);
+  if (!value.ok()) return {ErrorCode::kConfig, Cat(written_as_, ": key '", key, "': ", value.status().message())};
+  *target = *value;
   return OkStatus();
 }
 

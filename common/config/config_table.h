@@ -2,6 +2,7 @@
 // environment variable, or in an array.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -23,9 +24,10 @@ class ConfigTable {
   const std::string& text() const { return text_; }  // empty where it is a table
 
   void Put(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
-  // The value of `key` goes to `target`, if the table has one. kConfig: it is no number.
+  // The value of `key` goes to `target`, if the table has one. kConfig: it is no number, or no time.
   Status Take(std::string_view key, std::string* target);
   Status Take(std::string_view key, uint64_t* target);
+  Status Take(std::string_view key, std::chrono::milliseconds* target);
   // kConfig names a key that was not taken.
   Status CheckAllTaken() const;
 
@@ -33,6 +35,9 @@ class ConfigTable {
   std::string Print() const;
 
  private:
+  template <typename T, typename ParseFn>
+  Status TakeParsed(std::string_view key, T* target, ParseFn parse);
+
   std::string written_as_;
   std::string text_;
   bool is_table_ = false;

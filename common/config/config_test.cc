@@ -258,6 +258,57 @@ TEST_CASE("Help and version are answered whatever else is given") {
   CHECK(version.out.str() == "test_daemon 1.2.3\n");
 }
 
+TEST_CASE("Times have a unit, and are printed in the largest that they are whole in") {
+  using std::chrono::milliseconds;
+  const std::pair<const char*, int64_t> times[] = {
+      {"0", 0}, {"1ms", 1}, {"1500ms", 1500}, {"90s", 90'000}, {"2m", 120'000}, {"1h", 3'600'000}, {"7d", 604'800'000}};
+  for (const auto& [text, count] : times) {
+    CHECK(*ParseTime(text) == milliseconds(count));
+    CHECK(TimeText(milliseconds(count)) == text);
+  }
+  CHECK(TimeText(milliseconds(60'000)) == "1m");
+  for (const char* text : {"", "30", "s", "1.5s", "-1s", "1 s", "1S", "1h30m"}) {
+    CHECK_THAT(ParseTime(text), FailsWith(ErrorCode::kBadData, "is not a time, such as 250ms, 30s, 15m, 2h or 7d"));
+  }
+  for (const char* text : {"18446744073709551616ms", "100001d"}) {
+    CHECK_THAT(ParseTime(text), FailsWith(ErrorCode::kBadData, "is not at most 100000d"));
+  }
+}
+
+TEST_CASE("A time is a flag, a variable or a key, and its name of before is refused with the new one") {
+  const auto parse = [](std::vector<const char*> words, std::chrono::milliseconds& time, std::string& help) {
+    ConfigParser parser({.program = "test_daemon", .about = "", .version = ""});
+    parser.Add("drain-timeout", &time, "time to end in");
+    uint64_t block = 1;
+    parser.Add("block-bytes", &block, "unit of diffing");
+    parser.Hide("block-bytes");
+    words.insert(words.begin(), "test_daemon");
+    std::ostringstream out;
+    Result<ParseOutcome> outcome = parser.Parse(static_cast<int>(words.size()), words.data(), out);
+    help = out.str();
+    return outcome;
+  };
+  std::chrono::milliseconds time{10'000};
+  std::string out;
+  REQUIRE(parse({"--drain-timeout", "2m"}, time, out).ok());
+  CHECK(time == std::chrono::minutes(2));
+  REQUIRE(parse({"--print-config"}, time, out).ok());
+  CHECK(Has(out, "drain_timeout = \"2m\"  # default"));
+  CHECK(Has(out, "block_bytes = 1"));
+  REQUIRE(parse({"--help"}, time, out).ok());
+  CHECK(Has(out, "--drain-timeout TIME"));
+  CHECK_FALSE(Has(out, "--block-bytes"));
+  CHECK_THAT(parse({"--drain-timeout", "30"}, time, out),
+             FailsWith(ErrorCode::kUsage, "--drain-timeout: '30' is not a time"));
+  const char* const now = "is --drain-timeout now, a time with a unit";
+  CHECK_THAT(parse({"--drain-timeout-ms", "5"}, time, out), FailsWith(ErrorCode::kUsage, now));
+  CHECK_THAT(parse({"--drain-timeout-ms=5"}, time, out), FailsWith(ErrorCode::kUsage, now));
+  const os::TempDir dir;
+  const std::string file = ConfigFile(dir, "drain_timeout_ms = 5\n");
+  CHECK_THAT(parse({"--config", file.c_str()}, time, out),
+             FailsWith(ErrorCode::kConfig, "unknown key 'drain_timeout_ms'; it is drain_timeout now"));
+}
+
 TEST_CASE("Numbers stop at their limits") {
   CHECK(*ParseUnsigned("18446744073709551615") == UINT64_MAX);
   CHECK_THAT(ParseUnsigned("18446744073709551616"),

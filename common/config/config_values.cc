@@ -1,12 +1,15 @@
 #include "common/config/config_values.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "common/base/text.h"
+#include "common/config/config.h"
 
 namespace lockstep::config {
 namespace {
@@ -15,37 +18,58 @@ Status Bad(std::string_view text, std::string_view wanted) {
   return {ErrorCode::kBadData, Cat("'", CleanText(text, 200), "' is not ", wanted)};
 }
 
-// The factor of a size suffix; 0 for an unknown one.
-uint64_t FactorOf(std::string_view suffix) {
-  constexpr std::array<std::pair<std::string_view, uint64_t>, 9> kFactors = {{
-      {"", 1},
-      {"K", 1'000},
-      {"M", 1'000'000},
-      {"G", 1'000'000'000},
-      {"T", 1'000'000'000'000},
-      {"KiB", uint64_t{1} << 10},
-      {"MiB", uint64_t{1} << 20},
-      {"GiB", uint64_t{1} << 30},
-      {"TiB", uint64_t{1} << 40},
-  }};
-  for (const auto& [name, factor] : kFactors) {
-    if (name == suffix) return factor;
-  }
-  return 0;
+using Factor = std::pair<std::string_view, uint64_t>;  // of a suffix
+
+constexpr std::array<Factor, 9> kSizes = {{
+    {"", 1},
+    {"K", 1'000},
+    {"M", 1'000'000},
+    {"G", 1'000'000'000},
+    {"T", 1'000'000'000'000},
+    {"KiB", uint64_t{1} << 10},
+    {"MiB", uint64_t{1} << 20},
+    {"GiB", uint64_t{1} << 30},
+    {"TiB", uint64_t{1} << 40},
+}};
+constexpr std::array<Factor, 5> kTimes = {
+    {{"d", 86'400'000}, {"h", 3'600'000}, {"m", 60'000}, {"s", 1000}, {"ms", 1}}};  // in milliseconds
+
+// A whole number and one of `factors`' suffixes, at most `most`.
+Result<uint64_t> ParseWithFactor(std::string_view text, std::span<const Factor> factors, uint64_t most,
+                                 std::string_view too_much, std::string_view wanted) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const std::string_view suffix(stop, static_cast<size_t>(end - stop));
+  const auto factor = std::ranges::find(factors, suffix, &Factor::first);
+  if (error == std::errc::result_out_of_range) return Bad(text, too_much);
+  if (error != std::errc() || factor == factors.end()) return Bad(text, wanted);
+  if (number > most / factor->second) return Bad(text, too_much);
+  return number * factor->second;
 }
 
 }  // namespace
 
 Result<uint64_t> ParseUnsigned(std::string_view text) {
-  constexpr std::string_view kWanted = "a whole number with an optional K, M, G, T, KiB, MiB, GiB or TiB";
-  uint64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  const uint64_t factor = FactorOf({stop, static_cast<size_t>(end - stop)});
-  if (error == std::errc::result_out_of_range) return Bad(text, "below 2^64");
-  if (error != std::errc() || factor == 0) return Bad(text, kWanted);
-  if (number > std::numeric_limits<uint64_t>::max() / factor) return Bad(text, "below 2^64");
-  return number * factor;
+  return ParseWithFactor(text, kSizes, std::numeric_limits<uint64_t>::max(), "below 2^64",
+                         "a whole number with an optional K, M, G, T, KiB, MiB, GiB or TiB");
+}
+
+Result<std::chrono::milliseconds> ParseTime(std::string_view text) {
+  if (text == "0") return std::chrono::milliseconds(0);
+  constexpr uint64_t kMost = 100'000ull * 86'400'000;  // so that it can be added to any clock
+  LS_ASSIGN_OR_RETURN(const uint64_t milliseconds, ParseWithFactor(text, kTimes, kMost, "at most 100000d",
+                                                                   "a time, such as 250ms, 30s, 15m, 2h or 7d"));
+  return std::chrono::milliseconds(milliseconds);
+}
+
+std::string TimeText(std::chrono::milliseconds time) {
+  const auto count = static_cast<uint64_t>(time.count());
+  if (count == 0) return "0";
+  for (const auto& [suffix, factor] : kTimes) {
+    if (count % factor == 0) return Cat(count / factor, suffix);
+  }
+  return Cat(count, "ms");
 }
 
 Result<bool> ParseBool(std::string_view text) {

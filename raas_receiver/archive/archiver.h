@@ -39,7 +39,7 @@ struct ArchiverOptions {
   std::string receiver;                       // this one's name
   std::optional<versionlog::SigningKey> key;  // nothing: heads are not signed
   uint64_t keep_bytes = 0;                    // that the log may have; 0: twice the model
-  std::chrono::seconds keep_age{0};           // versions that are older go; 0: none does because of its age
+  std::chrono::milliseconds keep_age{0};      // versions that are older go; 0: none does because of its age
   std::chrono::milliseconds grace{0};         // what the head does not name any more is removed so long after
   uint64_t bytes_per_s = 0;                   // that are written; 0: no limit
 };

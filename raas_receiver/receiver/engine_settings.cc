@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr char kAsked[] = "server";  // the kind of one that says itself of which it is
-constexpr uint64_t kDayMs = 24 * 3600 * 1000;
+constexpr milliseconds kDay = std::chrono::days(1);
 
 std::string Key(std::string_view flag) {
   std::string key(flag);
@@ -51,25 +51,33 @@ Status ReadText(std::string_view text, std::string& name, engines::EngineOptions
 
 }  // namespace
 
-struct WrittenEngines::Number {
+template <typename T>
+struct WrittenEngines::Bounded {
   const char* name;
-  uint64_t Values::*value;
-  uint64_t least, most;
+  T Values::*value;
+  T least, most;
   const char* help;
 };
 
-const std::vector<WrittenEngines::Number>& WrittenEngines::Numbers() {
-  static const std::vector<Number> numbers = {
-      {"timeout-ms", &Values::timeout_ms, 1, kDayMs, "time after which a call to the engine has failed"},
-      {"load-timeout-ms", &Values::load_timeout_ms, 1, kDayMs,
-       "the same, of the call that reads a whole model, or the hook"},
-      {"late-after-ms", &Values::late_after_ms, 0, kDayMs,
-       "an engine that lacks a version for so long is late: named, not ready, and waited for no more; 0: never"},
+const std::vector<WrittenEngines::Bounded<uint64_t>>& WrittenEngines::Numbers() {
+  static const std::vector<Bounded<uint64_t>> numbers = {
       {"attempts", &Values::attempts, 1, 100, "how often an engine is made to take one version"},
-      {"hold-timeout-ms", &Values::hold_timeout_ms, 1, kDayMs, "time for a rank to stop, or to resume"},
       {"stage-bytes", &Values::stage_bytes, 0, UINT64_MAX, "memory for writes worked out before the engine is paused"},
   };
   return numbers;
+}
+
+const std::vector<WrittenEngines::Bounded<milliseconds>>& WrittenEngines::Times() {
+  constexpr milliseconds kLeast{1};
+  static const std::vector<Bounded<milliseconds>> times = {
+      {"timeout", &Values::timeout, kLeast, kDay, "time after which a call to the engine has failed"},
+      {"load-timeout", &Values::load_timeout, kLeast, kDay,
+       "the same, of the call that reads a whole model, or the hook"},
+      {"late-after", &Values::late_after, milliseconds(0), kDay,
+       "an engine that lacks a version for so long is late: named, not ready, and waited for no more; 0: never"},
+      {"hold-timeout", &Values::hold_timeout, kLeast, kDay, "time for a rank to stop, or to resume"},
+  };
+  return times;
 }
 
 struct WrittenEngines::Text {
@@ -96,9 +104,11 @@ void WrittenEngines::AddTo(config::ConfigParser& parser) {
                  "; without, the server is asked; repeat for several"));
   const std::string where = ", of engines that say nothing else";
   for (const Text& text : Texts()) parser.Add(Cat("engine-", text.name), &(defaults_.*text.value), text.help + where);
-  for (const Number& number : Numbers()) {
-    parser.Add(Cat("engine-", number.name), &(defaults_.*number.value), number.help + where);
-  }
+  const auto add_all = [&](const auto& bounded) {
+    for (const auto& one : bounded) parser.Add(Cat("engine-", one.name), &(defaults_.*one.value), one.help + where);
+  };
+  add_all(Numbers());
+  add_all(Times());
 }
 
 Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const {
@@ -117,19 +127,25 @@ Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const 
   if (settings.driver.kind == "none" && !settings.driver.url.empty()) settings.driver.kind = kAsked;
   if (settings.driver.kind == "none" && !settings.driver.command.empty()) settings.driver.kind = "hook";
   for (const Text& text : Texts()) LS_RETURN_IF_ERROR(table.Take(Key(text.name), &(values.*text.value)));
-  for (const Number& number : Numbers()) LS_RETURN_IF_ERROR(table.Take(Key(number.name), &(values.*number.value)));
+  for (const auto& number : Numbers()) LS_RETURN_IF_ERROR(table.Take(Key(number.name), &(values.*number.value)));
+  for (const auto& time : Times()) LS_RETURN_IF_ERROR(table.Take(Key(time.name), &(values.*time.value)));
   LS_RETURN_IF_ERROR(table.CheckAllTaken());
   return Check(table.written_as(), values, std::move(settings));
 }
 
 // `where` says how a setting is written.
 Status WrittenEngines::CheckValues(const Values& values, const std::function<std::string(const char* name)>& where) {
-  for (const Number& number : Numbers()) {
-    const uint64_t value = values.*number.value;
-    if (value >= number.least && value <= number.most) continue;
-    return {ErrorCode::kConfig,
-            Cat(where(number.name), " is ", value, "; it must be ", number.least, " to ", number.most)};
-  }
+  const auto check = [&](const auto& bounded, const auto& text) -> Status {
+    for (const auto& one : bounded) {
+      const auto value = values.*one.value;
+      if (value >= one.least && value <= one.most) continue;
+      return {ErrorCode::kConfig,
+              Cat(where(one.name), " is ", text(value), "; it must be ", text(one.least), " to ", text(one.most))};
+    }
+    return OkStatus();
+  };
+  LS_RETURN_IF_ERROR(check(Numbers(), [](uint64_t number) { return Cat(number); }));
+  LS_RETURN_IF_ERROR(check(Times(), config::TimeText));
   if (values.load == "directory" || values.load == "in-place") return OkStatus();
   return {ErrorCode::kConfig,
           Cat(where("load"), " is \"", CleanText(values.load, 80), "\"; it must be directory or in-place")};
@@ -145,15 +161,15 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
   }
   LS_RETURN_IF_ERROR(CheckValues(values, [&](const char* key) { return Cat(where, ": ", Key(key)); }));
   settings.engine.in_place = values.load == "in-place";
-  settings.engine.late_after = milliseconds(values.late_after_ms);
-  settings.engine.targets.hold_timeout = milliseconds(values.hold_timeout_ms);
-  settings.engine.targets.serve_timeout = milliseconds(values.hold_timeout_ms);
+  settings.engine.late_after = values.late_after;
+  settings.engine.targets.hold_timeout = values.hold_timeout;
+  settings.engine.targets.serve_timeout = values.hold_timeout;
   settings.engine.targets.stage_bytes = values.stage_bytes;
   settings.driver.key_file = values.key_file;
   settings.driver.pause_mode = values.pause_mode;
   settings.driver.check = values.check;
-  settings.driver.timeout = milliseconds(values.timeout_ms);
-  settings.driver.load_timeout = milliseconds(values.load_timeout_ms);
+  settings.driver.timeout = values.timeout;
+  settings.driver.load_timeout = values.load_timeout;
   settings.driver.attempts = static_cast<int>(values.attempts);
   const auto driver = engines::NewEngineDriver(settings.driver);
   if (!driver.ok()) return refuse(driver.status().message());

@@ -1,6 +1,7 @@
 // How a receiver's engines are configured: what each says, and what holds for those that say nothing else.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -38,15 +39,17 @@ class WrittenEngines {
     std::string key_file;
     std::string pause_mode;
     std::string check;
-    uint64_t timeout_ms = 60'000;
-    uint64_t load_timeout_ms = 600'000;
-    uint64_t late_after_ms = 120'000;
+    std::chrono::milliseconds timeout{60'000};
+    std::chrono::milliseconds load_timeout{600'000};
+    std::chrono::milliseconds late_after{120'000};
+    std::chrono::milliseconds hold_timeout{30'000};
     uint64_t attempts = 3;
-    uint64_t hold_timeout_ms = 30'000;
     uint64_t stage_bytes = 1ull << 30;
   };
-  struct Number;
-  static const std::vector<Number>& Numbers();
+  template <typename T>
+  struct Bounded;
+  static const std::vector<Bounded<uint64_t>>& Numbers();
+  static const std::vector<Bounded<std::chrono::milliseconds>>& Times();
   struct Text;
   static const std::vector<Text>& Texts();
 

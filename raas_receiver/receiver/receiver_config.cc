@@ -27,21 +27,14 @@ using std::chrono::milliseconds;
 struct Written {
   std::vector<std::string> sources = {"unix:/run/trainer-agent/control.sock"};
   std::string log_keys;
-  uint64_t log_poll_ms = 1000;
   std::string archive;
   std::string archive_key;
-  uint64_t archive_keep_hours = 0;
-  uint64_t archive_grace_ms = 15 * 60'000;
   std::string listen;
   std::string health_listen;
   std::string metrics_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
   WrittenEngines engines;
   std::vector<std::string> allow_engines;
-  uint64_t scrub_round_ms = 3'600'000;
-  uint64_t reader_grace_ms = 0;
-  uint64_t unready_after_ms = 0;
-  uint64_t drain_timeout_ms = 10'000;
 };
 
 std::string HostName() {
@@ -73,16 +66,16 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "repeat for several, the preferred one first");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
-  parser.Add("log-poll-ms", &to.log_poll_ms, "how often a log is looked at for a newer version");
+  parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version");
   parser.Add("archive", &to.archive,
              "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
              "empty: none");
   parser.Add("archive-key", &to.archive_key, "PEM file of the Ed25519 private key that signs the log; empty: unsigned");
   parser.Add("archive-keep-bytes", &config.archive.keep_bytes,
              "how long the log may be, for each model: old versions go first; 0: twice the model");
-  parser.Add("archive-keep-hours", &to.archive_keep_hours,
+  parser.Add("archive-keep-age", &config.archive.keep_age,
              "older versions go from the log, too; 0: whatever their age");
-  parser.Add("archive-grace-ms", &to.archive_grace_ms,
+  parser.Add("archive-grace", &config.archive.grace,
              "how long what has gone from the log stays in the store, for readers that have begun");
   parser.Add("archive-bytes-per-s", &config.archive.bytes_per_s, "how fast the log is written; 0: as fast as it goes");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
@@ -111,18 +104,27 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "unix socket where ranks attach, to be written in place, or to compare what they loaded");
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");
-  parser.Add("scrub-round-ms", &to.scrub_round_ms,
+  parser.Add("scrub-round", &config.scrub_round,
              "time in which all that is held is hashed again once, to find memory that lost bits; 0: never");
-  parser.Add("reader-grace-ms", &to.reader_grace_ms,
+  parser.Add("reader-grace", &config.reader_grace,
              "how long to wait for a reader of an old version before its file is replaced; 5 minutes at most");
-  parser.Add("unready-after-ms", &to.unready_after_ms,
+  parser.Add("unready-after", &config.unready_after,
              "not ready when the agent has had a newer version for so long; 0: ready all the same");
   rpc::AddTlsOptions(parser, config.tls);
   parser.Add("tls-server-name", &config.tls.files.server_name,
              "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host in --source");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
-  parser.Add("drain-timeout-ms", &to.drain_timeout_ms, "time to end in after SIGTERM");
+  parser.Add("drain-timeout", &config.drain_timeout, "time to end in after SIGTERM");
+  parser.Hide("reader-grace");
+}
+
+// The same of a time.
+Status CheckRange(const ConfigParser& parser, const char* name, milliseconds value, milliseconds least,
+                  milliseconds most) {
+  if (value >= least && value <= most) return OkStatus();
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", config::TimeText(value), "; it must be ",
+                                  config::TimeText(least), " to ", config::TimeText(most))};
 }
 
 // kConfig unless `value` lies in [least, most].
@@ -142,18 +144,19 @@ Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& m
   return OkStatus();
 }
 
-Status CheckRanges(const ConfigParser& parser, const Written& written, const ReceiverConfig& config) {
-  constexpr uint64_t kDayMs = 24 * 3600 * 1000;
-  constexpr uint64_t kMostReaderGraceMs = 5 * 60 * 1000;  // a session that waits for longer counts as stuck
+Status CheckRanges(const ConfigParser& parser, const ReceiverConfig& config) {
+  constexpr std::chrono::days kDay{1};
+  constexpr std::chrono::minutes kMostReaderGrace{5};  // a session that waits for longer counts as stuck
+  constexpr milliseconds kNone{0};
   LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", config.lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kMostReaderGraceMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "log-poll-ms", written.log_poll_ms, 10, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-keep-hours", written.archive_keep_hours, 0, 24 * 3650));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-grace-ms", written.archive_grace_ms, 0, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
-  return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
+  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round", config.scrub_round, kNone, 30 * kDay));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace", config.reader_grace, kNone, kMostReaderGrace));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "log-poll", config.log_poll, milliseconds(10), kDay));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-keep-age", config.archive.keep_age, kNone, 3650 * kDay));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-grace", config.archive.grace, kNone, kDay));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after", config.unready_after, kNone, 365 * kDay));
+  return CheckRange(parser, "drain-timeout", config.drain_timeout, kNone, kDay);
 }
 
 // "30000", "30000-30100"
@@ -236,7 +239,6 @@ Status CheckSources(const ConfigParser& parser, const Written& written, Receiver
     config.sources.push_back(std::move(source));
   }
   if (config.sources.empty()) return {ErrorCode::kUsage, "no source; give one with --source HOST:PORT"};
-  config.log_poll = milliseconds(written.log_poll_ms);
   if (written.log_keys.empty()) return OkStatus();
   auto keys = versionlog::TrustedKeys::Read(written.log_keys);
   if (!keys.ok()) return keys.status().WithContext(parser.WrittenAs("log-keys"));
@@ -245,8 +247,6 @@ Status CheckSources(const ConfigParser& parser, const Written& written, Receiver
 }
 
 Status CheckArchive(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
-  config.archive.keep_age = std::chrono::hours(written.archive_keep_hours);
-  config.archive.grace = milliseconds(written.archive_grace_ms);
   if (!written.archive_key.empty()) {
     auto key = versionlog::SigningKey::Read(written.archive_key);
     if (!key.ok()) return key.status().WithContext(parser.WrittenAs("archive-key"));
@@ -263,7 +263,7 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
 
 Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
-  LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
+  LS_RETURN_IF_ERROR(CheckRanges(parser, config));
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
   LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
   LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));
@@ -293,10 +293,6 @@ Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& confi
                 ", and each would have the others among its files; move one")};
   }
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
-  config.scrub_round = milliseconds(written.scrub_round_ms);
-  config.reader_grace = milliseconds(written.reader_grace_ms);
-  config.unready_after = milliseconds(written.unready_after_ms);
-  config.drain_timeout = milliseconds(written.drain_timeout_ms);
   return CheckEngines(parser, written, config);
 }
 

@@ -29,8 +29,8 @@ struct ArchiveConfig {
   std::shared_ptr<objects::ObjectStore> store;
   std::optional<versionlog::SigningKey> key;
   uint64_t keep_bytes = 0;
-  std::chrono::hours keep_age{0};
-  std::chrono::milliseconds grace{0};
+  std::chrono::milliseconds keep_age{0};
+  std::chrono::milliseconds grace{15 * 60'000};
   uint64_t bytes_per_s = 0;
 };
 
@@ -38,7 +38,7 @@ struct ReceiverConfig {
   std::string name;
   std::vector<Source> sources;       // one at least, in order of preference
   versionlog::TrustedKeys log_keys;  // of logs among them
-  std::chrono::milliseconds log_poll{0};
+  std::chrono::milliseconds log_poll{1000};
   ArchiveConfig archive;
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
@@ -58,10 +58,10 @@ struct ReceiverConfig {
   session::EngineAdmission admission;   // of others
   std::string engine_socket;            // empty: no rank can attach
   uint64_t keep_delta_bytes = 512ull << 20;
-  std::chrono::milliseconds scrub_round{0};
+  std::chrono::milliseconds scrub_round{3'600'000};
   std::chrono::milliseconds reader_grace{0};
   std::chrono::milliseconds unready_after{0};
-  std::chrono::milliseconds drain_timeout{0};
+  std::chrono::milliseconds drain_timeout{10'000};
   std::string log_level = "info";
   std::string log_format = "auto";
 };

@@ -37,8 +37,8 @@ class Setting:
         return self.stack.enter_context(ConformanceServer(self.kind, self.start_directory, port, **self.options))
 
     def receiver(self, url: str, **options):
-        options = {"engine_timeout_ms": 20_000, "engine_attempts": 1, **options}
-        options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
+        options = {"engine_timeout": "20s", "engine_attempts": 1, **options}
+        options.setdefault("engine_load_timeout", options["engine_timeout"])
         return self.cluster.receiver(self.agent, engine=f"{self.kind}:{url}", **options)
 
     def publish(self, version: int, label: "str | None" = None) -> None:
@@ -257,7 +257,7 @@ def test_a_load_that_a_server_only_says_it_made_is_an_error_where_its_checksums_
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
     with setting.engine() as engine, Client(engine):
-        setting.receiver(engine.url, engine_timeout_ms=1000, engine_attempts=12)
+        setting.receiver(engine.url, engine_timeout="1s", engine_attempts=12)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
         for endpoint in sorted(set(engine.paths())):
@@ -269,7 +269,7 @@ def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fau
 
 def test_an_engine_that_hangs_is_named_and_not_ready_long_before_its_time_is_over(setting):
     with setting.engine() as engine:
-        receiver = setting.receiver(engine.url, engine_timeout_ms=5000, engine_late_after_ms=300)
+        receiver = setting.receiver(engine.url, engine_timeout="5s", engine_late_after="300ms")
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
         wait_until(lambda: receiver.ctl("health", "readiness").returncode == 0, "it is ready")
@@ -330,7 +330,7 @@ def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_finishes_it(settin
 
 def test_a_receiver_that_ends_resumes_an_engine_that_it_had_paused(setting):
     with setting.engine() as engine:
-        receiver = setting.receiver(engine.url, engine_timeout_ms=60_000, drain_timeout_ms=500)
+        receiver = setting.receiver(engine.url, engine_timeout="1m", drain_timeout="500ms")
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
         engine.fault(setting.rules.pause_path, "hang", effect=True)

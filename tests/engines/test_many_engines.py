@@ -36,8 +36,8 @@ class Host:
             config=self.write_config(cluster.directory / "receiver.toml"),
             engine_socket=self.socket,
             engine_attempts=1,
-            engine_timeout_ms=10_000,
-            engine_late_after_ms=int(LATE_S * 1000),
+            engine_timeout="10s",
+            engine_late_after=f"{LATE_S:g}s",
         )
         for process, which in enumerate(KIND):
             self.attach(process, f"place-{which}")

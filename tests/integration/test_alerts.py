@@ -112,7 +112,7 @@ def test_a_trainer_that_dies_in_a_version(cluster, prometheus):
 
 def test_memory_that_loses_bits(cluster, prometheus):
     agent = cluster.agent(**LISTEN)
-    receiver = cluster.receiver(agent, scrub_round_ms=500, **LISTEN)
+    receiver = cluster.receiver(agent, scrub_round="500ms", **LISTEN)
     model = ToyModel(blocks=8)
     publish(agent, model, 1)
     receiver.wait_for(model.tensors)

@@ -66,13 +66,13 @@ def test_a_bad_config_file_is_a_config_error_that_names_key_or_file(cluster, dae
 @DAEMONS
 def test_flags_win_over_environment_over_file_over_defaults(cluster, daemon):
     config = cluster.directory / "daemon.toml"
-    config.write_text("threads = 3\ndrain_timeout_ms = 111\nlog_level = 'warn'\n")
-    environment = {f"{daemon.upper()}_THREADS": "4", f"{daemon.upper()}_DRAIN_TIMEOUT_MS": "222"}
+    config.write_text("threads = 3\ndrain_timeout = '111ms'\nlog_level = 'warn'\n")
+    environment = {f"{daemon.upper()}_THREADS": "4", f"{daemon.upper()}_DRAIN_TIMEOUT": "222ms"}
     arguments = command(daemon, cluster.directory, config=config, threads=5, print_config=None)
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode == 0, result.stderr
     lines = {line.split("=")[0].strip(): line for line in result.stdout.splitlines() if "=" in line}
-    assert "5" in lines["threads"] and "222" in lines["drain_timeout_ms"] and "warn" in lines["log_level"]
+    assert "5" in lines["threads"] and "222" in lines["drain_timeout"] and "warn" in lines["log_level"]
 
 
 @DAEMONS
@@ -390,7 +390,7 @@ def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(
 def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, engine="hook:sleep 600", engine_attempts=1, engine_load_timeout_ms=300)
+    receiver = cluster.receiver(agent, engine="hook:sleep 600", engine_attempts=1, engine_load_timeout="300ms")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)

@@ -27,7 +27,7 @@ def written_half(agent) -> Path:
 
 def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_finds_it(cluster):
     model = ToyModel(blocks=8)
-    agent = cluster.agent(scrub_round_ms=0)
+    agent = cluster.agent(scrub_round="0")
     first = cluster.receiver(agent, name="first")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
@@ -49,7 +49,7 @@ def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
 def test_a_bit_that_flips_in_a_replica_is_mended_and_its_reader_told_by_a_new_directory(cluster):
     model = ToyModel(blocks=8)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, scrub_round_ms=200)
+    receiver = cluster.receiver(agent, scrub_round="200ms")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         receiver.wait_for(model.tensors)

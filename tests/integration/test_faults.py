@@ -54,7 +54,7 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
     model = ToyModel(blocks=40)
     lanes = ReservedPort()
     with FaultProxy(lanes.address, 1, ["hang"], reach_bytes=100_000) as proxy:
-        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address, drain_timeout_ms=1000)
+        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address, drain_timeout="1s")
         for _ in range(3):
             cluster.receiver(agent)
         with agent.publisher(model.tensors, reconnect_timeout=0.3) as publisher:

@@ -150,7 +150,7 @@ def test_a_receiver_that_could_not_sync_for_long_is_not_ready_if_asked_for(clust
     with FaultProxy(port.address, 1, ["clean"]) as lanes:
         agent = cluster.agent(lane_listen=port.address, lane_advertise=lanes.address)
         patient = cluster.receiver(agent, name="patient")
-        strict = cluster.receiver(agent, name="strict", unready_after_ms=300)
+        strict = cluster.receiver(agent, name="strict", unready_after="300ms")
         with agent.publisher(model.tensors) as publisher:
             publisher.publish(version=1, tensors=model.step())
             for receiver in (patient, strict):

@@ -76,7 +76,7 @@ def test_a_store_is_away_for_a_minute(cluster, tmp_path):
         agent = cluster.agent()
         model = ToyModel(blocks=16)
         writer = cluster.receiver(agent, name="writer", archive=url)
-        readers = [cluster.receiver(url, name=f"reader-{n}", log_poll_ms=100) for n in range(8)]
+        readers = [cluster.receiver(url, name=f"reader-{n}", log_poll="100ms") for n in range(8)]
         publisher = opened.enter_context(agent.publisher(model.tensors))
         publisher.publish(version=1, tensors=model.step())
         for reader in readers:

@@ -32,7 +32,7 @@ def test_a_fleet_follows_a_log_in_a_gateway(cluster, gateway):
     agent = cluster.agent()
     model = ToyModel(blocks=64)
     writer = cluster.receiver(agent, name="writer", archive=gateway.url("fleet"))
-    readers = [cluster.receiver(gateway.url("fleet"), name=f"reader-{n}", log_poll_ms=100) for n in range(8)]
+    readers = [cluster.receiver(gateway.url("fleet"), name=f"reader-{n}", log_poll="100ms") for n in range(8)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 11):
             publisher.publish(version=version, tensors=model.step())

@@ -56,7 +56,7 @@ def test_a_fleet_follows_a_log_in_a_store(cluster, s3, fresh):
     agent = cluster.agent()
     model = ToyModel(blocks=16)
     writer = cluster.receiver(agent, name="writer", archive=s3.url(fresh))
-    readers = [cluster.receiver(s3.url(fresh), name=f"reader-{i}", log_poll_ms=100) for i in range(3)]
+    readers = [cluster.receiver(s3.url(fresh), name=f"reader-{i}", log_poll="100ms") for i in range(3)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 6):
             publisher.publish(version=version, tensors=model.step())
@@ -74,7 +74,7 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
     agent = cluster.agent()
     model = ToyModel(blocks=4)
     writer = cluster.receiver(agent, name="writer", archive=s3.url(fresh))
-    reader = cluster.receiver(s3.url(fresh), name="reader", log_poll_ms=100)
+    reader = cluster.receiver(s3.url(fresh), name="reader", log_poll="100ms")
     try:
         with agent.publisher(model.tensors) as publisher:
             publisher.publish(version=1, tensors=model.step())
@@ -125,7 +125,7 @@ def test_what_goes_wrong_on_the_way_is_got_over_and_nothing_wrong_is_served(clus
     model = ToyModel(blocks=16)
     url = s3.url(fresh, proxy.address)
     writer = cluster.receiver(agent, name="writer", archive=url)
-    reader = cluster.receiver(url, name="reader", log_poll_ms=100)
+    reader = cluster.receiver(url, name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
@@ -144,7 +144,7 @@ def test_an_object_that_stays_damaged_is_named_and_not_served(cluster, s3, fresh
     agent = cluster.agent()
     model = ToyModel(blocks=8)
     cluster.receiver(agent, name="writer", archive=s3.url(fresh))
-    reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll_ms=100)
+    reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)
@@ -162,7 +162,7 @@ def test_a_head_that_goes_back_is_refused(cluster, s3, fresh, proxy):
     agent = cluster.agent()
     model = ToyModel(blocks=4)
     cluster.receiver(agent, name="writer", archive=s3.url(fresh))
-    reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll_ms=100)
+    reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
         heads = []
         proxy.plan("GET .*/head", lambda message: heads.append(message) or message)
@@ -188,7 +188,7 @@ def test_a_store_that_is_away_is_waited_for(cluster, s3, fresh, proxy):
     model = ToyModel(blocks=8)
     url = s3.url(fresh, proxy.address)
     writer = cluster.receiver(agent, name="writer", archive=url)
-    reader = cluster.receiver(url, name="reader", log_poll_ms=100)
+    reader = cluster.receiver(url, name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         reader.wait_for(model.tensors)

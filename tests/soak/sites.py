@@ -26,8 +26,8 @@ EVERY_S = 6  # ten versions a minute
 KEPT_BYTES = 4 << 20
 # Short, so that who hangs is noticed within a soak; heaps small, so that what grows is seen.
 LOGS = {"log_level": "debug", "log_format": "json"}
-RECEIVER = {"threads": 1, "lanes": 2, "keep_delta_bytes": KEPT_BYTES, "drain_timeout_ms": 5000, **LOGS}
-WITH_ENGINE = {"engine_timeout_ms": 2000, "engine_load_timeout_ms": 3000, "engine_attempts": 2}
+RECEIVER = {"threads": 1, "lanes": 2, "keep_delta_bytes": KEPT_BYTES, "drain_timeout": "5s", **LOGS}
+WITH_ENGINE = {"engine_timeout": "2s", "engine_load_timeout": "3s", "engine_attempts": 2}
 AGENT = {"retain_bytes": 2 * KEPT_BYTES, **LOGS}
 
 

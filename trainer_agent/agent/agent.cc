@@ -84,7 +84,7 @@ Agent::Agent(const AgentOptions& options)
     : options_(options),
       timeline_([this](const telemetry::Span& span) { metrics_.Observe(span); }),
       pool_(Threads(options)),
-      scrubber_(&catalog_, std::chrono::milliseconds(options.scrub_round_ms)),
+      scrubber_(&catalog_, options.scrub_round),
       pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {
   GiveWay(pool_);
 }
@@ -98,9 +98,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                                   .retain_bytes = options.retain_bytes,
                                                   .timeline = &agent->timeline_};
-  const publish::DiffOptions diff{.pool = &agent->pool_,
-                                  .while_written = agent->pool_.size() * options.overlap_percent / 100,
-                                  .codec = options.codec_level};
+  const publish::DiffOptions diff{.pool = &agent->pool_, .codec = options.codec_level};
   agent->registry_ =
       std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   LS_RETURN_IF_ERROR(agent->registry_->Recover());
@@ -225,14 +223,14 @@ void Agent::Tick() {
 }
 
 void Agent::Drain() {
-  telemetry::Log(telemetry::LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout_ms}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout.count()}});
   os::NotifyStopping();
   rpc_->StopServing();
   registry_->Stop();
   service_->StartDraining();
   catalog_.Close();
   // A pull in progress still needs its lanes and calls; one that has fallen silent is not waited for.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.drain_timeout_ms);
+  const auto deadline = std::chrono::steady_clock::now() + options_.drain_timeout;
   while (pulls_.ActivePulls(kSilent) > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(kDrainPoll);
   }

@@ -102,9 +102,10 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("block-bytes"), " is ", block, "; give a power of two from ",
                                     model::kMinBlockBytes, " to ", model::kMaxBlockBytes)};
   }
-  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", options.scrub_round_ms, 0, 30ull * 24 * 3600 * 1000));
+  if (options.scrub_round > std::chrono::days(30)) {
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("scrub-round"), " is more than 30d; give less, or 0")};
+  }
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", options.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "overlap-percent", options.overlap_percent, 0, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "max-pulls", options.max_pulls, 1, 65536));
   LS_RETURN_IF_ERROR(CheckRange(parser, "max-lanes", options.max_lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRate(parser, "lane-rate-limit", options.lane_rate_limit));
@@ -147,12 +148,10 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
   parser.Add(
-      "scrub-round-ms", &options->scrub_round_ms,
+      "scrub-round", &options->scrub_round,
       "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged");
   parser.Add("codec", &options->codec, "how hard deltas are compressed: fast, or compact for links below 100 MB/s");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
-  parser.Add("overlap-percent", &options->overlap_percent,
-             "of the worker threads, those that may compare a version while the trainer still writes it");
   parser.Add("max-pulls", &options->max_pulls,
              "pulls open at a time, and as many standing ones; a quarter for each identity");
   parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
@@ -162,7 +161,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   rpc::AddTlsOptions(parser, options->tls);
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
-  parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");
+  parser.Add("drain-timeout", &options->drain_timeout, "how long calls may take to end after SIGTERM");
+  for (const char* name : {"segments", "block-bytes"}) parser.Hide(name);
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == config::ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(parser, *options));
   return outcome;

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,10 +34,9 @@ struct AgentOptions {
   std::string segments = "tmpfs";
   uint64_t block_bytes = 256 * 1024;
   uint64_t retain_bytes = 2ull << 30;
-  uint64_t scrub_round_ms = 3'600'000;
+  std::chrono::milliseconds scrub_round{3'600'000};
   std::string codec = "fast";
   uint64_t threads = 0;
-  uint64_t overlap_percent = 100;
   uint64_t max_pulls = 256;
   uint64_t max_lanes = 16;
   uint64_t lane_rate_limit = 0;
@@ -44,7 +44,7 @@ struct AgentOptions {
   rpc::DaemonTls tls;
   std::string log_level = "info";
   std::string log_format = "auto";
-  uint64_t drain_timeout_ms = 10'000;
+  std::chrono::milliseconds drain_timeout{10'000};
 
   // Filled by ParseAgentOptions().
   std::optional<gid_t> trainer_gid;             // nothing: ranks of our user and root's alone

@@ -36,8 +36,7 @@ delta::DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const
           .base = base == nullptr ? nullptr : buffer_->data(1 - half),
           .base_manifest = base,
           .max_coded_bytes = served_->deltas().MaxDeltaBytes(),
-          .level = diff_.codec,
-          .early_tasks = diff_.while_written};
+          .level = diff_.codec};
 }
 
 std::shared_ptr<const model::Manifest> PublishedRun::MakeManifest(Version version,

@@ -17,7 +17,6 @@ namespace lockstep::publish {
 // How versions are compared. The threads compete with the ranks' own copies for cores and memory bandwidth.
 struct DiffOptions {
   WorkerPool* pool = nullptr;
-  size_t while_written = ~size_t{0};  // of its threads, those that may work on a version that ranks still write
   payload::CodecLevel codec = payload::CodecLevel::kFast;  // of all deltas
 };
 

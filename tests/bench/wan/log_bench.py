@@ -86,7 +86,7 @@ class Fleet:
 
     def reader(self, source: str, number: int) -> Receiver:
         network = self.cluster.link.network
-        options = {"log_poll_ms": 100, "threads": 1, "lanes": 2, "allow_insecure_network": network}
+        options = {"log_poll": "100ms", "threads": 1, "lanes": 2, "allow_insecure_network": network}
         reader = self.cluster.receiver(source, name=f"reader-{number}", start=False, **options)
         reader.prefix = self.cluster.link.prefix(1)
         reader.start()
