@@ -1,11 +1,14 @@
 """Descriptions of modules: names, forms, places, and what transformers' modules are made of."""
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import lockstep
 from lockstep.engine import DescribeOptions, _memory
+from lockstep.engine._options import DescribeKeywords
 from lockstep.engine._parameters import parameters_of
 
 
@@ -110,3 +113,7 @@ def test_parameters_that_lie_nowhere_are_refused():
     _, parameters = parameters_of(model, DescribeOptions())
     with pytest.raises(lockstep.BadDataError, match="meta"):
         _memory.Memory(parameters)
+
+
+def test_keywords_are_the_options():
+    assert set(DescribeKeywords.__annotations__) == {field.name for field in dataclasses.fields(DescribeOptions)}

@@ -111,6 +111,8 @@ def test_a_users_mistakes_are_found_by_their_type_checker(tmp_path):
                 publisher.publish(version="1")
             lockstep.Publisher.from_fsdp(None, socket="/agent.sock", model="actor", call_timeout_ms=5)
             lockstep.wait_for("/replicas/actor", "1")
+            lockstep.describe(None, tensor_paralel=(0, 2))
+            lockstep.Follower(None, model="actor", socket="/engine.sock", key_value_heads="8")
             """
         )
     )
@@ -121,4 +123,4 @@ def test_a_users_mistakes_are_found_by_their_type_checker(tmp_path):
         env={"MYPYPATH": str(ROOT / "python"), "PATH": "/usr/bin"},
     )
     errors = [line for line in checked.stdout.splitlines() if line.startswith(str(file)) and " error: " in line]
-    assert [line.split(":")[1] for line in errors] == ["7", "8", "10", "12", "13", "14"], checked.stdout
+    assert [line.split(":")[1] for line in errors] == ["7", "8", "10", "12", "13", "14", "15", "16"], checked.stdout

@@ -1,11 +1,15 @@
 """describe: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
 
-from typing import Any, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
 from lockstep.core.errors import BadDataError
 from lockstep.engine._memory import Location
-from lockstep.engine._options import DescribeOptions
+from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 _FORMAT = 3
 _ALIGN = 256
@@ -13,7 +17,7 @@ _KEPT = 16  # addresses keep their remainder by this, which covers every element
 _PAGE_BYTES = 4096
 
 
-def describe(module: Any, **options: Any) -> "dict[str, Any]":
+def describe(module: Any, **options: "Unpack[DescribeKeywords]") -> "dict[str, Any]":
     """Describes ``module``, on any device, "meta" among them, as if its parameters lay one after another in one memory.
 
     Args:

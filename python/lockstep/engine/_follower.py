@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
 from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
@@ -15,10 +15,14 @@ from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate, Reading
 from lockstep.engine._memory import Memory
-from lockstep.engine._options import DescribeOptions
+from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import parameters_of
 from lockstep.engine._rank import ORDERS, Rank
 from lockstep.engine._served import Served
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _FIRST_PAUSE_SECONDS = 0.05
@@ -81,7 +85,7 @@ class Follower:
         after_write: "Callable[[Served], Any] | None" = None,
         compare_only: bool = False,
         server: str = "",
-        **options: Any,
+        **options: "Unpack[DescribeKeywords]",
     ) -> None:
         incarnation = _starter() if incarnation is None else incarnation
         for what, name in (("model", model), ("engine_name", engine_name), ("incarnation", incarnation)):

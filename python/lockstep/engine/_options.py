@@ -1,7 +1,7 @@
 """How a module is described."""
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Iterable, Mapping, Sequence, Tuple, TypedDict
 
 # For each parameter its slices, or its padding, as in raas_receiver/placement/description/FORMAT.md.
 Slices = Mapping[str, "Sequence[Mapping[str, Any]]"]
@@ -38,3 +38,21 @@ class DescribeOptions:
     leave_out: "Iterable[str]" = ()
     slices: "Slices | None" = None
     padding: "Slices | None" = None
+
+
+class DescribeKeywords(TypedDict, total=False):
+    """``DescribeOptions`` as keywords."""
+
+    engine: str
+    family: str
+    rank: int
+    world: int
+    tensor_parallel: "Tuple[int, int]"
+    expert_parallel: "Tuple[int, int]"
+    expert_tensor_parallel: "Tuple[int, int]"
+    key_value_heads: int
+    fused_shared_experts: bool
+    aliases: bool
+    leave_out: "Iterable[str]"
+    slices: "Slices | None"
+    padding: "Slices | None"
