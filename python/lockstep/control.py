@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Sequence, Tuple, Type, TypeVar, get_type_hints
 from lockstep import programs
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, ProtocolError, from_label
+from lockstep.core.fleet import EngineServed, Held, Peer
 
 __all__ = [
     "Agent",
@@ -44,14 +45,6 @@ _WORK_SECONDS = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """A version of a run, 32 hex digits; version 0: none."""
-
-    run: str = ""
-    version: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
 class Delta:
     """A delta that an agent retains."""
 
@@ -59,29 +52,6 @@ class Delta:
     target: int = 0
     payload_bytes: int = 0
     changed_elements: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineServed:
-    """What an engine serves, as its receiver told the agent."""
-
-    name: str = ""
-    served: Held = Held()
-    last_error: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """A receiver, as an agent knows it. ``presence``: "connected" or "gone"."""
-
-    receiver: str = ""
-    held: Held = Held()
-    served_version: int = 0
-    presence: str = ""
-    seconds_ago: int = 0
-    last_outcome: str = ""
-    last_error: str = ""
-    engines: Tuple[EngineServed, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +245,8 @@ class Agent(_Daemon):
             timeout: seconds; None waits for ever.
 
         Raises:
-            DeadlineError: the time is up; the text says what each receiver serves, and its last error.
+            DeadlineError: the time is up; the text says what each receiver serves, and its last error, ``lacking`` has
+                those that lack the version.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         wanted = arguments.version_number(version) if version is not None else None
@@ -290,7 +261,11 @@ class Agent(_Daemon):
             if not missing and (not isinstance(receivers, int) or len(serving) >= receivers) and wanted is not None:
                 return now
             if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineError(f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}")
+                lacking = [peer for peer in now.receivers if peer.receiver not in serving]
+                lacking += [Peer(name, presence="unknown") for name in missing - {peer.receiver for peer in lacking}]
+                raise DeadlineError(
+                    f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}", lacking=lacking
+                )
             time.sleep(_PAUSE_SECONDS)
 
 

@@ -14,6 +14,7 @@ from harness import MODEL, wait_until
 from replicas import ToyModel
 
 import lockstep
+from lockstep import control
 from lockstep.core import served
 
 
@@ -91,12 +92,22 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
         assert handle.wait_served("step 10", receivers=1, timeout=60) == 1
         assert handle.wait_served("step 10", receivers="good", timeout=60) == 1
 
-        def refusal() -> "str | None":
+        def refusal() -> "lockstep.DeadlineError | None":
             with pytest.raises(lockstep.DeadlineError) as raised:
                 handle.wait_served("step 10", receivers=["good", "bad", "missing"], timeout=0.1)
-            return str(raised.value) if "no room" in str(raised.value) else None
+            return raised.value if "no room" in str(raised.value) else None
 
-        text = wait_until(refusal, "the refusal is told")
+        error = wait_until(refusal, "the refusal is told")
+        bad, missing = error.lacking
+        assert (bad.receiver, bad.presence, bad.held, bad.served_version) == (
+            "bad",
+            "connected",
+            control.Held(handle.run, 1),
+            0,
+        )
+        assert "no room for step 10" in bad.last_error
+        assert (missing.receiver, missing.presence, missing.held.version) == ("missing", "unknown", 0)
+        text = str(error)
         assert 'label "step 10", version 1, is not served by 3 named receivers' in text
         assert '"missing" is not known here' in text
         assert '"bad" serves nothing, holds version 1, says: ' in text

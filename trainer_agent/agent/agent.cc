@@ -133,8 +133,9 @@ Status Agent::Listen() {
                                                     .tls = options_.tls.files,
                                                     .health_services = {kLiveness, kReadiness},
                                                     .health_address = net::ToString(options_.health_address)}));
-  const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
-    return serve::AwaitServed(catalog_, pulls_.reports(), question, gone);
+  const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone,
+                                   std::string* lacking) {
+    return serve::AwaitServed(catalog_, pulls_.reports(), question, gone, lacking);
   };
   LS_ASSIGN_OR_RETURN(ranks_,
                       publish::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));

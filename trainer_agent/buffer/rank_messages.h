@@ -88,6 +88,8 @@ static_assert(sizeof(AwaitServedBody) == 32);
 
 // The feature of a peer that takes kServed (common/peer/peer.h).
 inline constexpr std::string_view kServedStats = "served-stats";
+// The feature of a peer that takes, behind the sentence of a kError and a NUL, which receivers lack the version.
+inline constexpr std::string_view kServedLacking = "served-lacking";
 
 struct ServedBody {  // 56 bytes
   uint64_t version = 0;

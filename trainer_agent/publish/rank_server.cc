@@ -114,7 +114,13 @@ Result<First> ReceiveFirst(os::UnixConnection& connection) {
 
 Status AnswerAwait(os::UnixConnection& connection, const First& first, const AwaitServed& await_served) {
   LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(first.message.body));
-  const Result<buffer::ServedBody> served = await_served(question, [&] { return connection.PeerGone(); });
+  std::string lacking;
+  const auto served = await_served(
+      question, [&] { return connection.PeerGone(); }, &lacking);
+  if (!served.ok() && first.peer.Can(buffer::kServedLacking)) {
+    const Status said(served.status().code(), Cat(served.status().message(), std::string_view("\0", 1), lacking));
+    return SendError(connection, said);
+  }
   if (!served.ok()) return SendError(connection, served.status());
   if (first.peer.Can(buffer::kServedStats)) {
     return buffer::SendMessage(connection, buffer::RankMessage::kServed, AsBytes(*served), {}, kMessageTimeout);

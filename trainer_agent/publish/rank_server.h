@@ -12,9 +12,10 @@
 
 namespace lockstep::publish {
 
-// Waits until engines serve what is asked for; `gone` says that nobody waits any more.
+// Waits until engines serve what is asked for; `gone` says that nobody waits any more. With kDeadline `lacking` says
+// which receivers do not (buffer/FORMAT.md).
 using AwaitServed = std::function<Result<buffer::ServedBody>(const buffer::ServedQuestion& question,
-                                                             const std::function<bool()>& gone)>;
+                                                             const std::function<bool()>& gone, std::string* lacking)>;
 
 // Listens at once and lets ranks in; its end ends every connection. A peer whose uid is neither ours nor root's is
 // refused, unless it is in `group`, where one is given. REQUIRES the registry to outlive the server.

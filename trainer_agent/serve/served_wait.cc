@@ -73,8 +73,23 @@ std::string Tell(const ReceiverReport& report, const Held& wanted) {
   return text;
 }
 
-// Those that matter to the question, those that keep it waiting first.
-std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+// A line of buffer/FORMAT.md, and one for each of its engines.
+std::string Line(const ReceiverReport& report) {
+  const auto held = [](const Held& version) { return Cat(ToHex(version.run), " ", version.version); };
+  const char* const presence = report.presence == Presence::kConnected ? "connected"
+                               : report.presence == Presence::kGone    ? "gone"
+                                                                       : "unknown";
+  std::string line = Cat(report.receiver.name, "\t", presence, "\t", held(report.held), "\t", held(report.served), "\t",
+                         CleanText(report.last_error), "\n");
+  for (const EngineReport& engine : report.engines) {
+    line += Cat("\t", engine.name, "\t", held(engine.served), "\t", CleanText(engine.last_error), "\n");
+  }
+  return line;
+}
+
+// Those that matter to the question, those that keep it waiting first; these in `lacking`, too.
+std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted,
+                    std::string& lacking) {
   std::set<std::string, std::less<>> unknown(question.names.begin(), question.names.end());
   const std::set<std::string, std::less<>> named = unknown;
   std::vector<std::string> waiting, serving;
@@ -86,9 +101,14 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
     is_asked(report.receiver.name);
     for (const EngineReport& engine : report.engines) is_asked(Cat(report.receiver.name, "/", engine.name));
     if (!asked) continue;
-    (Serves(report, wanted) ? serving : waiting).push_back(Tell(report, wanted));
+    const bool serves = Serves(report, wanted);
+    (serves ? serving : waiting).push_back(Tell(report, wanted));
+    if (!serves && waiting.size() <= kMostTold) lacking += Line(report);
   }
-  for (const std::string& name : unknown) waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
+  for (const std::string& name : unknown) {
+    waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
+    if (waiting.size() <= kMostTold) lacking += Line({.receiver = {.name = CleanText(name, 256)}});
+  }
   waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;
   for (size_t i = 0; i < std::min(waiting.size(), kMostTold); ++i) text += Cat("; ", waiting[i]);
@@ -115,20 +135,22 @@ buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const He
   return facts;
 }
 
-Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted,
+                 std::string& lacking) {
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
                                               : Cat("label \"", question.label, "\", version ", wanted.version, ",");
   const size_t asked = question.names.empty() ? question.receivers : question.names.size();
   return {ErrorCode::kDeadline,
           Cat("model ", question.model, ": ", what, " is not served by ", asked, question.names.empty() ? "" : " named",
-              question.of_engines ? " engines" : " receivers", TellAll(question, reports, wanted))};
+              question.of_engines ? " engines" : " receivers", TellAll(question, reports, wanted, lacking))};
 }
 
 }  // namespace
 
 Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
+                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone,
+                                       std::string* lacking) {
   const auto deadline = Clock::now() + question.timeout;
   while (true) {
     const auto run = catalog.Find(question.model);
@@ -142,7 +164,7 @@ Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, Rec
     const Reports known = reports.Of(question.model);
     if (run != nullptr && version != 0 && Satisfied(question, known, wanted)) return Facts(*run, known, wanted);
     if (gone()) return Status(ErrorCode::kCancelled, "nobody waits any more");
-    if (Clock::now() >= deadline) return NotServed(question, known, wanted);
+    if (Clock::now() >= deadline) return NotServed(question, known, wanted, *lacking);
     std::this_thread::sleep_for(kLook);
   }
 }

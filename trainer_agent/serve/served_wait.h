@@ -15,8 +15,10 @@ namespace lockstep::serve {
 // that have it, one at least.
 //
 // kDeadline: not within the question's timeout; the text says what each receiver serves and holds, its last error, and
-// who is gone. kState: the model has another run by now. kCancelled once `gone` says that nobody waits.
+// which are gone, and `lacking` has the same of those that lack the version (buffer/FORMAT.md). kState: the model has
+// another run by now. kCancelled once `gone` says that nobody waits.
 Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone);
+                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone,
+                                       std::string* lacking);
 
 }  // namespace lockstep::serve

@@ -1,6 +1,7 @@
 #include "trainer_agent/serve/served_wait.h"
 
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -12,6 +13,7 @@ using std::chrono::milliseconds;
 struct Fleet {
   Served agent;
   std::vector<std::unique_ptr<ReceiverReports::Connection>> connections;
+  std::string lacking;
 
   Held Of(Version version) const { return {agent.run->run(), version}; }
   void Report(const std::string& name, const Held& served, const std::string& error = "", char instance = 'i') {
@@ -30,7 +32,8 @@ struct Fleet {
     return {.model = "actor", .run = agent.run->run(), .label = label, .receivers = 1};
   }
   Result<buffer::ServedBody> Ask(const buffer::ServedQuestion& question) {
-    return AwaitServed(agent.catalog, agent.pulls.reports(), question, [] { return false; });
+    return AwaitServed(
+        agent.catalog, agent.pulls.reports(), question, [] { return false; }, &lacking);
   }
   Result<Version> Await(const buffer::ServedQuestion& question) {
     LS_ASSIGN_OR_RETURN(const buffer::ServedBody served, Ask(question));
@@ -119,6 +122,10 @@ TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, a
       fleet.Await(question),
       FailsWith(ErrorCode::kDeadline, "is not served by 3 named receivers", "\"nobody\" is not known here",
                 "\"bad\" serves nothing, holds version 1, says: the engine says no", "\"good\" serves version 1"));
+  const std::string run = ToHex(fleet.agent.run->run());
+  const std::string none = Cat(ToHex(RunId{}), " 0");
+  CHECK(fleet.lacking == Cat("bad\tconnected\t", run, " 1\t", none, "\tthe engine says no\n", "nobody\tunknown\t", none,
+                             "\t", none, "\t\n"));
   CHECK(*fleet.Await(fleet.Ask(0, {"good"})) == 1);
   fleet.connections.clear();
   CHECK_THAT(fleet.Await(fleet.Ask(0, {"good"})),
@@ -161,7 +168,8 @@ TEST_CASE("A wait ends with its run, and with who waits") {
   Fleet fleet;
   auto question = fleet.Ask(1);
   question.timeout = std::chrono::hours(1);
-  const auto gone = AwaitServed(fleet.agent.catalog, fleet.agent.pulls.reports(), question, [] { return true; });
+  const auto gone = AwaitServed(
+      fleet.agent.catalog, fleet.agent.pulls.reports(), question, [] { return true; }, &fleet.lacking);
   CHECK(gone.status().code() == ErrorCode::kCancelled);
   question.run = RunId{{9}};
   CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kState, "has ended"));

@@ -1,6 +1,10 @@
 """One exception class per error code of the C ABI (export_plugin/lockstep.h). Each is also the built-in exception that
 Python has for it."""
 
+from typing import Iterable
+
+from lockstep.core.fleet import Peer
+
 
 class Error(Exception):
     """What Lockstep raises. ``code`` is one of lockstep.h's numbers; the text has what failed and what to do."""
@@ -44,9 +48,13 @@ class UnavailableError(Error, ConnectionError):
 
 
 class DeadlineError(Error, TimeoutError):
-    """The agent did not answer in time."""
+    """The agent did not answer in time, or receivers did not serve a version: then ``lacking`` are those."""
 
     code = 9
+
+    def __init__(self, message: str, code: "int | None" = None, *, lacking: "Iterable[Peer]" = ()) -> None:
+        super().__init__(message, code)
+        self.lacking = tuple(lacking)
 
 
 class AbortedError(Error):

@@ -9,4 +9,4 @@ RELEASE = Path(__file__).resolve().parents[1].joinpath("VERSION").read_text().st
 
 LINE = f"engine_rank/{RELEASE} protocol=1-1"
 
-PLUGIN_LINE = f"export_plugin/{RELEASE} protocol=1-1 served-stats"
+PLUGIN_LINE = f"export_plugin/{RELEASE} protocol=1-1 served-stats served-lacking"

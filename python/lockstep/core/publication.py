@@ -44,7 +44,8 @@ class Publication:
         engines: "int | None" = None,
         timeout: "float | None" = None,
     ) -> "Publication":
-        """Waits until the fleet serves it, or a newer version of its run; arguments and errors as ``wait_served``.
+        """Waits until the fleet serves it, or a newer version of its run; arguments and errors as ``wait_served``: a
+        DeadlineError's ``lacking`` are the receivers that lack it.
         StateError also where it was skipped, or this rank does not talk to the agent. Returns this."""
         handle = self._handle()
         if self.skipped or handle is None:

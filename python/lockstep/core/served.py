@@ -10,6 +10,7 @@ from typing import Any, Iterable, NamedTuple, Union
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, ProtocolError, UnavailableError, from_code
+from lockstep.core.fleet import peers_of
 from lockstep.core.messages import MessageFormat, MessageStream, Received
 from lockstep.core.peer import PLUGIN_LINE
 
@@ -76,7 +77,10 @@ def wait_served(
             return _ask(path, question, seconds)
         except (DeadlineError, UnavailableError) as error:  # an agent that was restarted is asked again
             if deadline is not None and time.monotonic() >= deadline:
-                raise type(error)(f"not within {timeout:g} s: {error}") from None
+                sentence = f"not within {timeout:g} s: {error}"
+                if isinstance(error, DeadlineError):
+                    raise DeadlineError(sentence, lacking=error.lacking) from None
+                raise UnavailableError(sentence) from None
             if isinstance(error, UnavailableError):
                 time.sleep(_PAUSE_SECONDS)
 
@@ -133,4 +137,11 @@ def _answer(stream: MessageStream, deadline: float, *wanted: _Type) -> Received:
         return message
     if len(message.body) < 4:
         raise ProtocolError("the agent sent an error without a code")
-    raise from_code(int.from_bytes(message.body[:4], "little"), message.body[4:].decode(errors="replace"))
+    sentence, _, lacking = message.body[4:].decode(errors="replace").partition("\0")
+    error = from_code(int.from_bytes(message.body[:4], "little"), sentence)
+    if isinstance(error, DeadlineError):
+        try:
+            error.lacking = peers_of(lacking)
+        except ValueError as problem:
+            raise ProtocolError(f"the agent says what is no list of receivers: {problem}") from error
+    raise error

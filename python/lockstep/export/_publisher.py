@@ -312,7 +312,8 @@ class Publisher:
 
         Raises:
             DeadlineError: the time is up; the text says what each receiver serves and holds, its last error, such as
-                why its engine refuses, and who is gone. A label is remembered with the newest 4096 of a run.
+                why its engine refuses, and which are gone; ``lacking`` are the receivers that lack the version. A label is
+                remembered with the newest 4096 of a run.
             StateError: the run has ended, the publisher is closed, or this rank does not write.
             UnavailableError: the time is up, and no agent answers.
         """
