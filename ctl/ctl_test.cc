@@ -376,7 +376,7 @@ TEST_CASE("Health is 0 when serving and 69 when not or when nobody listens") {
   CHECK(fleet.Agent({"health", "nonsense"}).status.code() == ErrorCode::kNotFound);
   const std::string gone = fleet.AgentAddress();
   fleet.agent_server().Drain(std::chrono::milliseconds(100));
-  const Answer answer = fleet.Agent({"health", "--timeout", "2000"});
+  const Answer answer = fleet.Agent({"health", "--timeout", "2s"});
   CHECK(ExitCode(answer.status.code()) == 69);
   CHECK_THAT(answer.status, FailsWith(ErrorCode::kUnavailable, gone));
 }
@@ -441,7 +441,7 @@ TEST_CASE("Flags, then environment, then defaults say where a command goes, and 
   CHECK(ParseDaemon({"status"}).address == "a:1");
   CHECK(ParseDaemon({"pull"}).address == "r:1");
   CHECK(ParseDaemon({"status", "--receiver", "x:2"}).address == "x:2");
-  const auto timeline = Parse({"timeline", "--timeout", "2000"});
+  const auto timeline = Parse({"timeline", "--timeout", "2s"});
   CHECK(std::get<TimelineOptions>((*timeline)->wanted).timeout == std::chrono::milliseconds(2000));
   CHECK(ParseDaemon({"health", "liveness", "--receiver", "x:2"}).health_service == "raas-receiver-liveness");
   ::unsetenv("LOCKSTEP_AGENT");

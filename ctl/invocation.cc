@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <ostream>
 
 #include "common/base/text.h"
@@ -178,8 +179,10 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   const auto set_timeout = [&words](int64_t ms) {
     words.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(ms);
   };
-  app.add_option_function<int64_t>("--timeout", set_timeout, "Give up after so many milliseconds")
-      ->type_name("MS")
+  const std::map<std::string, int64_t> units = {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
+  app.add_option_function<int64_t>("--timeout", set_timeout, "Give up after so long, such as 500ms, 30s or 2m")
+      ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
+      ->type_name("TIME")
       ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
   AddCommands(app, words);
   try {

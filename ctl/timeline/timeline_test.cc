@@ -305,7 +305,7 @@ TEST_CASE("A daemon that is not there is named, and a version that nobody rememb
   CHECK(fleet.Ask({"--version", "9"}).status.code() == ErrorCode::kNotFound);
   const std::string gone = fleet.second.address();
   fleet.second.Stop();
-  const Answer answer = fleet.Ask({"--timeout", "2000"});
+  const Answer answer = fleet.Ask({"--timeout", "2s"});
   CHECK_THAT(answer.status, FailsWith(ErrorCode::kUnavailable, gone));
 }
 

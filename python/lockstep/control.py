@@ -188,7 +188,7 @@ class _Daemon:
     def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
         """What ``lockstepctl`` answers; its error as an exception."""
         seconds = self._timeout if timeout is None else timeout
-        command = [programs.find("lockstepctl"), "--json", "--timeout", str(max(1, int(seconds * 1000)))]
+        command = [programs.find("lockstepctl"), "--json", "--timeout", f"{max(1, int(seconds * 1000))}ms"]
         arguments.text("address", self._address, "HOST:PORT or unix:PATH")
         command += [self._flag, self._address]
         for name, value in dataclasses.asdict(self._tls or Tls()).items():

@@ -118,7 +118,7 @@ class Served(Daemon):
         return [str(part) for part in command]
 
     def ctl(self, *arguments: object, timeout_ms: int = 60_000) -> subprocess.CompletedProcess:
-        command = self.ctl_command("--timeout", timeout_ms, *arguments)
+        command = self.ctl_command("--timeout", f"{timeout_ms}ms", *arguments)
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     def ask(self, *arguments: object) -> dict:

@@ -21,7 +21,7 @@ UNAVAILABLE, TRY_AGAIN, PROTOCOL = 69, 75, 76
 
 
 def status_of(address: str, timeout_ms: int, flag: str = "--agent") -> subprocess.CompletedProcess:
-    command = [LOCKSTEPCTL, flag, address, "--timeout", str(timeout_ms), "status"]
+    command = [LOCKSTEPCTL, flag, address, "--timeout", f"{timeout_ms}ms", "status"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -48,7 +48,7 @@ def test_other_users_do_not_reach_the_control_plane(cluster):
     for directory in (cluster.directory, agent.segment_dir.parent):
         directory.chmod(0o755)
     os.chmod(path, 0o666)
-    ask = [str(LOCKSTEPCTL), "--agent", f"unix:{path}", "--timeout", "5000", "status"]
+    ask = [str(LOCKSTEPCTL), "--agent", f"unix:{path}", "--timeout", "5s", "status"]
     for _ in range(3):
         other = subprocess.run(["setpriv", "--reuid", "65534", "--clear-groups", *ask], capture_output=True)
         assert other.returncode != 0

@@ -205,7 +205,7 @@ def test_a_daemon_that_takes_connections_and_says_nothing_is_named_within_a_seco
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         asked = subprocess.run(
-            [LOCKSTEPCTL, "--agent", address, "--timeout", "2500", "status"], capture_output=True, text=True
+            [LOCKSTEPCTL, "--agent", address, "--timeout", "2500ms", "status"], capture_output=True, text=True
         )
     assert f"waiting for trainer_agent {address}" in asked.stderr
     assert asked.returncode != 0 and len(asked.stderr.splitlines()) == 2
