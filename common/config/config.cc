@@ -223,6 +223,10 @@ Status ConfigParser::ApplyFile(const std::string& path) {
 Status ConfigParser::ApplyEnvironment() {
   for (Option& option : options_) {
     const std::string variable = Variable(option.name);
+    if (option.kind == Kind::kTime && std::getenv(Cat(variable, "_MS").c_str()) != nullptr) {
+      return {ErrorCode::kConfig,
+              Cat("environment variable ", variable, "_MS: it is ", variable, " now, a time with a unit, such as 30s")};
+    }
     const char* text = std::getenv(variable.c_str());
     if (text == nullptr) continue;
     option.written_as = Cat("environment variable ", variable);

@@ -303,6 +303,10 @@ TEST_CASE("A time is a flag, a variable or a key, and its name of before is refu
   const char* const now = "is --drain-timeout now, a time with a unit";
   CHECK_THAT(parse({"--drain-timeout-ms", "5"}, time, out), FailsWith(ErrorCode::kUsage, now));
   CHECK_THAT(parse({"--drain-timeout-ms=5"}, time, out), FailsWith(ErrorCode::kUsage, now));
+  {
+    const Environment before("TEST_DAEMON_DRAIN_TIMEOUT_MS", "5");
+    CHECK_THAT(parse({}, time, out), FailsWith(ErrorCode::kConfig, "it is TEST_DAEMON_DRAIN_TIMEOUT now"));
+  }
   const os::TempDir dir;
   const std::string file = ConfigFile(dir, "drain_timeout_ms = 5\n");
   CHECK_THAT(parse({"--config", file.c_str()}, time, out),

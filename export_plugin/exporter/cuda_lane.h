@@ -24,7 +24,7 @@ using gpu::CurrentDevice;
 class CudaLane {
  public:
   static constexpr size_t kBatches = 2;
-  static constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // that are converted at once, on the side that has more
+  static constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // that are converted at once, on the side that has fewer
 
   static Result<std::unique_ptr<CudaLane>> Create(int device);
   ~CudaLane();

@@ -111,3 +111,23 @@ def test_an_agent_that_starts_later_is_waited_for_and_one_that_does_not_is_named
     with lockstep.Publisher.from_tensors(tensors, model=MODEL, socket=late.socket, connect_timeout=60) as publisher:
         assert publisher.publish() and publisher.writes
     starting.join()
+
+
+def test_several_writers_must_be_given_the_number(agent, tensors):
+    """One that missed a version would put its part under the number of another one."""
+    options = {"model": MODEL, "socket": agent.socket}
+    in_place, from_stream = lockstep.Publisher.in_place, lockstep.Publisher.from_stream
+    for made, how in ((in_place, {"ranks": 2}), (from_stream, {"writers": 2})):
+        with (
+            made(tensors, **how, **options) as publisher,
+            pytest.raises(lockstep.BadDataError, match="version: several writers .* give its number"),
+        ):
+            publisher.publish(1, tensors=tensors)
+    with lockstep.Publisher.from_stream(tensors, rank=1, **options) as idle:
+        assert idle.publish(1, tensors=iter(())).version == 0
+
+
+def test_a_publisher_that_was_made_alone_stays_alone(agent, tensors, request):
+    with lockstep.Publisher.from_tensors(tensors, model=MODEL, socket=agent.socket) as publisher:
+        request.getfixturevalue("two_ranks")  # of a group that is there from now on
+        assert publisher.publish(1).version == 1

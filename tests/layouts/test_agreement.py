@@ -117,6 +117,21 @@ def test_ranks_agree_on_numbers_and_none_is_given_twice(cluster):
     assert agent.model_status()["newest_label"] == "step 4"
 
 
+def publish_closed(rank):
+    """Rank 1 has closed its publisher."""
+    if rank.number == 1:
+        rank.exporter.close()
+    return refusal(rank, lambda rank: rank.exporter.publish())
+
+
+def test_a_rank_that_is_closed_is_told_to_those_that_agree_on_a_number(cluster):
+    agent = cluster.agent()
+    with Ranks(TWO, timeout_s=30) as ranks:
+        ranks.call(open_halves, [agent.socket] * 2)
+        (kind, sentence), (own, _) = ranks.call(publish_closed)
+    assert (kind, own) == ("AbortedError", "StateError") and "rank 1 cannot publish: StateError" in sentence
+
+
 def test_a_rank_that_cannot_describe_its_part_fails_all_ranks_at_once(cluster):
     agent = cluster.agent()
     with Ranks(TWO, timeout_s=20) as ranks:

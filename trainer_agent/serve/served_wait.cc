@@ -16,6 +16,7 @@ using Reports = std::vector<ReceiverReport>;
 
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kMostTold = 64;  // receivers, in an error
+constexpr size_t kMostLackingBytes = size_t{256} << 10;
 
 bool Reached(const Held& served, const Held& wanted) {
   return served.run == wanted.run && served.version >= wanted.version;
@@ -73,16 +74,24 @@ std::string Tell(const ReceiverReport& report, const Held& wanted) {
   return text;
 }
 
+// Without what separates fields and lines.
+std::string Field(std::string_view text) {
+  std::string field = CleanText(text);
+  std::ranges::replace_if(
+      field, [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  return field;
+}
+
 // A line of buffer/FORMAT.md, and one for each of its engines.
 std::string Line(const ReceiverReport& report) {
   const auto held = [](const Held& version) { return Cat(ToHex(version.run), " ", version.version); };
   const char* const presence = report.presence == Presence::kConnected ? "connected"
                                : report.presence == Presence::kGone    ? "gone"
                                                                        : "unknown";
-  std::string line = Cat(report.receiver.name, "\t", presence, "\t", held(report.held), "\t", held(report.served), "\t",
-                         CleanText(report.last_error), "\n");
+  std::string line = Cat(Field(report.receiver.name), "\t", presence, "\t", held(report.held), "\t",
+                         held(report.served), "\t", Field(report.last_error), "\n");
   for (const EngineReport& engine : report.engines) {
-    line += Cat("\t", engine.name, "\t", held(engine.served), "\t", CleanText(engine.last_error), "\n");
+    line += Cat("\t", Field(engine.name), "\t", held(engine.served), "\t", Field(engine.last_error), "\n");
   }
   return line;
 }
@@ -103,11 +112,11 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
     if (!asked) continue;
     const bool serves = Serves(report, wanted);
     (serves ? serving : waiting).push_back(Tell(report, wanted));
-    if (!serves && waiting.size() <= kMostTold) lacking += Line(report);
+    if (!serves && lacking.size() < kMostLackingBytes) lacking += Line(report);
   }
   for (const std::string& name : unknown) {
     waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
-    if (waiting.size() <= kMostTold) lacking += Line({.receiver = {.name = CleanText(name, 256)}});
+    if (lacking.size() < kMostLackingBytes) lacking += Line({.receiver = {.name = CleanText(name, 256)}});
   }
   waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;

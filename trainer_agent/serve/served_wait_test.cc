@@ -116,16 +116,16 @@ TEST_CASE("Engines are counted, and named, of receivers that have several") {
 TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and who is gone") {
   Fleet fleet;
   fleet.Report("good", fleet.Of(1));
-  fleet.Report("bad", {}, "the engine says no");
+  fleet.Report("bad", {}, "the engine\n\tsays no");
   const auto question = fleet.Ask(0, {"good", "bad", "nobody"});
   CHECK_THAT(
       fleet.Await(question),
       FailsWith(ErrorCode::kDeadline, "is not served by 3 named receivers", "\"nobody\" is not known here",
-                "\"bad\" serves nothing, holds version 1, says: the engine says no", "\"good\" serves version 1"));
+                "\"bad\" serves nothing, holds version 1, says: the engine\n\tsays no", "\"good\" serves version 1"));
   const std::string run = ToHex(fleet.agent.run->run());
   const std::string none = Cat(ToHex(RunId{}), " 0");
-  CHECK(fleet.lacking == Cat("bad\tconnected\t", run, " 1\t", none, "\tthe engine says no\n", "nobody\tunknown\t", none,
-                             "\t", none, "\t\n"));
+  CHECK(fleet.lacking == Cat("bad\tconnected\t", run, " 1\t", none, "\tthe engine  says no\n", "nobody\tunknown\t",
+                             none, "\t", none, "\t\n"));
   CHECK(*fleet.Await(fleet.Ask(0, {"good"})) == 1);
   fleet.connections.clear();
   CHECK_THAT(fleet.Await(fleet.Ask(0, {"good"})),

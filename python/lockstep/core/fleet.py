@@ -39,7 +39,7 @@ def peers_of(text: str) -> "Tuple[Peer, ...]":
     """Of the lines in which an agent says which receivers lack a version (trainer_agent/buffer/FORMAT.md). ValueError: they
     are something else."""
     peers: "list[Peer]" = []
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):
         fields = line.split("\t")
         if fields[0]:
             name, presence, held, served, error = fields

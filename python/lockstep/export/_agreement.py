@@ -15,6 +15,11 @@ class Ranks(NamedTuple):
 ALONE = object()  # in place of a group: just this process
 
 
+def resolved(group: Any) -> Any:
+    """``group``, or ALONE where torch.distributed is not initialised: what is so now stays so."""
+    return ALONE if _distributed_of(group) is None else group
+
+
 def gather_sheets(describe: "Callable[[], str]", group: Any) -> Ranks:
     """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
     sheet, failure = "", None

@@ -69,6 +69,7 @@ class InPlaceWriter(Writer):
         c_tensors, described = self._c_tensors()
         self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
         self._version = 0  # that was begun last
+        self._counts = ranks == 1
         self._open(
             tensors=c_tensors,
             tensor_count=len(self._tensors),
@@ -98,6 +99,11 @@ class InPlaceWriter(Writer):
         with self._lock, delayed_interrupt():
             number = self._number(version)
             return self._absence.publish(lambda: self._publish(number, sources, name), number, name)
+
+    def _next_number(self) -> int:
+        if not self._counts:  # one that missed a version would put its part under another one's number
+            raise BadDataError("version: several writers make a version; give its number, the same on each of them")
+        return super()._next_number()
 
     def begin(self, version: "int | None" = None) -> memoryview:
         number = self._number(version)

@@ -76,8 +76,8 @@ class Publisher:
             UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
             has all weights, so receivers catch up with it.
 
-    Those that all ranks of a group make together exchange what they hold and whether they are ready (two
-    ``all_gather_object``). They compile a plan of what each rank copies, and prove it. They take also:
+    Those that all ranks of a group make together exchange what they hold and whether they are ready (by
+    ``all_gather_object``, as is the number of each version). They compile a plan of what each rank copies, and prove it. They take also:
 
     Args:
         group: the process group of all ranks that hold the model; None: the default one, or just this process when
@@ -233,12 +233,12 @@ class Publisher:
                 owns, all of them when it is the only one; contiguous, in host memory or on a GPU. The others read their
                 own.
             version: greater than every version of the run; None: the next number, which was not tried before. Ranks that
-                were made together then agree on it, by one ``all_gather_object`` of their group. Others count alike, each
-                for itself.
+                were made together then agree on it, by one ``all_gather_object`` of their group: give it on all ranks or
+                on none. Several writers of ``from_stream`` or ``in_place`` must give it.
 
         Returns:
             The version, which is whole once the last rank has committed it; false where it was skipped, see
-            ``skip_while_away``.
+            ``skip_while_away``. Of ``from_stream``, on a rank that writes nothing and gave no number, it has number 0.
 
         Raises:
             BadDataError: the weights are not what was described, or bytes are missing; or ranks give different labels.

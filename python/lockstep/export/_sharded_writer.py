@@ -15,7 +15,7 @@ from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
-from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
+from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement, resolved
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._parts import SHEET_FORMAT, Part
 from lockstep.export._writer import Writer
@@ -49,12 +49,12 @@ class ShardedWriter(Writer):
     ) -> None:
         super().__init__(model=model, **options)
         self._parts = list(parts)
-        self._group = group
+        self._group = resolved(group)
         self._finds_out = beside_agent is None
         self._beside_agent = self._has_socket() if beside_agent is None else beside_agent
-        ranks = gather_sheets(self._describe, group)
+        ranks = gather_sheets(self._describe, self._group)
         if not _any_beside(ranks) and self._comes_beside():
-            ranks = gather_sheets(self._describe, group)
+            ranks = gather_sheets(self._describe, self._group)
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, self._call_timeout, self._locals)
         fields: "dict[str, Any]" = dict(
@@ -84,9 +84,12 @@ class ShardedWriter(Writer):
 
     def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         with self._lock, delayed_interrupt(second_at_once=True):
-            self._open_handle()
+            if version is None:
+                number = self._number(self._agreed_number())
+            else:
+                self._open_handle()
+                number = self._number(version)
             self._published_stats = {}
-            number = self._number(version)
             try:
                 if tensors is not None:
                     raise BadDataError("tensors: this publisher reads its own; only from_stream and in_place take some")
@@ -128,6 +131,7 @@ class ShardedWriter(Writer):
             late = deadline is not None and time.monotonic() >= deadline
             answers = all_gather((self._finds_out, self._beside_agent, late), self._group)
             if any(beside for _, beside, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
+                self._beside_agent = self._finds_out and self._has_socket()  # it may have come since this rank looked
                 return any(beside for _, beside, _ in answers)
             if any(late for _, _, late in answers):
                 raise UnavailableError(
@@ -136,11 +140,23 @@ class ShardedWriter(Writer):
                 )
             time.sleep(_PAUSE_SECONDS)
 
-    def _next_number(self) -> int:
+    def _agreed_number(self) -> int:
+        """One above all that a rank has tried. Raises on every rank where one cannot publish."""
+        failure = None
         try:
-            return 1 + int(max(all_gather(self._newest, self._group)))
+            self._open_handle()
+        except Error as error:  # sent to the other ranks, and raised below
+            failure = error
+        try:
+            answers = all_gather((reason_of(failure), self._newest), self._group)
         except Exception as error:
             raise UnavailableError(f"the ranks could not agree on the version's number: {error}") from error
+        if failure is not None:
+            raise failure
+        for rank, (reason, _) in enumerate(answers):
+            if reason:
+                raise AbortedError(f"rank {rank} cannot publish: {reason}")
+        return 1 + int(max(newest for _, newest in answers))
 
     def _open_together(self, fields: "dict[str, Any]") -> None:
         failure, interrupt, self._description = None, None, {}

@@ -89,9 +89,9 @@ class StreamWriter(InPlaceWriter):
             if tensors is None:
                 raise BadDataError("publish: give tensors=, the stream of this version")
             name = arguments.label(label)
-            number = self._number(version)
             if not self._writes:
-                return Publication(number, name.decode())
+                return Publication(0 if version is None else arguments.version_number(version), name.decode())
+            number = self._number(version)
             self._published_stats = {}
             return self._absence.publish(lambda: self._publish_stream(number, entries, name), number, name)
 
