@@ -10,7 +10,7 @@
 #
 # Exit status: 0 built; 69 no interpreter here can build wheels.
 #
-# Then, where the trainer or the inference engine runs: pip install lockstep-*.whl. The platform in its name is that of the
+# Then, where the trainer or the inference engine runs: pip install lockstep_rl-*.whl. The platform in its name is that of the
 # library, by the newest symbols that it asks the C library for; the programs bring theirs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -73,4 +73,4 @@ deploy/bundle "$source/lockstep/programs" \
 printf '[bdist_wheel]\nplat_name = %s\n' "$(platform_of "$library")" >"$source/setup.cfg"
 mkdir -p "$target"
 "$python" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"
-ls "$target"/lockstep-*.whl
+ls "$target"/lockstep_rl-*.whl

@@ -87,7 +87,7 @@ def test_the_wheel_carries_its_library_and_programs_and_needs_nothing_else(tmp_p
     environment = {**os.environ, "PYTHON": sys.executable}
     built = subprocess.run([script, tmp_path], check=True, capture_output=True, text=True, env=environment)
     wheel = Path(built.stdout.strip().splitlines()[-1])
-    assert wheel.name == f"lockstep-{lockstep.__version__}-py3-none-manylinux_2_34_x86_64.whl"
+    assert wheel.name == f"lockstep_rl-{lockstep.__version__}-py3-none-manylinux_2_34_x86_64.whl"
     assert wheel.stat().st_size < 60 << 20  # what package indexes take
     target = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
@@ -101,6 +101,6 @@ def test_the_wheel_carries_its_library_and_programs_and_needs_nothing_else(tmp_p
         command = [target / "bin" / name, "--version"]
         said = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(target)})
         assert said.stdout.startswith(f"{name} {lockstep.__version__} ")
-    entry_points = next(target.glob("lockstep-*.dist-info/entry_points.txt")).read_text()
+    entry_points = next(target.glob("lockstep_rl-*.dist-info/entry_points.txt")).read_text()
     for group in ("vllm.general_plugins", "sglang.srt.plugins"):
         assert f"[{group}]\nlockstep = lockstep.engine." in entry_points

@@ -12,9 +12,9 @@ trap 'rm -rf "$directory"' EXIT
 deploy/wheel.sh --cuda "$directory"
 python3 -m venv "$directory/installed"
 installed=$directory/installed/bin
-"$installed/pip" install --quiet --no-index "$directory"/lockstep-*.whl
+"$installed/pip" install --quiet --no-index "$directory"/lockstep_rl-*.whl
 "$installed/python" -c "from lockstep.core import abi; assert abi.load().lockstep_has_cuda()"
 for name in trainer_agent raas_receiver lockstepctl; do "$installed/$name" --version; done
-bytes=$(stat -c %s "$directory"/lockstep-*.whl)
+bytes=$(stat -c %s "$directory"/lockstep_rl-*.whl)
 echo "$bytes bytes"
 ((bytes < 60 << 20))

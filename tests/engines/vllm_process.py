@@ -111,7 +111,7 @@ def vllm_rank(directory: Path) -> VllmProgram:
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    metadata = directory / f"{project['name']}-{release}.dist-info"
+    metadata = directory / f"{project['name'].replace('-', '_')}-{release}.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {release}\n")
     (metadata / "entry_points.txt").write_text("\n".join(lines))

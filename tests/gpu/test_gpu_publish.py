@@ -10,15 +10,16 @@ from replicas import read_file
 VERSIONS = 6
 
 
+@pytest.mark.parametrize("made_by", [exporter, stream_publisher])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_versions_arrive_as_the_trainer_has_them(cluster, dtype):
+def test_versions_arrive_as_the_trainer_has_them(cluster, dtype, made_by):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     weights, twin = Weights(dtype), Weights(dtype, "cpu")
-    with exporter(agent.socket, weights) as trainer:
-        for version in range(1, VERSIONS + 1):
+    with made_by(agent.socket, weights) as trainer:
+        for step in range(1, VERSIONS + 1):
             weights.step()
-            trainer.publish(version=version)
+            trainer.publish(step, tensors=reversed(weights.tensors.items()) if made_by is stream_publisher else None)
             receiver.wait_for(twin.step().published())
             assert unlike(weights.published(), twin.published()) == []  # the GPU computed what the CPU did
     verified = receiver.ctl("verify")
@@ -40,18 +41,6 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster):
         weights.step(0.01)
         trainer.publish(version=3)
         receiver.wait_for(weights.published())
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_stream_arrives_as_the_trainer_has_it(cluster, dtype):
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent)
-    weights, twin = Weights(dtype), Weights(dtype, "cpu")
-    with stream_publisher(agent.socket, weights) as trainer:
-        for version in range(1, VERSIONS + 1):
-            weights.step()
-            trainer.publish(version=version, tensors=reversed(weights.tensors.items()))
-            receiver.wait_for(twin.step().published())
 
 
 @gpu_only
