@@ -127,6 +127,7 @@ def test_every_call_on_a_parents_exporter_is_refused_by_name_and_closing_does_no
         refused(
             {
                 "publish": lambda: exporter.publish(version=2),
+                "publish by the next number": lambda: exporter.publish(),
                 "stats": lambda: exporter.stats,
                 "committed_version": lambda: exporter.committed_version,
             }

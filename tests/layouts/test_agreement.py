@@ -1,5 +1,6 @@
 """Ranks that do not agree, or of which one fails: all get the reason, none waits, and no bytes are guessed."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -115,6 +116,31 @@ def test_ranks_agree_on_numbers_and_none_is_given_twice(cluster):
         assert ranks.call(publish_next, 4) == [10, 10]
     receiver.wait_for(expected(4))
     assert agent.model_status()["newest_label"] == "step 4"
+
+
+def publish_in_a_fork(rank):
+    """What a process that rank 0 forks off is told."""
+    if rank.number == 1:
+        return ""
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.write(into, ": ".join(refusal(rank, lambda rank: rank.exporter.publish())).encode())
+        os._exit(0)
+    os.close(into)
+    with open(out) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_forked_process_asks_no_rank_for_a_number(cluster):
+    agent = cluster.agent()
+    with Ranks(TWO, timeout_s=30) as ranks:
+        ranks.call(open_halves, [agent.socket] * 2)
+        assert ranks.call(publish_in_a_fork)[0].startswith("StateError: the publisher ")
+        assert ranks.call(publish_next, 1) == [1, 1]
 
 
 def publish_closed(rank):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 from lockstep.core import arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
+from lockstep.core.forked import FORKED
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
 from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement, resolved
@@ -147,9 +148,13 @@ class ShardedWriter(Writer):
             self._open_handle()
         except Error as error:  # sent to the other ranks, and raised below
             failure = error
+            if self._closed == FORKED:  # the group is the parent's
+                raise
         try:
             answers = all_gather((reason_of(failure), self._newest), self._group)
         except Exception as error:
+            if failure is not None:
+                raise failure from None
             raise UnavailableError(f"the ranks could not agree on the version's number: {error}") from error
         if failure is not None:
             raise failure
