@@ -65,14 +65,12 @@ payload::DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, con
 DeltaJob::DeltaJob(WorkerPool* pool, DeltaInput input)
     : pool_(pool),
       input_(std::move(input)),
-      allowed_(input_.early_tasks),
       hashes_(input_.layout->block_count()),
       deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()) {}
 
 DeltaJob::~DeltaJob() {
   std::unique_lock lock(mutex_);
   cancelled_ = true;
-  waiting_.clear();
   idle_.wait(lock, [this] { return tasks_ == 0; });
 }
 
@@ -80,18 +78,14 @@ void DeltaJob::BlocksReady(std::vector<BlockIndex> blocks) {
   std::lock_guard lock(mutex_);
   for (size_t at = 0; at < blocks.size(); at += kBlocksPerTask) {
     const size_t end = std::min(blocks.size(), at + kBlocksPerTask);
-    waiting_.emplace_back(blocks.begin() + static_cast<std::ptrdiff_t>(at),
-                          blocks.begin() + static_cast<std::ptrdiff_t>(end));
+    Post({blocks.begin() + static_cast<std::ptrdiff_t>(at), blocks.begin() + static_cast<std::ptrdiff_t>(end)});
   }
-  PostWaiting();
 }
 
 // REQUIRES the lock.
-void DeltaJob::PostWaiting() {
-  for (; !waiting_.empty() && tasks_ < allowed_; waiting_.pop_front()) {
-    ++tasks_;
-    pool_->Post([this, blocks = std::move(waiting_.front())] { Work(blocks); });
-  }
+void DeltaJob::Post(std::vector<BlockIndex> blocks) {
+  ++tasks_;
+  pool_->Post([this, blocks = std::move(blocks)] { Work(blocks); });
 }
 
 void DeltaJob::BlocksUnchanged(std::vector<BlockIndex> blocks) {
@@ -116,7 +110,6 @@ void DeltaJob::Work(const std::vector<BlockIndex>& blocks) {
   CompleteIfDone(std::move(lock));
   std::lock_guard relock(mutex_);
   --tasks_;
-  PostWaiting();
   if (tasks_ == 0) idle_.notify_all();
 }
 
@@ -167,9 +160,7 @@ void DeltaJob::Finish(std::function<void(DeltaOutput)> done) {
   // A task of its own, so that `done` always runs on the pool, also when the last block is long worked.
   std::lock_guard lock(mutex_);
   done_ = std::move(done);
-  allowed_ = ~size_t{0};
-  waiting_.emplace_back();
-  PostWaiting();
+  Post({});
 }
 
 DeltaOutput DeltaJob::FinishAndWait() {

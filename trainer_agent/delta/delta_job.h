@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,7 +39,6 @@ struct DeltaInput {
   std::shared_ptr<const model::Manifest> base_manifest;  // with `base`: hashes of unchanged blocks
   uint64_t max_coded_bytes = ~uint64_t{0};  // a delta larger than this is dropped: its memory is not worth it
   payload::CodecLevel level = payload::CodecLevel::kFast;
-  size_t early_tasks = ~size_t{0};  // at work at a time before Finish(); 0: none
   // Called with the coded bytes of each differing block, by the pool's threads. May be null.
   std::function<void(uint64_t bytes)> on_coded;
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
@@ -71,7 +69,7 @@ class DeltaJob {
   DeltaOutput FinishAndWait();
 
  private:
-  void PostWaiting();
+  void Post(std::vector<BlockIndex> blocks);
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
@@ -83,9 +81,7 @@ class DeltaJob {
 
   std::mutex mutex_;
   std::condition_variable idle_;
-  std::deque<std::vector<BlockIndex>> waiting_;  // given and not posted
-  size_t allowed_;                               // tasks that may be posted at a time
-  size_t tasks_ = 0;                             // posted and not finished
+  size_t tasks_ = 0;  // posted and not finished
   size_t blocks_done_ = 0;
   size_t blocks_unread_ = 0;
   bool cancelled_ = false;

@@ -2,14 +2,11 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <future>
 #include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
-#include <thread>
 
 #include "common/payload/block_apply.h"
 
@@ -214,50 +211,6 @@ TEST_CASE("Without a base a job only hashes") {
   const DeltaOutput output = job.FinishAndWait();
   CHECK(output.blocks.empty());
   CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
-}
-
-TEST_CASE("Until Finish() no more tasks are at work than allowed, and then all") {
-  for (const size_t allowed : {0, 1, 2}) {
-    WorkerPool pool(3);
-    Versions versions(0.01);
-    std::mutex mutex;
-    std::condition_variable changed;
-    size_t at_work = 0;
-    bool held = true;
-    DeltaInput input{.layout = versions.layout,
-                     .target = versions.target.data(),
-                     .base = versions.base.data(),
-                     .base_manifest = versions.ManifestOf(versions.base),
-                     .early_tasks = allowed};
-    // Every task stops at its first block, until it is let go.
-    input.on_block = [&](const std::shared_ptr<const payload::DeltaBlock>&) {
-      std::unique_lock lock(mutex);
-      ++at_work;
-      changed.notify_all();
-      changed.wait(lock, [&] { return !held; });
-    };
-    const auto wait_for = [&](size_t tasks) {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return at_work >= tasks; });
-    };
-    DeltaJob job(&pool, input);
-    job.BlocksReady(versions.AllBlocks());
-    wait_for(allowed);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    {
-      std::lock_guard lock(mutex);
-      CHECK(at_work == allowed);
-    }
-    std::promise<DeltaOutput> promise;
-    job.Finish([&](DeltaOutput output) { promise.set_value(std::move(output)); });
-    wait_for(pool.size());
-    {
-      std::lock_guard lock(mutex);
-      held = false;
-    }
-    changed.notify_all();
-    CHECK(promise.get_future().get().block_hashes == versions.ManifestOf(versions.target)->block_hashes);
-  }
 }
 
 TEST_CASE("A job destroyed half-way leaves no task behind") {
