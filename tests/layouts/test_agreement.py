@@ -1,6 +1,5 @@
 """Ranks that do not agree, or of which one fails: all get the reason, none waits, and no bytes are guessed."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -10,6 +9,7 @@ import pytest
 import torch
 from harness import Cluster, wait_until
 from ranks import Ranks
+from test_forks import in_child
 from topologies import Topology
 from trainer import refusal
 
@@ -120,19 +120,7 @@ def test_ranks_agree_on_numbers_and_none_is_given_twice(cluster):
 
 def publish_in_a_fork(rank):
     """What a process that rank 0 forks off is told."""
-    if rank.number == 1:
-        return ""
-    out, into = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.write(into, ": ".join(refusal(rank, lambda rank: rank.exporter.publish())).encode())
-        os._exit(0)
-    os.close(into)
-    with open(out) as said:
-        text = said.read()
-    os.waitpid(child, 0)
-    return text
+    return in_child({"publish": rank.exporter.publish})["publish"] if rank.number == 0 else ""
 
 
 def test_a_forked_process_asks_no_rank_for_a_number(cluster):
