@@ -92,6 +92,21 @@ TEST_CASE("A rank that waits to begin is told at once who was killed without the
   ranks.PublishTogether(3);
 }
 
+TEST_CASE("A rank that begins between the end of another's connection and of its process is told that it ended") {
+  TwoRanks ranks([](buffer::RankClient& rank) {
+    Begin(rank, 2);
+    rank.Leave();
+  });
+  REQUIRE(Eventually([&] { return ranks.host.aborted() == 1; }));
+  std::thread ending([&] {
+    std::this_thread::sleep_for(milliseconds(5));
+    ranks.one->Kill();
+  });
+  CHECK_THAT(ranks.zero->Begin(3), FailsWith(ErrorCode::kAborted, "rank 1 " + ranks.one->name() + " is gone: its "));
+  ending.join();
+  ranks.PublishTogether(3);
+}
+
 TEST_CASE("A rank that writes is told at its commit who was killed") {
   TwoRanks ranks([](buffer::RankClient& rank) { Write(rank, Begin(rank, 2), {80000, 100}, 2); });
   std::byte* const data = Begin(*ranks.zero, 2);

@@ -12,7 +12,8 @@ namespace {
 // A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
 constexpr uint64_t kMaxLiveBytes = 192 << 20;
 
-// How soon a rank that dies while it waits makes room for another.
+// How soon a rank that dies while it waits makes room for another. A process that ends closes its connections a moment
+// before: so long after a connection was lost it is not said yet that the process lives.
 constexpr std::chrono::milliseconds kLookForGone{100};
 
 uint64_t BytesRead(const model::ModelLayout& layout, const delta::DeltaOutput& output) {
@@ -57,7 +58,6 @@ void ModelPublisher::Stop() {
 
 Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
-  uint64_t given_up = given_up_;
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     if (version > kMaxVersion) {
@@ -72,11 +72,9 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
       }
       GiveUpDraft(*dead);
     }
-    if (given_up_ != given_up) {
-      // A process that ends closes its connections a moment before: then this rank is told. Else it goes on, since the
-      // other may come back.
-      given_up = given_up_;
-      changed_.wait_for(lock, kLookForGone, [&] { return stopped_ || DeadRank(); });
+    if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) {
+      // If the process turns out to have ended, this rank is told. Else it goes on, since the other may come back.
+      changed_.wait_until(lock, looked_for_gone_, [&] { return stopped_ || gone_.empty() || DeadRank(); });
       continue;
     }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
@@ -296,6 +294,7 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
 void ModelPublisher::RankHere(uint32_t rank) {
   std::lock_guard lock(mutex_);
   gone_.erase(rank);
+  changed_.notify_all();
 }
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
@@ -321,7 +320,7 @@ Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
 void ModelPublisher::GiveUpDraft(uint32_t rank) {
   AbortDraft(Gone(rank, Cat("version ", draft_->version, " was given up, and what is served stays")));
   aborted_.known_by.insert(rank);
-  ++given_up_;
+  looked_for_gone_ = std::chrono::steady_clock::now() + kLookForGone;
 }
 
 std::optional<uint32_t> ModelPublisher::DeadRank() const {
