@@ -96,6 +96,14 @@ class FakeAgent final : public v1::TrainerAgent::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status DropModel(grpc::ServerContext*, const v1::DropModelRequest* request,
+                         v1::DropModelResponse* response) override {
+    if (request->model() != "actor") return rpc::ToGrpc({ErrorCode::kNotFound, "no model " + request->model()});
+    response->set_run(std::string(16, '\1'));
+    response->set_freed_bytes(6 << 20);
+    return grpc::Status::OK;
+  }
+
   std::vector<std::string> models = {"actor"};
   std::string unopened;  // a model that a receiver follows all the same
   std::function<void(v1::AgentModel&)> receivers = [](v1::AgentModel&) {};
@@ -357,6 +365,15 @@ TEST_CASE("Rollback says where the receiver is now") {
   }
 }
 
+TEST_CASE("Drop names its model, goes to the agent, and says what is free") {
+  Fleet fleet;
+  CHECK(fleet.Agent({"drop", "actor"}).text == "actor is dropped: 6.0 MiB are free; receivers keep what they hold\n");
+  CHECK(Json::parse(fleet.Agent({"drop", "actor", "--json"}).text)["freed_bytes"] == 6 << 20);
+  CHECK(fleet.Agent({"drop", "critic"}).status.code() == ErrorCode::kNotFound);
+  CHECK(fleet.Agent({"drop"}).status.code() == ErrorCode::kUsage);
+  CHECK_THAT(fleet.Receiver({"drop", "actor"}).status, FailsWith(ErrorCode::kUsage, "only agents can do that"));
+}
+
 TEST_CASE("Watch prints a line for each event, and its end is an error unless it was counted") {
   Fleet fleet;
   const Answer counted = fleet.Agent({"watch", "--count", "1", "--json"});
@@ -437,6 +454,7 @@ TEST_CASE("Flags, then environment, then defaults say where a command goes, and 
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
   CHECK(ParseDaemon({"status"}).daemon == Daemon::kReceiver);
   CHECK(ParseDaemon({"status"}).address == "r:1");
+  CHECK(ParseDaemon({"drop", "actor"}).address == "unix:/run/trainer-agent/control.sock");
   ::setenv("LOCKSTEP_AGENT", "a:1", 1);
   CHECK(ParseDaemon({"status"}).address == "a:1");
   CHECK(ParseDaemon({"pull"}).address == "r:1");

@@ -33,6 +33,10 @@ bool OnlyReceiversDo(const DaemonOptions& options) {
   return options.command == Command::kPull || options.command == Command::kRollback || options.needs_engines;
 }
 
+bool OnlyAgentsDo(const DaemonOptions& options) {
+  return options.command == Command::kDrop;
+}
+
 void AddModel(CLI::App& command, DaemonOptions& options) {
   command.add_option("model,--model", options.model, "The model; may be left out when there is only one");
 }
@@ -80,6 +84,10 @@ void AddCommands(CLI::App& app, Words& words) {
                                            "soon as there is a newer one");
   for (CLI::Option* version : {to, skip}) version->type_name("VERSION")->check(CLI::PositiveNumber);
   to->excludes(skip);
+  AddCommand(app, options, Command::kDrop, "drop",
+             "Have an agent forget a model whose trainer has ended, and free its memory; receivers keep what they hold")
+      ->add_option("model,--model", options.model, "The model")
+      ->required();
   AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(*AddCommand(app, "plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon"),
@@ -119,9 +127,12 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
   if (OnlyReceiversDo(options) && !words.agent.empty() && words.receivers.empty()) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
+  if (OnlyAgentsDo(options) && !words.receivers.empty()) {
+    return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
+  }
   const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
   const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
-  const bool unsaid = words.agent.empty() && words.receivers.empty() && agent.empty();
+  const bool unsaid = words.agent.empty() && words.receivers.empty() && agent.empty() && !OnlyAgentsDo(options);
   const bool to_receiver = OnlyReceiversDo(options) || !words.receivers.empty() ||
                            (unsaid && (!receiver.empty() || (!Listens(kDefaultAgent) && Listens(kDefaultReceiver))));
   options.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;

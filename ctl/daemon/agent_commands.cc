@@ -11,6 +11,7 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
 
   Status Run() const {
     if (options_.command == Command::kVerify) return Verify();
+    if (options_.command == Command::kDrop) return Drop();
     if (options_.command == Command::kWatch) return Watch();
     if (options_.command == Command::kLayout) return ShowLayout<v1::GetLayoutRequest>(&Stub::GetLayout);
     return DaemonCommands::Run();
@@ -22,6 +23,16 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     LS_ASSIGN_OR_RETURN(const Verification verification, VerifyItself<v1::AgentVerifyRequest>(model));
     output_.Print(ToJson(verification), VerificationText(verification));
     return Judge(verification);
+  }
+
+  Status Drop() const {
+    v1::DropModelRequest request;
+    request.set_model(options_.model);
+    LS_ASSIGN_OR_RETURN(const v1::DropModelResponse dropped,
+                        client_.Call(&Stub::DropModel, request, Timeout(kQuickTimeout)));
+    output_.Print(ToJson(dropped), Cat(options_.model, " is dropped: ", HumanBytes(dropped.freed_bytes()),
+                                       " are free; receivers keep what they hold\n"));
+    return OkStatus();
   }
 
   Status Watch() const {

@@ -13,7 +13,7 @@
 
 namespace lockstep::ctl {
 
-enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kHealth };
+enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kDrop, kHealth };
 enum class Daemon { kAgent, kReceiver };
 
 struct DaemonOptions {

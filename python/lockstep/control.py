@@ -228,6 +228,11 @@ class Agent(_Daemon):
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
         return _only(self.status().models, name, "agent")
 
+    def drop(self, model: str) -> int:
+        """Has it forget a model whose trainer has ended; receivers keep what they hold. Returns the bytes that are free
+        again. NotFoundError: it has no such model. StateError: a trainer is connected."""
+        return int(self._ask("drop", *_named(model))["freed_bytes"])
+
     def wait_served(
         self,
         version: "int | None" = None,

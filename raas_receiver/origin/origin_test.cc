@@ -104,7 +104,7 @@ struct AgentHost : Host {
                               &served.catalog,
                               &scrubber,
                               &served.pulls,
-                              OpenModels,
+                              {.models = OpenModels, .drop = {}},
                               v1::BuildInfo(),
                               {.address = Cat(":", lane_server->port()), .encrypted = encrypted},
                               kind == Kind::kAgentByMemory ? socket : "",

@@ -65,6 +65,28 @@ def test_a_receiver_is_rolled_back_and_pulls_again(cluster, agent):
             receiver.rollback(to=1, skip=2)
 
 
+def test_a_model_is_dropped_once_its_trainer_has_ended_and_receivers_keep_it(cluster, agent):
+    model = ToyModel()
+    seen = control.Agent(agent.address)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        receiver = cluster.receiver(agent)
+        receiver.wait_for(model.tensors)
+        with pytest.raises(lockstep.StateError, match="ranks of its trainer are connected; end the trainer first"):
+            seen.drop(MODEL)
+    assert list(agent.segment_dir.glob(f"{MODEL}.*"))
+    freed = seen.drop(MODEL)
+    assert not list(agent.segment_dir.glob(f"{MODEL}.*"))
+    assert freed > 2 * sum(tensor.nbytes for tensor in model.tensors.values())
+    assert seen.status().models == ()
+    with pytest.raises(lockstep.NotFoundError, match=f"model {MODEL} is not open here"):
+        seen.drop(MODEL)
+    receiver.wait_for(model.tensors)
+    with agent.publisher(model.tensors) as publisher:  # and a trainer may come back
+        publisher.publish(version=1, tensors=model.step())
+        receiver.wait_for(model.tensors)
+
+
 def test_daemons_and_models_that_are_not_there_are_said_to_be(cluster, agent):
     model = ToyModel(blocks=1)
     seen = control.Agent(agent.address)

@@ -25,6 +25,7 @@ AGENT_CALLS = {
     "ClosePull": "receiver",
     "GetManifest": "receiver operator",
     "Verify": "operator",
+    "DropModel": "operator",
     "Report": "receiver",
     "GetTimeline": "operator observer",
 }

@@ -124,9 +124,10 @@ Status Agent::Listen() {
     LS_ASSIGN_OR_RETURN(local_, serve::StartLocalServer({.path = options_.local_socket}, &pulls_));
   }
   const serve::LaneOffer lanes{AdvertisedLanes(options_.lane_advertise, lanes_->port()), lane_options.encrypted};
-  service_ = std::make_unique<serve::AgentService>(
-      access_.get(), &catalog_, &scrubber_, &pulls_, [this] { return Facts(); }, Build(), lanes, options_.local_socket,
-      &timeline_);
+  const serve::AgentService::PublishSide publish_side{.models = [this] { return Facts(); },
+                                                      .drop = [this](const std::string& model) { return Drop(model); }};
+  service_ = std::make_unique<serve::AgentService>(access_.get(), &catalog_, &scrubber_, &pulls_, publish_side, Build(),
+                                                   lanes, options_.local_socket, &timeline_);
   LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = net::ToString(options_.listen_address),
                                                     .control_socket = options_.control_socket,
                                                     .services = {service_.get()},
@@ -208,6 +209,14 @@ std::vector<v1::AgentModel> Agent::Facts() const {
     if (!status.last_error.empty()) model.set_last_error_unix_ns(status.last_error_unix_ns);
   }
   return all;
+}
+
+Result<v1::DropModelResponse> Agent::Drop(const std::string& model) {
+  LS_ASSIGN_OR_RETURN(const publish::ModelRegistry::Dropped dropped, registry_->Drop(model));
+  v1::DropModelResponse response;
+  response.set_run(ToBytes(dropped.run));
+  response.set_freed_bytes(dropped.bytes);
+  return response;
 }
 
 void Agent::Tick() {

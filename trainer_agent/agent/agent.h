@@ -37,6 +37,7 @@ class Agent {
   Status Listen();
   Status Announce();
   std::vector<v1::AgentModel> Facts() const;
+  Result<v1::DropModelResponse> Drop(const std::string& model);
   std::string MetricsPage() const;
 
   const AgentOptions options_;

@@ -148,6 +148,27 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
   return Connect(request);
 }
 
+Result<ModelRegistry::Dropped> ModelRegistry::Drop(const std::string& model) {
+  std::lock_guard open_lock(open_mutex_);
+  AwaitLeaving(model);
+  Dropped dropped;
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = entries_.find(model);
+    if (at == entries_.end()) return Status(ErrorCode::kNotFound, Cat("model ", CleanText(model), " is not open here"));
+    if (const size_t ranks = at->second.connected.size(); ranks != 0) {
+      return Status(ErrorCode::kState,
+                    Cat("model ", model, ": ", ranks, " ranks of its trainer are connected; end the trainer first"));
+    }
+    const ModelPublisher& publisher = *at->second.publisher;
+    dropped.run = publisher.buffer().run();
+    dropped.bytes = 2 * publisher.buffer().image_bytes();
+    for (const auto& delta : publisher.served()->deltas().Retained()) dropped.bytes += delta->total_bytes();
+  }
+  EndRun(model);
+  return dropped;
+}
+
 void ModelRegistry::EndRun(const std::string& model) {
   std::shared_ptr<ModelPublisher> old;
   {

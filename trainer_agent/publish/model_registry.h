@@ -55,6 +55,14 @@ class ModelRegistry {
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
              std::shared_ptr<const os::PeerProcess> process);
 
+  struct Dropped {
+    RunId run;
+    uint64_t bytes = 0;  // of both halves and of deltas
+  };
+  // Ends the model's run and frees its memory; waits for ranks as Open does. kNotFound: nobody opened it; kState: ranks
+  // are connected.
+  Result<Dropped> Drop(const std::string& model);
+
   std::vector<ModelSnapshot> Snapshot() const;
   void Stop();
 

@@ -26,6 +26,30 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   host.Publish(*second, 1, 2);
 }
 
+TEST_CASE("A model is dropped when no trainer is connected: its memory is free, and nobody is served it") {
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    auto rank = host.Connect();
+    host.Publish(*rank, 1, 1);
+    host.Publish(*rank, 2, 2);
+    CHECK_THAT(host.Drop(), FailsWith(ErrorCode::kState, "model actor: 1 ranks of its trainer are connected"));
+    const std::shared_ptr<store::ServedRun> run = host.shared_run();
+    const RunId of = rank->run();
+    rank.reset();
+    const auto dropped = host.Drop();
+    REQUIRE(dropped.ok());
+    CHECK(dropped->run == of);
+    CHECK(dropped->bytes > 2 * 120000);
+    CHECK(host.catalog().Find("actor") == nullptr);
+    CHECK(UseFirstBlock(*run, 2) == ErrorCode::kState);
+    CHECK_THAT(host.Drop(), FailsWith(ErrorCode::kNotFound, "model actor is not open here"));
+    host.Restart();  // and nothing of it comes back
+    CHECK(host.catalog().Find("actor") == nullptr);
+    const auto next = host.Connect();
+    host.Publish(*next, 1, 3);
+  }
+}
+
 TEST_CASE("An agent that is restarted between versions resumes the same run, deltas and all") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);

@@ -42,7 +42,7 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 }  // namespace
 
 AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
-                           PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
+                           PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
     : access_(access),
       gate_(v1::TrainerAgent::service_full_name(), access),
@@ -50,7 +50,7 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
       catalog_(catalog),
       scrubber_(scrubber),
       pulls_(pulls),
-      publish_facts_(std::move(publish_facts)),
+      publish_(std::move(publish)),
       build_(std::move(build)),
       lanes_(std::move(lanes)),
       local_socket_(std::move(local_socket)),
@@ -85,7 +85,7 @@ v1::AgentStatus AgentService::Describe() const {
   *status.mutable_build() = build_;
   status.set_draining(draining_);
   status.set_now_unix_ns(telemetry::UnixNanos());
-  for (v1::AgentModel& model : publish_facts_()) {
+  for (v1::AgentModel& model : publish_.models()) {
     FillModel(model);
     *status.add_models() = std::move(model);
   }
@@ -228,6 +228,14 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
   return grpc::Status::OK;
 }
 
+grpc::Status AgentService::DropModel(grpc::ServerContext* context, const v1::DropModelRequest* request,
+                                     v1::DropModelResponse* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(*response, publish_.drop(request->model()));
+  telemetry::Log(telemetry::LogLevel::kInfo, "model_dropped", {{"model", request->model()}, {"peer", caller.name}});
+  return grpc::Status::OK;
+}
+
 grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::ReportRequest* request,
                                   v1::ReportResponse* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
@@ -248,7 +256,7 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
   response->set_open(catalog_->Find(request->model()) != nullptr);
   if (response->open()) return grpc::Status::OK;
   std::string open;
-  for (const v1::AgentModel& model : publish_facts_()) {
+  for (const v1::AgentModel& model : publish_.models()) {
     if (response->models_size() == kMaxNamedModels) break;
     if (!gate_.AdmitsFor(*context, __func__, model.name())) continue;
     response->add_models(model.name());

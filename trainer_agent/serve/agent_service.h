@@ -19,14 +19,17 @@ namespace lockstep::serve {
 // of callbacks.
 class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
-  // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
-  using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
+  // What only the publish side knows and does.
+  struct PublishSide {
+    std::function<std::vector<v1::AgentModel>()> models;  // that are open, each with run, layout, ranks and versions
+    std::function<Result<v1::DropModelResponse>(const std::string& model)> drop;
+  };
 
   // `access` decides who may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
   // access, catalog, scrubber, pulls and timeline to outlive this.
   AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
-               PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
-               std::string local_socket, const telemetry::Timeline* timeline);
+               PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
+               const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -44,6 +47,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*, v1::Manifest*) override;
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
+  grpc::Status DropModel(grpc::ServerContext*, const v1::DropModelRequest*, v1::DropModelResponse*) override;
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
@@ -63,7 +67,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   store::VersionCatalog* const catalog_;
   store::Scrubber* const scrubber_;
   PullTable* const pulls_;
-  const PublishFacts publish_facts_;
+  const PublishSide publish_;
   const v1::BuildInfo build_;
   const LaneOffer lanes_;
   const std::string local_socket_;

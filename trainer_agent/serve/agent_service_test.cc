@@ -37,7 +37,8 @@ class Guarded {
                             .c_str()) == 0);
     WritePolicy(R"("actor", "critic")");
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
-    service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls, OpenModels,
+    service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls,
+                                              AgentService::PublishSide{.models = OpenModels, .drop = {}},
                                               v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
