@@ -8,6 +8,7 @@
 
 #include "common/base/text.h"
 #include "common/base/version.h"
+#include "common/config/man_page.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
 #include "ctl/completion.h"
@@ -28,6 +29,14 @@ struct Words {
   LogOptions log;
   DoctorOptions doctor;
 };
+
+constexpr const char* kAbout =
+    "Asks the daemon of this host, or the one that --agent or --receiver names. Options of the tool may stand before "
+    "or "
+    "behind the command.\n\n"
+    "It exits with 0 where all is well, with 64 for a wrong command line, with 69 where a daemon cannot be reached or "
+    "is "
+    "not serving, with 65 where bytes are not what they should be, and else with the code of the error that it prints.";
 
 bool OnlyReceiversDo(const DaemonOptions& options) {
   return options.command == Command::kPull || options.command == Command::kRollback || options.needs_engines;
@@ -57,7 +66,7 @@ void AddCommands(CLI::App& app, Words& words) {
   CLI::App* top = AddCommand(app, options, Command::kTop, "top", "The same, again and again");
   top->add_option("--every", options.every_s, "Seconds between two looks [1]")
       ->type_name("S")
-      ->check(CLI::Range(1, 3600));
+      ->check(CLI::Range(1, 3600).description(""));
   top->add_option("--count", options.count, "End after so many")->type_name("N");
   AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
   CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
@@ -185,6 +194,8 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
                  "DNS name, IP or URI that the daemon's certificate must have, when it is not the address's host "
                  "[$LOCKSTEP_TLS_SERVER_NAME]")
       ->type_name("NAME");
+  bool man = false;
+  app.add_flag("--man", man, "Print this as a manual page, for man -l -, and exit");
   app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
   const auto set_timeout = [&words](int64_t ms) {
@@ -192,9 +203,9 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   };
   const std::map<std::string, int64_t> units = {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
   app.add_option_function<int64_t>("--timeout", set_timeout, "Give up after so long, such as 500ms, 30s or 2m")
-      ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
-      ->type_name("TIME")
-      ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
+      ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::UNIT_REQUIRED).description(""))
+      ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000).description(""))
+      ->type_name("TIME");
   AddCommands(app, words);
   try {
     app.parse(argc, argv);
@@ -203,6 +214,10 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     return std::optional<Invocation>();
   } catch (const CLI::ParseError& error) {
     return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
+  }
+  if (man) {
+    out << config::ManPage(app, kAbout) << std::flush;
+    return std::optional<Invocation>();
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (app.got_subcommand("completion")) {

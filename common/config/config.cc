@@ -9,6 +9,7 @@
 #include "common/base/text.h"
 #include "common/config/config_file.h"
 #include "common/config/config_values.h"
+#include "common/config/man_page.h"
 
 namespace lockstep::config {
 
@@ -18,6 +19,7 @@ class ConfigParser::CommandLine {
   explicit CommandLine(ConfigParser& parser) : parser_(parser), app_(parser.program_.about, parser.program_.program) {
     app_.add_option("--config", config_, "TOML file with any of these options, '-' written as '_'")->type_name("FILE");
     app_.add_flag("--print-config", print_config_, "Print every value and where it comes from, and exit");
+    app_.add_flag("--man", man_, "Print this as a manual page, for man -l -, and exit");
     app_.set_version_flag("--version", parser.program_.version, "Print versions and exit");
     app_.get_formatter()->column_width(36);
     for (Option& option : parser.options_) AddOption(option);
@@ -27,7 +29,9 @@ class ConfigParser::CommandLine {
   Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out) {
     try {
       app_.parse(argc, argv);
-      return ParseOutcome::kRun;
+      if (!man_) return ParseOutcome::kRun;
+      out << ManPage(app_, parser_.Precedence());
+      return ParseOutcome::kExit;
     } catch (const CLI::Success& success) {
       app_.exit(success, out, out);
       return ParseOutcome::kExit;
@@ -61,6 +65,7 @@ class ConfigParser::CommandLine {
   CLI::App app_;
   std::string config_;
   bool print_config_ = false;
+  bool man_ = false;
 };
 
 namespace {
@@ -188,6 +193,13 @@ std::string ConfigParser::Variable(std::string_view name) const {
   std::string variable = Cat(program_.program, "_", name);
   for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
   return variable;
+}
+
+std::string ConfigParser::Precedence() const {
+  return Cat(
+      "A flag comes before an environment variable, that before the TOML file, and that before the default, which ",
+      "stands in brackets. --log-level is ", Variable("log-level"), " in the environment, and log_level in the ",
+      "file. Sizes may be written as 2GiB, times as 30s.");
 }
 
 // Of a time that had its unit in its name, before 0.2.0: "; it is scrub_round now, as 30s".

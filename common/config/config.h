@@ -6,7 +6,7 @@
 //   Result<ParseOutcome> outcome = parser.Parse(argc, argv);
 //
 // The option "block-bytes" of trainer_agent is --block-bytes on the command line, TRAINER_AGENT_BLOCK_BYTES in the
-// environment and block_bytes in the file. The file itself is named by --config or TRAINER_AGENT_CONFIG. --help,
+// environment and block_bytes in the file. The file itself is named by --config or TRAINER_AGENT_CONFIG. --help, --man,
 // --version and --print-config are there without being added. Environment variables with the prefix but no option are
 // nobody's error: Kubernetes sets such.
 #pragma once
@@ -31,7 +31,7 @@ std::string TimeText(std::chrono::milliseconds time);
 
 enum class ParseOutcome {
   kRun,   // start with the values
-  kExit,  // --help, --version or --print-config: answered, exit with 0
+  kExit,  // --help, --man, --version or --print-config: answered, exit with 0
 };
 
 // Used by one thread. The targets of Add() outlive Parse() and hold the defaults until then.
@@ -92,6 +92,7 @@ class ConfigParser {
   Status ApplyEnvironment();
   Status ApplyFlags(const CommandLine& line);
   void PrintConfig(std::ostream& out) const;
+  std::string Precedence() const;  // which of the places where an option may stand counts, for people
   std::string NowNamed(std::string_view written) const;
 
   Program program_;

@@ -31,7 +31,7 @@ void AddLogOptions(CLI::App& command, LogOptions& options) {
   for (CLI::App* reading : command.get_subcommands({})) {
     reading->add_option("--connections", options.connections, "Objects that are read side by side [8]")
         ->type_name("N")
-        ->check(CLI::Range(1, 256));
+        ->check(CLI::Range(1, 256).description(""));
   }
 }
 

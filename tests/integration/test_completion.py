@@ -1,9 +1,10 @@
-"""lockstepctl completion: what bash offers after a word, and scripts of the other shells."""
+"""What is made from the options of programs: what bash offers after a word, scripts of other shells, manual pages."""
 
+import re
 import subprocess
 
 import pytest
-from harness import LOCKSTEPCTL
+from harness import LOCKSTEPCTL, RAAS_RECEIVER, TRAINER_AGENT
 
 
 def offered(*words: str) -> "set[str]":
@@ -35,3 +36,25 @@ def test_other_shells_have_scripts_too(shell, line):
 def test_a_shell_that_is_none_is_refused():
     refused = subprocess.run([LOCKSTEPCTL, "completion", "csh"], capture_output=True, text=True)
     assert refused.returncode == 64 and "bash, zsh and fish, not csh" in refused.stderr
+
+
+@pytest.mark.parametrize("program", [TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL], ids=lambda path: path.name)
+def test_a_manual_page_has_every_option_and_command_that_help_has(program):
+    def said(*words: str) -> str:
+        return subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout
+
+    def options(text: str) -> "set[str]":
+        return set(re.findall(r"^ +(?:-h,)?(--[a-z-]+)", text, re.MULTILINE))
+
+    page = said("--man")
+    formatted = subprocess.run(
+        ["groff", "-man", "-ww", "-Tascii", "-P-cbou"], input=page, capture_output=True, text=True
+    )
+    assert (formatted.returncode, formatted.stderr) == (0, "")
+    help_text = said("--help")
+    commands = re.findall(r"^  ([a-z]+) ", help_text.partition("Subcommands:")[2], re.MULTILINE)
+    assert re.findall(r"^   ([a-z]+)$", formatted.stdout, re.MULTILINE) == commands
+    assert bool(commands) == (program == LOCKSTEPCTL)
+    wanted = options(help_text).union(*(options(said(command, "--help")) for command in commands))
+    assert len(wanted) > 15 and wanted <= options(formatted.stdout)
+    assert "\\" not in formatted.stdout

@@ -284,6 +284,7 @@ ALLOWED = {
     },
     "ctl": {
         "common/base",
+        "common/config",
         "common/net",
         "common/telemetry",
         "ctl/daemon",
