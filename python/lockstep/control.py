@@ -20,6 +20,7 @@ from lockstep import programs
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, ProtocolError, from_label
 from lockstep.core.fleet import EngineServed, Held, Peer
+from lockstep.core.served import EVERY, Receivers, wanted_receivers
 
 __all__ = [
     "Agent",
@@ -237,7 +238,7 @@ class Agent(_Daemon):
         self,
         version: "int | None" = None,
         *,
-        receivers: "int | Sequence[str]",
+        receivers: "Receivers | None" = None,
         model: "str | None" = None,
         timeout: "float | None" = None,
     ) -> AgentModel:
@@ -245,7 +246,8 @@ class Agent(_Daemon):
 
         Args:
             version: None: the newest of when this is called.
-            receivers: how many that are connected, or the names of all that must.
+            receivers: how many that are connected, or the names of all that must; None, "*": every one that is connected,
+                and one at least.
             model: None: the only one.
             timeout: seconds; None waits for ever.
 
@@ -255,19 +257,21 @@ class Agent(_Daemon):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         wanted = arguments.version_number(version) if version is not None else None
-        receivers = [receivers] if isinstance(receivers, str) else receivers
+        count, names = wanted_receivers(receivers, None)
         while True:
             now = self.model(model)
             if wanted is None and now.newest_version > 0:
                 wanted = now.newest_version
             there = [peer for peer in now.receivers if peer.presence == "connected"]
             serving = [peer.receiver for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
-            missing = set() if isinstance(receivers, int) else set(receivers) - set(serving)
-            if not missing and (not isinstance(receivers, int) or len(serving) >= receivers) and wanted is not None:
+            every = {peer.receiver for peer in there} or {EVERY}
+            missing = {each for name in names for each in (every if name == EVERY else {name})} - set(serving)
+            if not missing and len(serving) >= count and wanted is not None:
                 return now
             if deadline is not None and time.monotonic() >= deadline:
                 lacking = [peer for peer in now.receivers if peer.receiver not in serving]
-                lacking += [Peer(name, presence="unknown") for name in missing - {peer.receiver for peer in lacking}]
+                unknown = missing - {EVERY} - {peer.receiver for peer in lacking}
+                lacking += [Peer(name, presence="unknown") for name in unknown]
                 raise DeadlineError(
                     f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}", lacking=lacking
                 )
@@ -354,7 +358,7 @@ def _served(peer: Peer, run: str) -> int:
 
 def _in_words(there: "Sequence[Peer]", missing: "set[str]") -> str:
     words = [f"{peer.receiver} serves {peer.served_version}{_error(peer.last_error)}" for peer in there]
-    words += [f"{name} is not connected" for name in sorted(missing - {peer.receiver for peer in there})]
+    words += [f"{name} is not connected" for name in sorted(missing - {EVERY} - {peer.receiver for peer in there})]
     return "; ".join(words) or "no receiver is connected"
 
 

@@ -97,9 +97,9 @@ def test_numbers_that_the_library_would_misunderstand_are_refused(options, probl
 
 
 def test_the_agents_socket_has_a_default(monkeypatch):
-    monkeypatch.delenv("LOCKSTEP_AGENT_SOCKET", raising=False)
-    assert arguments.agent_socket(None) == "/run/trainer-agent/export.sock"
-    monkeypatch.setenv("LOCKSTEP_AGENT_SOCKET", "/elsewhere.sock")
+    monkeypatch.delenv("LOCKSTEP_EXPORT_SOCKET", raising=False)
+    assert arguments.export_socket(None) == "/run/trainer-agent/export.sock"
+    monkeypatch.setenv("LOCKSTEP_EXPORT_SOCKET", "/elsewhere.sock")
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
         publisher(socket=None)
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):

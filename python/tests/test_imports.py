@@ -17,7 +17,7 @@ ALLOWED = {
     "daemons": {"core", "daemons", "programs"},
     "export": {"core", "export"},
     "engine": {"core", "engine"},
-    "integrations": {"", "core", "daemons", "export", "engine", "integrations"},
+    "integrations": {"", "control", "core", "daemons", "export", "engine", "integrations"},
 }
 
 

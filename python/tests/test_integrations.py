@@ -1,6 +1,7 @@
 """What checkpoint engines have in common; the engines themselves are tested with their frameworks (tests/frameworks)."""
 
 import asyncio
+import shutil
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from test_replica import Published
 
 import lockstep
-from lockstep.integrations._replicas import local_checkpoint, open_replica
+from lockstep.integrations._replicas import check_reachable, check_room, local_checkpoint, open_replica
 
 
 @pytest.fixture
@@ -56,3 +57,19 @@ def test_a_checkpoint_is_a_directory_or_what_was_downloaded_from_the_hub(tmp_pat
     (tmp_path / "models--ours--actor/refs").mkdir()
     (tmp_path / "models--ours--actor/refs/main").write_text(snapshot.name)
     assert local_checkpoint("ours/actor") == str(snapshot)
+
+
+def test_a_host_without_room_for_two_copies_is_refused_with_what_helps(published, tmp_path):
+    published.publish("v1", {"w": torch.zeros(1 << 20)})
+    free = shutil.disk_usage(tmp_path).free
+    check_room(str(published.path), free // 2)  # what is there already counts
+    with pytest.raises(lockstep.ResourceExhaustedError, match="two copies of the model.*--shm-size"):
+        check_room(str(published.path), free)
+    check_room(str(tmp_path / "not yet" / "actor"), 1)
+
+
+def test_a_rollout_on_another_host_is_refused_where_the_agent_has_no_port():
+    check_reachable("unix:/run/agent.sock", "10.0.0.1", "10.0.0.1")
+    check_reachable("10.0.0.1:7700", "10.0.0.1", "10.0.0.2")
+    with pytest.raises(lockstep.BadDataError, match="on host 10.0.0.2, and the agent on 10.0.0.1, .* `port`"):
+        check_reachable("unix:/run/agent.sock", "10.0.0.1", "10.0.0.2")

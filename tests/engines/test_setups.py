@@ -60,7 +60,7 @@ def run(tmp_path, checkpoint):
 
 def train(run, agent) -> "subprocess.Popen[str]":
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
-    return run(FSDP, *torchrun, LOCKSTEP_AGENT_SOCKET=agent.socket)
+    return run(FSDP, *torchrun, LOCKSTEP_EXPORT_SOCKET=agent.socket)
 
 
 def ended_well(process: "subprocess.Popen[str]") -> str:
@@ -98,7 +98,7 @@ def test_an_engine_follows_a_training(cluster, run):
 
 
 def set_up(rank, socket) -> None:
-    os.environ["LOCKSTEP_AGENT_SOCKET"] = str(socket)
+    os.environ["LOCKSTEP_EXPORT_SOCKET"] = str(socket)
     names = {"model_chunks": rank.chunks, "hf_config": rank.hf}
     exec(compile(MEGATRON, "docs/setups.md", "exec"), names)
     rank.after_step, rank.exporter = names["after_step"], names["publisher"]

@@ -63,7 +63,7 @@ def service(cluster, monkeypatch):
     from lockstep.integrations.astraflow_raas import RaaSManager
 
     agent = cluster.agent()
-    monkeypatch.setenv("LOCKSTEP_AGENT_SOCKET", str(agent.socket))
+    monkeypatch.setenv("LOCKSTEP_EXPORT_SOCKET", str(agent.socket))
     monkeypatch.setenv("LOCKSTEP_MODEL", MODEL)
     monkeypatch.setenv("LOCKSTEP_ROOT", str(cluster.receiver(agent).root))
     manager = RaaSManager()

@@ -7,7 +7,6 @@ import sys
 import pytest
 import ray_cluster
 import torch
-from harness import MODEL
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE", "")
 pytestmark = pytest.mark.skipif(not SOURCE, reason="NEMO_RL_SOURCE names no checkout of NeMo-RL")
@@ -20,8 +19,8 @@ def job(module_cluster, checkpoints):
     from nemo_rl_workers import Job
 
     agent = module_cluster.agent()
-    replica = module_cluster.receiver(agent).root / MODEL
-    settings = {"socket": str(agent.socket), "replica": str(replica), "timeout_s": 30, "release_after_refit": True}
+    root = module_cluster.receiver(agent).root
+    settings = {"socket": str(agent.socket), "root": str(root), "timeout_s": 30, "release_after_refit": True}
     with ray_cluster.started():
         yield Job(module_cluster.directory, str(checkpoints.get("llama")), **settings)
 
@@ -58,4 +57,4 @@ def test_a_refit_that_would_not_be_prepared_by_itself_is_refused(job):
     from lockstep.integrations.nemo_rl import LockstepCheckpointEngine
 
     with pytest.raises(Exception, match="release_after_refit is false"):
-        LockstepCheckpointEngine(1 << 20, checkpoint="", socket="", replica="")
+        LockstepCheckpointEngine(1 << 20, checkpoint="")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import trainer
-from harness import MODEL
 from hf_models import published_tensors
 from ranks import Rank, Ranks
 from safetensors.torch import load_file
@@ -33,11 +32,14 @@ class Engine:
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=lambda **arguments: self._called(method, **arguments))
 
-    def _called(self, method: str, model_path: str = "", weight_version: str = "") -> None:
+    def _called(self, method: str, model_path: str = "", weight_version: str = "") -> "str | None":
+        if method == "get_url":
+            return "http://127.0.0.1:30000"
         self.calls.append(method)
         if model_path:
             self.weights = load_file(Path(model_path) / "model.safetensors")
             self.weight_version = weight_version
+        return None
 
 
 class Wrapped(torch.nn.Module):
@@ -105,8 +107,7 @@ def test_servers_load_what_slime_gathers_of_a_model_under_tensor_and_pipeline_pa
     receiver = cluster.receiver(agent)
     settings = {
         "lockstep_socket": str(agent.socket),
-        "lockstep_replica": str(receiver.root / MODEL),
-        "lockstep_receivers": 1,
+        "lockstep_root": str(receiver.root),
         "lockstep_timeout_s": 60,
     }
     first, second = checkpoints.get("qwen3", seed=1), checkpoints.get("qwen3", seed=2)

@@ -23,10 +23,10 @@ def job(request, module_cluster, checkpoints):
     options = {}
     if request.param == "daemons that are there":
         agent = module_cluster.agent()
-        options = {"socket": str(agent.socket), "replica": str(module_cluster.receiver(agent).root / MODEL)}
+        options = {"socket": str(agent.socket), "root": str(module_cluster.receiver(agent).root)}
     with ray_cluster.started(LOCKSTEP_RUNTIME_DIR=str(started)):
         job = Job(checkpoint, timeout_s=60, **options)
-        job.replica = options.get("replica") or started / "receiver/replicas" / MODEL
+        job.replica = Path(options.get("root", started / "receiver/replicas")) / MODEL
         yield job
     for lock in started.glob("*/lock"):
         wait_until(lambda lock=lock: is_free(lock), f"the daemon of {lock} ends with the workers")

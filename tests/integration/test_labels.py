@@ -16,6 +16,7 @@ from replicas import ToyModel
 import lockstep
 from lockstep import control
 from lockstep.core import served
+from lockstep.integrations._replicas import Awaited
 
 
 def publisher_of(agent, tensors):
@@ -305,3 +306,52 @@ def test_what_is_asked_for_is_checked(cluster):
         with pytest.raises(lockstep.DeadlineError, match='label "a", which no version has yet'):
             publisher.wait_served("a", receivers=1, timeout=0.2)
         assert time.monotonic() - start >= 0.2
+
+
+def test_every_receiver_that_is_connected_is_waited_for_where_none_is_named(cluster):
+    agent, model = cluster.agent(), ToyModel(blocks=2)
+    seen = control.Agent(agent.address)
+    handle, publish = publisher_of(agent, model.tensors)
+    with handle:
+        with pytest.raises(lockstep.DeadlineError, match="every connected receiver; none is connected"):
+            publish(1).wait(timeout=0.1)
+        with pytest.raises(lockstep.DeadlineError, match="no receiver is connected") as failed:
+            seen.wait_served(timeout=0.1)
+        assert failed.value.lacking == ()
+        good = cluster.receiver(agent)
+        bad = cluster.receiver(agent, engine="hook:echo no >&2; exit 3", engine_attempts=1)
+        wait_until(lambda: len(agent.model_status()["receivers"]) == 2, "both are there")
+        model.step()
+        published = publish(2)
+        good.wait_for(model.tensors)
+        for wait in (published.wait, seen.wait_served):
+            with pytest.raises(lockstep.DeadlineError) as failed:
+                wait(timeout=0.5)
+            assert [peer.receiver for peer in failed.value.lacking] == [bad.name]
+        bad.stop()
+        wait_until(lambda: seen.model().receivers[1].presence != "connected", "one is gone")
+        published.wait(timeout=60)
+        assert seen.wait_served(timeout=60).newest_version == 2
+
+
+def test_a_rollout_that_waits_in_vain_quotes_its_receiver(cluster):
+    agent, model = cluster.agent(), ToyModel(blocks=2)
+    receiver = cluster.receiver(agent, control_socket=cluster.directory / "control.sock")
+    handle, publish = publisher_of(agent, model.tensors)
+    path = str(receiver.root / MODEL)
+    with handle:
+        publish(1)
+        receiver.wait_for(model.tensors)
+    agent.stop()
+    wait_until(lambda: receiver.model_status()["last_error"], "it has an error")
+
+    def failure(receiver_address) -> str:
+        with pytest.raises(lockstep.DeadlineError, match="version 2 was not published within 0 s, version 1") as failed:
+            Awaited(path, "version 2", lambda replica: replica.version == 2, 0, receiver_address).wait()
+        return str(failed.value)
+
+    told = failure(f"unix:{cluster.directory / 'control.sock'}")
+    assert "its receiver holds version 1, is in state " in told and receiver.model_status()["last_error"] in told
+    assert "lockstepctl status" in failure("127.0.0.1:1")
+    other = cluster.receiver(cluster.agent())
+    assert "lockstepctl status" in failure(other.address)

@@ -104,7 +104,7 @@ def test_a_module_that_is_sharded_is_refused_by_name_where_it_should_be_whole(ag
 
 def test_an_agent_that_starts_later_is_waited_for_and_one_that_does_not_is_named(cluster, tensors):
     late = cluster.agent(start=False)
-    with pytest.raises(lockstep.UnavailableError, match=f"no agent's socket {late.socket} .*LOCKSTEP_AGENT_SOCKET"):
+    with pytest.raises(lockstep.UnavailableError, match=f"no agent's socket {late.socket} .*LOCKSTEP_EXPORT_SOCKET"):
         lockstep.Publisher.from_tensors(tensors, model=MODEL, socket=late.socket, connect_timeout=0.2)
     starting = threading.Timer(0.5, late.start)
     starting.start()

@@ -134,6 +134,8 @@ struct Opening {
 Result<Opening> DecodeOpen(ByteView body);
 
 // What a kAwaitServed message asks: whether engines serve a version, or a newer one of its run.
+inline constexpr const char* kEveryReceiver = "*";  // among names: all that are connected, one at least
+
 struct ServedQuestion {
   std::string model;
   RunId run;

@@ -39,6 +39,7 @@ bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, c
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
     const bool serves = Serves(report, wanted);
+    add(buffer::kEveryReceiver, serves);
     serving += question.of_engines ? EnginesServing(report, wanted) : serves ? 1 : 0;
     add(report.receiver.name, serves);
     for (const EngineReport& engine : report.engines)
@@ -108,6 +109,7 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
       asked = unknown.erase(name) > 0 || named.contains(name) || asked;
     };
     is_asked(report.receiver.name);
+    if (report.presence == Presence::kConnected) is_asked(buffer::kEveryReceiver);
     for (const EngineReport& engine : report.engines) is_asked(Cat(report.receiver.name, "/", engine.name));
     if (!asked) continue;
     const bool serves = Serves(report, wanted);
@@ -115,6 +117,10 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
     if (!serves && lacking.size() < kMostLackingBytes) lacking += Line(report);
   }
   for (const std::string& name : unknown) {
+    if (name == buffer::kEveryReceiver) {
+      waiting.emplace_back("none is connected");
+      continue;
+    }
     waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
     if (lacking.size() < kMostLackingBytes) lacking += Line({.receiver = {.name = CleanText(name, 256)}});
   }
@@ -149,10 +155,13 @@ Status NotServed(const buffer::ServedQuestion& question, const Reports& reports,
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
                                               : Cat("label \"", question.label, "\", version ", wanted.version, ",");
-  const size_t asked = question.names.empty() ? question.receivers : question.names.size();
-  return {ErrorCode::kDeadline,
-          Cat("model ", question.model, ": ", what, " is not served by ", asked, question.names.empty() ? "" : " named",
-              question.of_engines ? " engines" : " receivers", TellAll(question, reports, wanted, lacking))};
+  const std::string by = question.names == std::vector<std::string>{buffer::kEveryReceiver}
+                             ? "every connected receiver"
+                         : question.names.empty()
+                             ? Cat(question.receivers, question.of_engines ? " engines" : " receivers")
+                             : Cat(question.names.size(), " named receivers");
+  return {ErrorCode::kDeadline, Cat("model ", question.model, ": ", what, " is not served by ", by,
+                                    TellAll(question, reports, wanted, lacking))};
 }
 
 }  // namespace

@@ -10,7 +10,8 @@ from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
 MAX_LABEL_BYTES = 64
-AGENT_SOCKET = "/run/trainer-agent/export.sock"
+EXPORT_SOCKET = "/run/trainer-agent/export.sock"
+REPLICA_ROOT = "/dev/shm/lockstep-receiver"
 _NO_LIMIT_MS = (1 << 32) - 1  # seven weeks
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
@@ -41,9 +42,14 @@ def label(value: "str | int | None") -> bytes:
     return encoded
 
 
-def agent_socket(given: "str | os.PathLike[str] | None") -> "str | os.PathLike[str]":
-    """Where this host's agent takes versions; None: $LOCKSTEP_AGENT_SOCKET, then where its packages put it."""
-    return given if given is not None else os.environ.get("LOCKSTEP_AGENT_SOCKET") or AGENT_SOCKET
+def export_socket(given: "str | os.PathLike[str] | None") -> "str | os.PathLike[str]":
+    """Where this host's agent takes versions; None: $LOCKSTEP_EXPORT_SOCKET, then where its packages put it."""
+    return given if given is not None else os.environ.get("LOCKSTEP_EXPORT_SOCKET") or EXPORT_SOCKET
+
+
+def replica_root(given: "str | os.PathLike[str] | None") -> str:
+    """Where this host's receiver has its replicas; None: $LOCKSTEP_ROOT, then where it has them by itself."""
+    return os.fspath(given) if given is not None else os.environ.get("LOCKSTEP_ROOT") or REPLICA_ROOT
 
 
 def milliseconds(what: str, seconds: "float | None") -> int:

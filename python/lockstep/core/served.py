@@ -15,6 +15,7 @@ from lockstep.core.fleet import peers_of
 from lockstep.core.messages import MessageFormat, MessageStream, Received
 from lockstep.core.peer import PLUGIN_LINE
 
+EVERY = "*"  # among names: every receiver that is connected, at least one
 Receivers = Union[int, str, Iterable[str]]  # how many, or which
 
 _QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
@@ -67,7 +68,7 @@ def wait_served(
     timeout: "float | None",
 ) -> Served:
     """As ``Handle.wait_served``; ``version`` 0: the newest with ``label``."""
-    count, names = _wanted(receivers, engines)
+    count, names = wanted_receivers(receivers, engines)
     lines = "\n".join([model, label.decode(), *names]).encode()
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -86,11 +87,11 @@ def wait_served(
                 time.sleep(_PAUSE_SECONDS)
 
 
-def _wanted(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
+def wanted_receivers(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
     """The question's count, 0 where there are names, and these."""
-    if (receivers is None) == (engines is None):
+    if receivers is not None and engines is not None:
         raise BadDataError("wait_served: give receivers or engines, one of them")
-    if receivers is None:
+    if engines is not None:
         count = operator.index(engines)
         if not 0 < count < _OF_ENGINES:
             raise BadDataError(f"engines is {count}; give how many must serve it")
@@ -100,6 +101,8 @@ def _wanted(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
         if not 0 < count < _OF_ENGINES:
             raise BadDataError(f"receivers is {count}; give how many must serve it, or their names")
         return count, []
+    if receivers is None:
+        receivers = EVERY
     names = [receivers] if isinstance(receivers, str) else list(receivers)
     for name in names:
         arguments.text("receivers", name, "how many must serve it, or their names")

@@ -137,7 +137,7 @@ def ensure_receiver(
         listen: its control plane on TCP; "": on this host alone.
         end_with_owner: as of an agent; the directory that an engine has loaded stays.
         timeout: seconds for all of this.
-        options: any other option of raas_receiver: ``root="/dev/shm/replicas"``, which engines of other users need, or
+        options: any other option of raas_receiver: ``root="/dev/shm/lockstep-receiver"``, which engines of other users need, or
             ``engine_load="in-place"``. Paths are absolute.
     """
     place = Place(name)

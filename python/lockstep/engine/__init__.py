@@ -2,7 +2,7 @@
 
 The directory that a receiver publishes, as tensors without a copy:
 
-    with lockstep.Replica("/dev/shm/replicas/actor") as replica:
+    with lockstep.Replica("/dev/shm/lockstep-receiver/actor") as replica:
         model.load_state_dict(replica.state_dict())
 
 A live module whose parameters the receiver writes in place, between forward passes:

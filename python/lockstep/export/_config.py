@@ -32,7 +32,7 @@ class ExportConfig:
     expert_parallel_size: int = 1
     weight_export_bucket_bytes: int = DEFAULT_BUCKET_BYTES
     weight_export_threads: int = 0
-    socket: str = arguments.AGENT_SOCKET
+    socket: str = arguments.EXPORT_SOCKET
     model: str = ""
     reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
     skip_while_away: bool = False

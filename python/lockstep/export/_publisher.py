@@ -65,7 +65,7 @@ class Publisher:
 
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        socket: the agent's unix socket; None: $LOCKSTEP_AGENT_SOCKET, or /run/trainer-agent/export.sock.
+        socket: the agent's unix socket; None: $LOCKSTEP_EXPORT_SOCKET, or /run/trainer-agent/export.sock.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
             tensors and attachments, with as many ranks that write.
@@ -306,7 +306,8 @@ class Publisher:
             label: that of the version; of several, of the newest that has it, also one that gets it meanwhile.
             version: its number, in place of a label.
             receivers: how many, with all of their engines, or the names of all that must, RECEIVER or RECEIVER/ENGINE;
-                of receivers without an engine it is enough to hold it.
+                of receivers without an engine it is enough to hold it. None, "*": every one that is connected to the agent,
+                and one at least; one that has not come yet is not missed.
             engines: how many, of whichever receivers; in place of ``receivers``.
             timeout: seconds; None waits for ever.
 

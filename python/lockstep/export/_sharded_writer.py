@@ -137,7 +137,7 @@ class ShardedWriter(Writer):
             if any(late for _, _, late in answers):
                 raise UnavailableError(
                     f"there is no agent's socket {os.fspath(self._socket)} on the host of any of {len(answers)} ranks; "
-                    "start the agent, or give its --socket by socket= or $LOCKSTEP_AGENT_SOCKET"
+                    "start the agent, or give its --socket by socket= or $LOCKSTEP_EXPORT_SOCKET"
                 )
             time.sleep(_PAUSE_SECONDS)
 

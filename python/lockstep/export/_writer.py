@@ -42,7 +42,7 @@ class Writer(Handle):
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
-        self._socket = arguments.agent_socket(socket)
+        self._socket = arguments.export_socket(socket)
         self._model = model
         self._connect_timeout, self._call_timeout = connect_timeout, call_timeout
         self._options: "dict[str, Any]" = {

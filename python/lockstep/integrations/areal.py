@@ -1,7 +1,7 @@
 """AReaL's FSDP engines publish their shards, in place of a broadcast or a checkpoint for each step:
 
 class Actor(Publishes, FSDPPPOActor):  # in a module that workers can import
-    lockstep = Settings(socket="/run/trainer-agent/export.sock", model="actor", receivers=2)
+    lockstep = Settings(model="actor")
 
 areal.engine.FSDPPPOActor = Actor  # in the training script: what PPOTrainer makes
 """
@@ -13,7 +13,7 @@ import torch
 from areal.engine.fsdp_engine import FSDPEngine
 
 from lockstep.core.errors import BadDataError
-from lockstep.core.served import Receivers
+from lockstep.core.served import EVERY, Receivers
 from lockstep.export import Publisher
 
 
@@ -22,16 +22,17 @@ class Settings:
     """Where weights go.
 
     Attributes:
-        socket: the agent's unix socket, the same path on every host of the trainer; rank 0 is on the agent's.
-        receivers: how many receivers there are, one for each server, or their names: all serve a version before training
-            and generation go on. None waits for none.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        socket: the agent's unix socket, the same path on every host of the trainer; rank 0 is on the agent's. None: as
+            ``Publisher``.
+        receivers: whose engines serve a version before training and generation go on, as ``Publisher.wait_served`` takes
+            them, one for each server. None waits for none.
         timeout: seconds for that.
     """
 
-    socket: str
-    receivers: "Receivers | None"
     model: str = "actor"
+    socket: "str | None" = None
+    receivers: "Receivers | None" = EVERY
     timeout: float = 600.0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from astraflow.raas.server.manager import RaaS3Manager
 
-from lockstep.core.errors import BadDataError
+from lockstep.core import arguments
 from lockstep.engine import Replica
 from lockstep.integrations._replicas import Awaited
 
@@ -17,15 +17,13 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class RaaSManager(RaaS3Manager):
-    """AstraFlow's ``RaaS3Manager``, whose engines load a version that the receiver holds, below $LOCKSTEP_ROOT, the
-    receiver's ``--root``, under the ``model_id``. Which one it is, is what answers are stamped with: the version that was
+    """AstraFlow's ``RaaS3Manager``, whose engines load a version that the receiver holds under the ``model_id``, below
+    $LOCKSTEP_ROOT where its ``--root`` is not the usual one. Which one it is, is what answers are stamped with: the version that was
     asked for, or a later one of the run. While engines load it its file is not written, and has a directory of its own,
     for the receiver removes that of a version that was overtaken twice.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        if not os.environ.get("LOCKSTEP_ROOT"):
-            raise BadDataError("$LOCKSTEP_ROOT is not set; it is the --root of the receiver on this host")
         super().__init__(*arguments, **options)
         self._wanted: "dict[str, int]" = {}
         self._loading: "dict[str, _Loading]" = {}
@@ -47,7 +45,7 @@ class RaaSManager(RaaS3Manager):
         """What AstraFlow takes: the directory to load. DeadlineError: the receiver has not got the version in time."""
         run, version = sender_http_endpoint.partition(":")[0], self._wanted[model_id]
         begin = time.monotonic()
-        loading = _Loading(os.environ["LOCKSTEP_ROOT"], model_id, run, version)
+        loading = _Loading(arguments.replica_root(None), model_id, run, version)
         self._loading[model_id] = loading
         return {
             "ok": True,

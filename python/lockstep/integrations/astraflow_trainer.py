@@ -13,7 +13,7 @@ class WeightManager:
     """AstraFlow's ``WeightManager``, as its trainer uses it on every rank. Versions and their labels are AstraFlow's.
 
     FSDP's ranks publish their shards and gather nothing; of Megatron's, rank 0 publishes what they gather. The agent is
-    the one of rank 0's host, on $LOCKSTEP_AGENT_SOCKET where that is set, and the model's name $LOCKSTEP_MODEL, for which AstraFlow's
+    the one of rank 0's host, on $LOCKSTEP_EXPORT_SOCKET where that is set, and the model's name $LOCKSTEP_MODEL, for which AstraFlow's
     ``model_id`` is best, "default" without one.
     """
 

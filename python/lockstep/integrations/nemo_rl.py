@@ -8,6 +8,7 @@
 Written against the sources of NeMo-RL of 2026-08.
 """
 
+import os
 import uuid
 from collections import deque
 from typing import Any, AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from typing import Any, AsyncIterator, Iterator
 import torch
 from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.export import Publisher
 from lockstep.integrations._replicas import local_checkpoint, open_replica
@@ -31,9 +33,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
         release_after_refit: must be true, so that every refit is prepared, and named, by itself.
         checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
             dtypes and shapes.
-        socket: the agent's, on the host of the policy's rank 0.
-        replica: the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
         model: what the model is called.
+        socket: the agent's, on the host of the policy's rank 0; None: as ``Publisher``.
+        root: the receiver's ``--root`` on every host with rollouts; None: $LOCKSTEP_ROOT, then the usual one.
         dtype: that of the checkpoint, to which float32 tensors are rounded.
         device: where vLLM is given the tensors.
         timeout_s: how long a rollout waits for a version; one that is waiting does nothing else.
@@ -44,9 +46,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
         bucket_size: int,
         *,
         checkpoint: str,
-        socket: str,
-        replica: str,
         model: str = "actor",
+        socket: "str | None" = None,
+        root: "str | None" = None,
         dtype: str = "bfloat16",
         device: str = "cuda",
         timeout_s: float = 600.0,
@@ -55,7 +57,8 @@ class LockstepCheckpointEngine(CheckpointEngine):
         if not release_after_refit:
             raise BadDataError("release_after_refit is false; set it to true, in refit_cfg beside the checkpoint")
         self._bucket_bytes, self._device, self._timeout_s = bucket_size, device, timeout_s
-        self._checkpoint, self._socket, self._replica, self._model = checkpoint, socket, replica, model
+        self._checkpoint, self._socket, self._model = checkpoint, socket, model
+        self._replica = os.path.join(arguments.replica_root(root), model)
         self._dtype = getattr(torch, dtype)
         self._publisher: "Publisher | None" = None
         self._refit = ""

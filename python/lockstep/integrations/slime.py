@@ -3,23 +3,20 @@ proved.
 
     --custom-megatron-init-path lockstep.integrations.slime.install --custom-config-path lockstep.yaml
 
-with a file of
-
-    lockstep_socket: /run/trainer-agent/export.sock     # of the agent on the host of the trainer's rank 0
-    lockstep_replica: /dev/shm/replicas/actor           # of the receiver on every host of SGLang: <root>/<model>
-    lockstep_receivers: 2                               # how many there are
-
-and, where they are others, ``lockstep_model`` ("actor") and ``lockstep_timeout_s`` (600). Servers load ``current`` of the
-directory in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
+with a file of what is not as usual: ``lockstep_model`` ("actor"); ``lockstep_socket``, of the agent on the host of the
+trainer's rank 0; ``lockstep_root``, the ``--root`` of the receivers, one on every host of SGLang;
+``lockstep_timeout_s`` (600). Servers load the receiver's ``current`` in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
 """
 
 import os
 from typing import Any, Iterator, Sequence
+from urllib.parse import urlsplit
 
 import ray
 import torch
 import torch.distributed as dist
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.core.publication import Publication
 from lockstep.export import Publisher
@@ -36,8 +33,8 @@ def install(args: Any) -> None:
 
 
 class UpdateWeightByLockstep:
-    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until the
-    receivers hold the version, and has the servers load it. ``weight_version``, slime's, is the version's label."""
+    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until as
+    many receivers hold the version as there are hosts of servers, and has the servers load it. ``weight_version``, slime's, is the version's label."""
 
     def __init__(
         self, args: Any, model: "Sequence[torch.nn.Module]", weights_getter: Any, *, model_name: str, **options: Any
@@ -46,12 +43,15 @@ class UpdateWeightByLockstep:
 
         self.weight_version = 0
         self.rollout_engines: "Sequence[Any]" = ()
-        self._args, self._weights_getter = args, weights_getter
+        self._weights_getter = weights_getter
+        self._model_name: str = getattr(args, "lockstep_model", "actor")
+        self._root = arguments.replica_root(getattr(args, "lockstep_root", None))
+        self._timeout_s: float = getattr(args, "lockstep_timeout_s", 600.0)
         self._iterator = HfWeightIteratorBase.create(args=args, model=model, model_name=model_name, **options)
         self._publisher = Publisher.from_stream(
             args.hf_checkpoint,
-            model=getattr(args, "lockstep_model", "actor"),
-            socket=args.lockstep_socket,
+            model=self._model_name,
+            socket=getattr(args, "lockstep_socket", None),
             rank=dist.get_rank(),
             dtype=torch.bfloat16,
         )
@@ -86,16 +86,17 @@ class UpdateWeightByLockstep:
             yield from chunk
 
     def _load(self, publication: Publication) -> None:
-        receivers, timeout_s = self._args.lockstep_receivers, getattr(self._args, "lockstep_timeout_s", 600.0)
-        publication.wait(receivers=receivers, timeout=timeout_s)
+        hosts = {urlsplit(url).hostname for url in self._tell("get_url")}
+        publication.wait(receivers=len(hosts), timeout=self._timeout_s)
         self._tell("pause_generation")
         self._tell("flush_cache")
         self._tell(
             "update_weights_from_disk",
-            model_path=os.path.join(self._args.lockstep_replica, "current"),
+            model_path=os.path.join(self._root, self._model_name, "current"),
             weight_version=str(self.weight_version),
         )
         self._tell("continue_generation")
 
-    def _tell(self, method: str, **arguments: Any) -> None:
-        ray.get([getattr(engine, method).remote(**arguments) for engine in self.rollout_engines])
+    def _tell(self, method: str, **words: Any) -> "list[Any]":
+        answers: "list[Any]" = ray.get([getattr(engine, method).remote(**words) for engine in self.rollout_engines])
+        return answers

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Tuple
 
 from lockstep.core.publication import Publication
-from lockstep.core.served import Receivers
+from lockstep.core.served import EVERY, Receivers
 from lockstep.export import Publisher
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class WeightTransfer:
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         checkpoint: the HuggingFace directory that the trainer's ``model`` comes from, for the headers of its tensors.
-        receivers: how many receivers' engines must serve a version, or the names of those that must, before the trainer
-            goes on; None waits for none.
+        receivers: whose engines must serve a version before the trainer goes on, as ``Publisher.wait_served`` takes them:
+            every one that is connected, how many, or which; None waits for none.
         timeout: seconds for that.
         policy: gives the number of the policy that goes out next. Needed by a trainer that resumes from a checkpoint,
             where TRL counts on: ``lambda: trainer.model_version + 1``. Else they count from 1.
@@ -41,7 +41,7 @@ class WeightTransfer:
         model: str,
         checkpoint: "str | os.PathLike[str]",
         *,
-        receivers: "Receivers | None" = 1,
+        receivers: "Receivers | None" = EVERY,
         timeout: float = 600.0,
         policy: "Callable[[], int] | None" = None,
         **options: "Unpack[StreamOptions]",

@@ -7,6 +7,7 @@
 Written against the sources of verl 0.9.1.
 """
 
+import os
 from collections import deque
 from typing import Any, AsyncIterator, Iterator, Mapping, NamedTuple
 
@@ -15,11 +16,12 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.device import get_device_name
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, StateError
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.engine import Replica
 from lockstep.export import Publisher
-from lockstep.integrations._replicas import local_checkpoint, open_replica
+from lockstep.integrations._replicas import check_reachable, check_room, local_checkpoint, open_replica
 
 
 class _Announced(NamedTuple):
@@ -28,6 +30,8 @@ class _Announced(NamedTuple):
     run: str
     version: int
     agent: str  # its address, where daemons were not given
+    host: str  # of that agent
+    model_bytes: int
 
     def is_of(self, replica: Replica) -> bool:
         return (replica.run, replica.version) == (self.run, self.version)
@@ -46,13 +50,14 @@ class LockstepCheckpointEngine(CheckpointEngine):
         checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
             dtypes and shapes.
         model: what the model is called.
-        port: of the agent, for rollouts on other hosts; 0: any, another one for an agent that takes a dead one's place, which
-            receivers do not find. None: all workers are on one host.
+        port: of the agent, for rollouts on other hosts, which are refused without; 0: any, another one for an agent that
+            takes a dead one's place, which receivers do not find. None: all workers are on one host.
         agent, receiver: options of these (docs/operations.md), which are started on the hosts that Ray chose, and end with
             the workers there. With a port both need ``tls_cert`` and the like, or the name of a network
             where everybody may read the weights, ``allow_insecure_network: 10.20.0.0/16``.
-        socket, replica: of daemons that are there already, instead: the agent's socket on the host of the trainer's rank
-            0, and the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
+        socket: of daemons that are there already, instead: the agent's on the host of the trainer's rank 0.
+        root: with a socket, the ``--root`` of the receiver on every host with rollouts; None: $LOCKSTEP_ROOT, then the
+            usual one.
         dtype: that of the checkpoint, to which the trainer's float32 tensors are rounded.
         timeout_s: how long a rollout waits for a version.
     """
@@ -68,17 +73,18 @@ class LockstepCheckpointEngine(CheckpointEngine):
         agent: "Mapping[str, Any] | None" = None,
         receiver: "Mapping[str, Any] | None" = None,
         socket: str = "",
-        replica: str = "",
+        root: "str | None" = None,
         dtype: str = "bfloat16",
         timeout_s: float = 600.0,
     ) -> None:
-        if bool(socket) != bool(replica):
-            raise BadDataError(f"socket is {socket!r} and replica {replica!r}; give both, or none to start daemons")
+        if root is not None and not socket:
+            raise BadDataError(f"root is {root!r} without a socket; give both, or none to start daemons")
         self._is_master = is_master
         self._checkpoint, self._model = checkpoint, model
         self._port, self._agent_options, self._receiver_options = port, agent or {}, receiver or {}
         self._starts_daemons = not socket
-        self._socket, self._replica = socket, replica
+        self._socket, self._replica = socket, os.path.join(arguments.replica_root(root), model)
+        self._receiver: "str | None" = None
         self._dtype = getattr(torch, dtype)
         self._timeout_s = timeout_s
         self._publisher: "Publisher | None" = None
@@ -96,7 +102,8 @@ class LockstepCheckpointEngine(CheckpointEngine):
             layout = local_checkpoint(self._checkpoint)
             self._publisher = Publisher.from_stream(layout, model=self._model, socket=self._socket, dtype=self._dtype)
         self._version += 1
-        return _Announced(self._publisher.run, self._version, agent)
+        host = ray.util.get_node_ip_address()
+        return _Announced(self._publisher.run, self._version, agent, host, self._publisher.data_bytes)
 
     @classmethod
     def build_topology(
@@ -106,11 +113,14 @@ class LockstepCheckpointEngine(CheckpointEngine):
         return {}, {"announced": metadata[:1] * rollout_world_size}
 
     def init_process_group(self, announced: "_Announced | None" = None) -> None:
-        """There is no group. On a rollout worker: the version to wait for."""
+        """There is no group. On a rollout worker: the version to wait for. BadDataError: it is on another host, and the
+        agent has no port. ResourceExhaustedError: its host has no room for the model."""
         self._awaited = announced
         if announced is not None and self._starts_daemons:
+            check_reachable(announced.agent, announced.host, ray.util.get_node_ip_address())
             receiver = ensure_receiver(announced.agent, self._model, end_with_owner=True, **self._receiver_options)
-            self._replica = receiver.replica(self._model)
+            self._replica, self._receiver = receiver.replica(self._model), receiver.control
+            check_room(self._replica, announced.model_bytes)
 
     async def send_weights(
         self, weights: "Iterator[tuple[str, torch.Tensor]]", global_steps: "int | None" = None
@@ -132,6 +142,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
             announced.is_of,
             lambda: self._awaited is announced,
             self._timeout_s,
+            self._receiver,
         ) as replica:
             for name, tensor in replica.state_dict().items():
                 yield name, tensor.to(get_device_name())

@@ -1,6 +1,6 @@
 """vLLM's trainer API publishes: a trainer engine for its ``WeightTransferTrainerFactory``, called on every rank.
 
-    info = LockstepTrainerInitInfo(rank=rank, socket="/run/trainer-agent/export.sock", model="actor")
+    info = LockstepTrainerInitInfo(rank=rank, model="actor")
     engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
     engine.send_weights(label=step)
 
@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError, bad_tensor
-from lockstep.core.served import Receivers
+from lockstep.core.served import EVERY, Receivers
 from lockstep.core.tensors import TensorMeta
 from lockstep.export import Piece, Publisher
 
@@ -27,21 +27,21 @@ class LockstepTrainerInitInfo(TrainerInitInfo):
     """Where weights go, and who must have them.
 
     Args:
-        socket: the agent's unix socket, for ranks on its host.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        socket: the agent's unix socket, for ranks on its host; None: as ``Publisher``.
         engine_socket: the receivers' ``--engine-socket``, which the engine's workers are told; None: they follow by
             their environment, or were told.
-        receivers: how many receivers' engines must serve a version, or the names of those that must.
+        receivers: whose engines must serve a version, as ``Publisher.wait_served`` takes them.
         timeout: seconds for that.
         options: of ``lockstep.Publisher.from_tensors`` for a source with ``iter_local``, of ``from_stream`` for others.
     """
 
     backend: ClassVar[str] = "lockstep"
 
-    socket: str
     model: str
+    socket: "str | None" = None
     engine_socket: "str | None" = None
-    receivers: Receivers = 1
+    receivers: Receivers = EVERY
     timeout: float = 600.0
     options: "dict[str, Any]" = dataclasses.field(default_factory=dict)
 
