@@ -203,7 +203,7 @@ Status WrittenEngines::CheckModel(const std::string& where, const EngineSettings
 }
 
 Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigParser& parser,
-                                                         const std::vector<std::string>& models, bool socket) {
+                                                         const std::vector<std::string>& models) {
   std::vector<EngineSettings> engines;
   std::set<std::string> names, urls;
   LS_RETURN_IF_ERROR(CheckValues(defaults_, [&](const char* name) { return parser.WrittenAs(Cat("engine-", name)); }));
@@ -224,10 +224,6 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
   }
   if (engines.empty()) {
     LS_ASSIGN_OR_RETURN(engines.emplace_back(), Check(parser.WrittenAs("engine"), defaults_, EngineSettings()));
-  }
-  const bool in_place = std::ranges::any_of(engines, [](const auto& settings) { return settings.engine.in_place; });
-  if (in_place && !socket) {
-    return Status(ErrorCode::kConfig, "engine-load in-place needs engine-socket, where the engine's ranks attach");
   }
   return engines;
 }

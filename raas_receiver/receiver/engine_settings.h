@@ -26,10 +26,9 @@ class WrittenEngines {
  public:
   // Adds the flags --engine and --engine-*.
   void AddTo(config::ConfigParser& parser);
-  // What they come to, one for each; without any, one of kind "none". `models`: that are followed; `socket`: there is
-  // one for ranks. kConfig names the setting and what it wants.
-  Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, const std::vector<std::string>& models,
-                                           bool socket);
+  // What they come to, one for each; without any, one of kind "none". `models`: that are followed. kConfig names
+  // the setting and what it wants.
+  Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, const std::vector<std::string>& models);
   // Of a server of which nothing is written; its URL is anything. Errors as above.
   Result<EngineSettings> Others(const config::ConfigParser& parser) const;
 

@@ -100,8 +100,10 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   to.engines.AddTo(parser);
   parser.Add("allow-engines", &to.allow_engines,
              "ports of this host, PORT or FIRST-LAST, whose servers' ranks make an engine by themselves");
-  parser.Add("engine-socket", &config.engine_socket,
-             "unix socket where ranks attach, to be written in place, or to compare what they loaded");
+  parser.Add(
+      "engine-socket", &config.engine_socket,
+      "unix socket where ranks attach, to be written in place, or to compare what they loaded; empty: engine.sock "
+      "next to --control-socket where an engine is written in place or may come by itself, else none");
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("scrub-round", &config.scrub_round,
@@ -181,13 +183,16 @@ Result<std::vector<std::pair<uint16_t, uint16_t>>> ReadPorts(const ConfigParser&
 }
 
 Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
-  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, config.models, !config.engine_socket.empty()));
+  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, config.models));
   const EngineSettings& first = config.engines.front();
   config.admission.open = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
   LS_ASSIGN_OR_RETURN(config.admission.ports, ReadPorts(parser, written.allow_engines));
-  if (!config.admission.ports.empty() && config.engine_socket.empty()) {
-    return {ErrorCode::kConfig,
-            Cat(parser.WrittenAs("allow-engines"), " needs engine-socket, where their ranks attach")};
+  const bool in_place = std::ranges::any_of(config.engines, [](const auto& each) { return each.engine.in_place; });
+  if (config.engine_socket.empty() && (in_place || !config.admission.ports.empty())) {
+    if (config.control_socket.empty()) {
+      return {ErrorCode::kConfig, "engine-load in-place and allow-engines need engine-socket, where ranks attach"};
+    }
+    config.engine_socket = fs::path(config.control_socket).parent_path() / "engine.sock";
   }
   LS_ASSIGN_OR_RETURN(const EngineSettings others, written.engines.Others(parser));
   config.admission.config = others.engine;

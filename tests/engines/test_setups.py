@@ -63,6 +63,10 @@ def train(run, agent) -> "subprocess.Popen[str]":
     return run(FSDP, *torchrun, LOCKSTEP_EXPORT_SOCKET=agent.socket)
 
 
+def beside_control(receiver) -> Path:
+    return Path(receiver.addresses["control"]).with_name("engine.sock")
+
+
 def ended_well(process: "subprocess.Popen[str]") -> str:
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said[-6000:]
@@ -70,13 +74,13 @@ def ended_well(process: "subprocess.Popen[str]") -> str:
 
 
 def test_fsdp2_trains_and_vllms_plugin_follows(cluster, checkpoint, run, vllm_ranks, tmp_path):
-    agent, socket, rank = cluster.agent(), cluster.directory / "engine.sock", vllm_ranks[0]
+    agent, rank = cluster.agent(), vllm_ranks[0]
     with ConformanceServer("vllm", checkpoint) as server:
-        receiver = cluster.receiver(agent, engine=server.url, engine_load="in-place", engine_socket=socket)
+        receiver = cluster.receiver(agent, engine=server.url, engine_load="in-place")
         rank.ask("load_plugins")
         rank.ask("build", checkpoint=checkpoint, tensor=(1, 0), data=(1, 0), expert_parallel=False)
         rank.ask("load", checkpoint=checkpoint)
-        environment = {"LOCKSTEP_ENGINE_SOCKET": str(socket), "LOCKSTEP_MODEL": MODEL}
+        environment = {"LOCKSTEP_ENGINE_SOCKET": str(beside_control(receiver)), "LOCKSTEP_MODEL": MODEL}
         assert rank.ask("start", environment=environment, backend=None) == "LockstepWeightTransferEngine"
         ended_well(train(run, agent))
         assert receiver.model_status()["served_version"] == 3
@@ -89,9 +93,9 @@ def test_fsdp2_trains_and_vllms_plugin_follows(cluster, checkpoint, run, vllm_ra
 
 
 def test_an_engine_follows_a_training(cluster, run):
-    agent, socket = cluster.agent(), cluster.directory / "engine.sock"
-    cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
-    engine = run(ENGINE, LOCKSTEP_ENGINE_SOCKET=socket)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, engine_load="in-place")
+    engine = run(ENGINE, LOCKSTEP_ENGINE_SOCKET=beside_control(receiver))
     ended_well(train(run, agent))
     said = iter(engine.stdout.readline, "")  # until it has served the last one
     assert any(re.fullmatch(r"step 3: \d+\.\d+\n", line) for line in said)

@@ -11,6 +11,7 @@ from lockstep.core.errors import BadDataError
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
 MAX_LABEL_BYTES = 64
 EXPORT_SOCKET = "/run/trainer-agent/export.sock"
+ENGINE_SOCKET = "/run/raas-receiver/engine.sock"
 REPLICA_ROOT = "/dev/shm/lockstep-receiver"
 _NO_LIMIT_MS = (1 << 32) - 1  # seven weeks
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
@@ -45,6 +46,11 @@ def label(value: "str | int | None") -> bytes:
 def export_socket(given: "str | os.PathLike[str] | None") -> "str | os.PathLike[str]":
     """Where this host's agent takes versions; None: $LOCKSTEP_EXPORT_SOCKET, then where its packages put it."""
     return given if given is not None else os.environ.get("LOCKSTEP_EXPORT_SOCKET") or EXPORT_SOCKET
+
+
+def engine_socket(given: "str | os.PathLike[str] | None") -> str:
+    """Where this host's receiver takes engines' ranks; None: $LOCKSTEP_ENGINE_SOCKET, then where its packages put it."""
+    return os.fspath(given) if given is not None else os.environ.get("LOCKSTEP_ENGINE_SOCKET") or ENGINE_SOCKET
 
 
 def replica_root(given: "str | os.PathLike[str] | None") -> str:

@@ -7,7 +7,7 @@ The directory that a receiver publishes, as tensors without a copy:
 
 A live module whose parameters the receiver writes in place, between forward passes:
 
-    follower = lockstep.Follower(model, model="actor", socket="/run/raas-receiver/engine.sock")
+    follower = lockstep.Follower(model, model="actor")
     with follower.serving() as served:
         answer = model(prompt)  # all of it by version served.version
 

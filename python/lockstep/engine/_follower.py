@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
 from lockstep.core.peer import LINE
@@ -53,7 +54,7 @@ class Follower:
     Args:
         module: what this rank has of the model.
         model: the receiver's name for the model.
-        socket: the receiver's ``--engine-socket``.
+        socket: the receiver's ``--engine-socket``; None: $LOCKSTEP_ENGINE_SOCKET, or /run/raas-receiver/engine.sock.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
         incarnation: a name that the ranks of one start of an engine have in common, and those of another start do not
             have; by default it is that of the process that started this one.
@@ -78,7 +79,7 @@ class Follower:
         module: Any,
         *,
         model: str,
-        socket: "Union[str, os.PathLike[str]]",
+        socket: "Union[str, os.PathLike[str], None]" = None,
         engine_name: str = "default",
         incarnation: "str | None" = None,
         gate: bool = True,
@@ -92,7 +93,7 @@ class Follower:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self.incarnation = incarnation
-        self._socket = os.fspath(socket)
+        self._socket = arguments.engine_socket(socket)
         self._gated = gate and not compare_only
         described = DescribeOptions(**options)
         engine, parameters = parameters_of(module, described)
