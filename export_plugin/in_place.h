@@ -57,7 +57,7 @@ class InPlace {
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<exporter::CopyEngine> engine_;  // uses the pool
   std::unique_ptr<buffer::RankClient> client_;
-  std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a half
+  std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a slot
   bool pins_ = true;                                                     // until pinning fails
   Written unreported_;                                                   // is in place
   Version version_ = 0;                                                  // that was begun last

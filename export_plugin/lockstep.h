@@ -17,7 +17,7 @@
  *
  *     lockstep_publish(publisher, version, label, NULL);
  *
- * Memory: `data` is the data section of a half in shared memory, owned by the library. It is for writing until commit
+ * Memory: `data` is the data section of a slot in shared memory, owned by the library. It is for writing until commit
  * or abort, and mapped until close.
  *
  * Threads: calls on one lockstep_publisher must not overlap; different models are independent. The library starts the
@@ -210,14 +210,14 @@ uint64_t lockstep_committed_version(const lockstep_publisher* publisher);
 
 /* Of the last version that was published, of this rank. */
 typedef struct lockstep_publish_stats {
-  uint64_t bytes_copied;   /* from own tensors into the half */
+  uint64_t bytes_copied;   /* from own tensors into the slot */
   uint64_t bytes_frozen;   /* of own frozen tensors that were neither copied nor sent, being there already */
   uint64_t bytes_sent;     /* to another rank, without headers */
   uint64_t bytes_received; /* from other ranks */
   uint64_t buckets_sent;
   uint64_t buckets_received;
   uint64_t exchange_memory_bytes; /* for buckets, at most */
-  uint64_t begin_us;              /* waited for the half */
+  uint64_t begin_us;              /* waited for the slot */
   uint64_t total_us;
 } lockstep_publish_stats;
 

@@ -82,7 +82,7 @@ struct StridedRange {
   auto operator<=>(const StridedRange&) const = default;
 };
 
-// What a replica or a half holds: one whole version of one run, or nothing (version 0).
+// What a replica or a slot holds: one whole version of one run, or nothing (version 0).
 struct Held {
   RunId run;
   Version version = 0;

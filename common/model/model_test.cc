@@ -107,7 +107,7 @@ TEST_CASE("Offsets follow the given order unless that would misalign a tensor") 
   CHECK(ModelLayout::Create(tensors).ok());
 }
 
-TEST_CASE("A half's header is a safetensors header that starts its data on a page") {
+TEST_CASE("A slot's header is a safetensors header that starts its data on a page") {
   const auto layout = *ModelLayout::Create(Mixed());
   const Bytes header = SafetensorsHeader(*layout);
   CHECK(header.size() % kDataAlignment == 0);

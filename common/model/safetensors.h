@@ -1,4 +1,4 @@
-// The safetensors header: what makes a half, and a replica's file, loadable by any HuggingFace tool.
+// The safetensors header: what makes a slot, and a replica's file, loadable by any HuggingFace tool.
 #pragma once
 
 #include <string>

@@ -11,7 +11,7 @@ namespace lockstep::os {
 std::optional<uint64_t> ParseNodeList(std::string_view list);
 
 // While it lives, pages that this thread makes are spread over all nodes in turn, so that threads of every node see the
-// same bandwidth: halves and replicas are read by all of them. Without effect on machines with one node, where the
+// same bandwidth: slots and replicas are read by all of them. Without effect on machines with one node, where the
 // process was given a policy of its own (numactl), and where the system does not allow it.
 class SpreadOverNodes {
  public:

@@ -50,7 +50,7 @@ TEST_CASE("Sealed messages pass and every flipped bit is refused") {
   EveryFlipIsRefused("frame: ", Sealed(GoodFrame()),
                      [](const FrameHeader& frame) { return CheckFrame(frame, kBlockBytes, kBlocks); });
   EveryFlipIsRefused(
-      "local request: ", Sealed(LocalRequest{.kind = static_cast<uint8_t>(LocalKind::kHalf), .version = 4}),
+      "local request: ", Sealed(LocalRequest{.kind = static_cast<uint8_t>(LocalKind::kSlot), .version = 4}),
       CheckLocalRequest);
   EveryFlipIsRefused("local answer: ", Sealed(LocalAnswer{.version = 4, .data_bytes = 99, .tail_bytes = 80}),
                      [](const LocalAnswer& answer) { return CheckLocalAnswer(answer, kBlocks); });
@@ -95,7 +95,7 @@ TEST_CASE("Well-sealed nonsense is refused too") {
   const auto check_ask = [](LocalRequest request) { return CheckLocalRequest(Sealed(request)); };
   const auto disagrees = foreign("local request: its kind disagrees with its version or payload id");
   CHECK_THAT(check_ask({.kind = 9}), foreign("local request: unknown kind 9"));
-  CHECK_THAT(check_ask({.kind = static_cast<uint8_t>(LocalKind::kHalf), .payload_id = 5}), disagrees);
+  CHECK_THAT(check_ask({.kind = static_cast<uint8_t>(LocalKind::kSlot), .payload_id = 5}), disagrees);
   CHECK_THAT(check_ask({.kind = static_cast<uint8_t>(LocalKind::kPayload)}), disagrees);
   CHECK_THAT(check_ask({.kind = static_cast<uint8_t>(LocalKind::kAlive), .version = 1}), disagrees);
   const auto check_answer = [](LocalAnswer answer) { return CheckLocalAnswer(Sealed(answer), kBlocks); };

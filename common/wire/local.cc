@@ -10,11 +10,11 @@ template void Seal(LocalAnswer&);
 Status CheckLocalRequest(const LocalRequest& request) {
   LS_RETURN_IF_ERROR(CheckEnvelope("local request", request, kLocalRequestMagic));
   const auto kind = static_cast<LocalKind>(request.kind);
-  if (kind != LocalKind::kHalf && kind != LocalKind::kPayload && kind != LocalKind::kAlive) {
+  if (kind != LocalKind::kSlot && kind != LocalKind::kPayload && kind != LocalKind::kAlive) {
     return Foreign("local request", Cat("unknown kind ", static_cast<int>(request.kind)));
   }
   const bool fits =
-      (kind == LocalKind::kHalf || request.version == 0) && (kind == LocalKind::kPayload) == (request.payload_id != 0);
+      (kind == LocalKind::kSlot || request.version == 0) && (kind == LocalKind::kPayload) == (request.payload_id != 0);
   return fits ? OkStatus() : Foreign("local request", "its kind disagrees with its version or payload id");
 }
 

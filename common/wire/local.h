@@ -14,7 +14,7 @@ inline constexpr uint32_t kLocalRequestMagic = 0x514c534c;  // "LSLQ" as bytes
 inline constexpr uint32_t kLocalAnswerMagic = 0x414c534c;   // "LSLA"
 
 enum class LocalKind : uint8_t {
-  kHalf = 1,     // the memory of `version`, and the hashes of its blocks
+  kSlot = 1,     // the memory of `version`, and the hashes of its blocks
   kPayload = 2,  // the file of delta payload `payload_id`
   kAlive = 3,    // nothing: the receiver still copies, and the pull must not expire
 };
@@ -24,22 +24,22 @@ struct LocalRequest {  // 32 bytes, receiver -> agent
   uint8_t kind = 0;  // LocalKind
   uint8_t reserved = 0;
   uint16_t bytes = 32;
-  uint64_t version = 0;     // kHalf: this version or an error; 0: the newest one. Else 0
+  uint64_t version = 0;     // kSlot: this version or an error; 0: the newest one. Else 0
   uint64_t payload_id = 0;  // kPayload: of a DeltaStep. Else 0
   uint64_t check = 0;       // xxh3-64 of the bytes before
 };
 static_assert(sizeof(LocalRequest) == 32);
 
-struct LocalAnswer {  // 56 bytes, agent -> receiver; with one descriptor when it answers kHalf or kPayload
+struct LocalAnswer {  // 56 bytes, agent -> receiver; with one descriptor when it answers kSlot or kPayload
   uint32_t magic = kLocalAnswerMagic;
   uint16_t bytes = 56;
   uint16_t reserved0 = 0;
   uint32_t code = 0;  // ErrorCode; the connection lives on after an error
   uint32_t reserved1 = 0;
-  uint64_t version = 0;     // kHalf: that the memory holds
+  uint64_t version = 0;     // kSlot: that the memory holds
   uint64_t offset = 0;      // of the data in the file
-  uint64_t data_bytes = 0;  // kHalf: of the model. kPayload: of the whole payload
-  uint64_t tail_bytes = 0;  // that follow. An error's sentence; kHalf: 8 per block, its xxh3-64
+  uint64_t data_bytes = 0;  // kSlot: of the model. kPayload: of the whole payload
+  uint64_t tail_bytes = 0;  // that follow. An error's sentence; kSlot: 8 per block, its xxh3-64
   uint64_t check = 0;
 };
 static_assert(sizeof(LocalAnswer) == 56);

@@ -5,7 +5,7 @@ import os
 from failure import EX_OSERR, DemoFailed
 
 RECEIVERS = 3
-COPIES = 2 + 2 * RECEIVERS  # the agent's halves, and two replicas per receiver
+COPIES = 2 + 2 * RECEIVERS  # the agent's slots, and two replicas per receiver
 OVERHEAD_BYTES = 768 << 20  # processes, retained deltas, page tables
 
 

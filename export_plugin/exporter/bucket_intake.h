@@ -1,4 +1,4 @@
-// BucketIntake: a rank on the agent's host takes the bytes of ranks on other hosts into the half that is being written.
+// BucketIntake: a rank on the agent's host takes the bytes of ranks on other hosts into the slot that is being written.
 //
 // Buckets are taken in turn from all of them, the first of each, then the second: nobody's last bucket waits for
 // another's all. Two receives are under way at any time.
@@ -39,7 +39,7 @@ struct IntakeTarget {
 
   Version version = 0;
   std::byte* data = nullptr;  // null: nowhere
-  bool holds_frozen = false;  // both halves hold the frozen bytes: those that come nevertheless are ignored
+  bool holds_frozen = false;  // both slots hold the frozen bytes: those that come nevertheless are ignored
   Report done;
   Report unchanged;
 };
@@ -51,9 +51,9 @@ class BucketIntake {
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
                Link* link, CopyEngine* engine);
 
-  // What is written into the half when frozen buckets are.
+  // What is written into the slot when frozen buckets are.
   std::vector<StridedRange> FrozenRanges() const;
-  // What is written into the half.
+  // What is written into the slot.
   std::vector<StridedRange> Ranges() const;
   // Whether that comes from a GPU's memory.
   bool on_device() const { return memory_->on_device(); }

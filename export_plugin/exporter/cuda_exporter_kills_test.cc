@@ -139,9 +139,9 @@ class Troubled {
     return whole;
   }
 
-  // A version in each half.
+  // A version in each slot.
   void Settle() {
-    for (int half = 0; half < 2; ++half) {
+    for (int slot = 0; slot < 2; ++slot) {
       int tries = 0;
       while (!Publish()) {
         INFO("version " << version_ << ": " << failures_);
@@ -175,7 +175,7 @@ class Troubled {
   std::string failures_;  // of the last version, rank by rank
 };
 
-TEST_CASE("A rank that fails or dies at any call of CUDA's leaves no half that is not what the tensors are") {
+TEST_CASE("A rank that fails or dies at any call of CUDA's leaves no slot that is not what the tensors are") {
   constexpr uint64_t kKills = 105;
   const bool masters = GENERATE(false, true);
   cuda::Reset(2);
@@ -197,7 +197,7 @@ TEST_CASE("A rank that fails or dies at any call of CUDA's leaves no half that i
   trainer.Settle();
 }
 
-TEST_CASE("An agent that is restarted at any moment of a version goes on from halves that are what the tensors are") {
+TEST_CASE("An agent that is restarted at any moment of a version goes on from slots that are what the tensors are") {
   cuda::Reset(2);
   Troubled trainer(false, 13);
   for (int kill = 0; kill < 40; ++kill) {

@@ -166,12 +166,12 @@ void Exporter::PinForGpu() {
   const bool takes_from_gpu = intake_ != nullptr && intake_->on_device();
   if (pin_tried_ || !(takes_from_gpu || AnyOnDevice(*engine_, locals_))) return;
   pin_tried_ = true;
-  pin_trouble_ = sender_ != nullptr ? sender_->Pin() : PinHalves();
-  if (!pin_trouble_.ok()) pinned_halves_ = {};
+  pin_trouble_ = sender_ != nullptr ? sender_->Pin() : PinSlots();
+  if (!pin_trouble_.ok()) pinned_slots_ = {};
 }
 
 // This rank's pages of them, and those of the ranks whose buckets come in a GPU's memory.
-Status Exporter::PinHalves() {
+Status Exporter::PinSlots() {
   if (client_ == nullptr) return OkStatus();
   std::vector<StridedRange> ranges = own_.changing.ranges;
   ranges.insert(ranges.end(), own_.frozen.ranges.begin(), own_.frozen.ranges.end());
@@ -180,9 +180,9 @@ Status Exporter::PinHalves() {
     ranges.insert(ranges.end(), taken.begin(), taken.end());
   }
   const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (size_t half = 0; half < pinned_halves_.size(); ++half) {
-    const auto pages = PagesOf(client_->data(half), ranges, page_bytes);
-    LS_ASSIGN_OR_RETURN(pinned_halves_[half], engine_->Pin(pages));
+  for (size_t slot = 0; slot < pinned_slots_.size(); ++slot) {
+    const auto pages = PagesOf(client_->data(slot), ranges, page_bytes);
+    LS_ASSIGN_OR_RETURN(pinned_slots_[slot], engine_->Pin(pages));
   }
   return OkStatus();
 }
@@ -218,7 +218,7 @@ Status Exporter::ReportBatch(const CopyList& list, size_t batch) {
   return client_->RangesDone(std::span(list.ranges).subspan(begin, list.batches[batch].ranges_end - begin));
 }
 
-// Copied into each half once; from then on they are there, and equal in both.
+// Copied into each slot once; from then on they are there, and equal in both.
 Status Exporter::ReportFrozen(std::byte* data) {
   if (!frozen_.in_both()) return RunCopies(own_.frozen, data);
   LS_RETURN_IF_ERROR(frozen_.CheckEqual(data, client_->other_data(), *layout_, pool_.get()));
@@ -233,7 +233,7 @@ Status Exporter::ReportUnchanged(std::span<const StridedRange> ranges) {
 // Commits, or aborts the version for all.
 Status Exporter::End(Version version, Status status) {
   const bool begun = client_->writing();
-  const size_t half = begun ? client_->half() : 0;
+  const size_t slot = begun ? client_->slot() : 0;
   const std::string label = std::exchange(label_, {});
   if (status.ok()) status = client_->SetLabel(label);
   if (status.ok()) {
@@ -241,7 +241,7 @@ Status Exporter::End(Version version, Status status) {
   } else if (begun) {
     (void)client_->Abort(status.message());  // what went wrong before is the cause
   }
-  if (begun) frozen_.Settle(half, status.ok());
+  if (begun) frozen_.Settle(slot, status.ok());
   return status.WithContext(Cat("model ", model_name_, " version ", version, ", rank ", rank_));
 }
 
@@ -307,7 +307,7 @@ Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* 
 
 bool Exporter::pinned() const {
   if (sender_ != nullptr) return sender_->pinned();
-  return pinned_halves_[0] != nullptr && pinned_halves_[1] != nullptr;
+  return pinned_slots_[0] != nullptr && pinned_slots_[1] != nullptr;
 }
 
 RunId Exporter::run() const {

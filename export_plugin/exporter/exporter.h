@@ -1,6 +1,6 @@
 // Exporter: one rank's part in publishing a model, by the plan of all ranks.
 //
-//   on its host:       Begin ─ copy own shards into the half ─ take remote ranks' buckets in ─ Commit ─ answer them
+//   on its host:       Begin ─ copy own shards into the slot ─ take remote ranks' buckets in ─ Commit ─ answer them
 //   on another host:   pack bucket 1 ─ send ‖ pack bucket 2 ─ send ‖ ... ─ wait for the answer
 //   nothing to write (its shards are written by other replicas): returns at once
 //
@@ -14,9 +14,9 @@
 // before it comes to Publish() calls Abort() instead. One that does neither keeps the ranks it exchanges buckets with
 // waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
 //
-// Tensors that the sheets call frozen are copied into each of the two halves once, and from then on reported as
-// unchanged without being read; ranks on other hosts send them only while a half lacks them. Before the first time,
-// what both halves got is compared, once: a tensor that changed between its two copies is an error. Later changes are
+// Tensors that the sheets call frozen are copied into each of the two slots once, and from then on reported as
+// unchanged without being read; ranks on other hosts send them only while a slot lacks them. Before the first time,
+// what both slots got is compared, once: a tensor that changed between its two copies is an error. Later changes are
 // neither seen nor published. After a failed version they are copied, and compared, again.
 #pragma once
 
@@ -70,14 +70,14 @@ struct ExporterOptions {
 
 // Of the last publish, of this rank.
 struct PublishStats {
-  uint64_t bytes_copied = 0;  // from own tensors into the half
+  uint64_t bytes_copied = 0;  // from own tensors into the slot
   uint64_t bytes_frozen = 0;  // of own frozen tensors that were neither copied nor sent, being there already
   uint64_t bytes_sent = 0;    // to another rank, without headers
   uint64_t bytes_received = 0;
   uint64_t buckets_sent = 0;
   uint64_t buckets_received = 0;
   uint64_t exchange_memory_bytes = 0;  // buckets alive at most
-  double begin_seconds = 0;            // waited for the half
+  double begin_seconds = 0;            // waited for the slot
   double total_seconds = 0;
 };
 
@@ -110,7 +110,7 @@ class Exporter {
   const layout::CopyPlan& plan() const { return plan_; }
   uint64_t bucket_bytes() const { return bucket_bytes_; }  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const { return stats_; }
-  // Whether the memory that tensors are copied to from a GPU is pinned: this rank's pages of both halves, or its
+  // Whether the memory that tensors are copied to from a GPU is pinned: this rank's pages of both slots, or its
   // buckets; from Open() on, or from the first publish that has addresses on a GPU. Copies are slower without.
   bool pinned() const;
   // Why it could not be pinned, and what to do.
@@ -133,7 +133,7 @@ class Exporter {
   Status Write(Version version, const Status& ready);
   Status WriteOwn(std::byte* data);
   void PinForGpu();
-  Status PinHalves();
+  Status PinSlots();
   Status RunCopies(const CopyList& list, std::byte* data);
   Status RunBatches(const CopyList& list, std::byte* data);
   Status ReportBatch(const CopyList& list, size_t batch);
@@ -156,7 +156,7 @@ class Exporter {
   std::unique_ptr<BucketSender> sender_;
   std::unique_ptr<BucketIntake> intake_;
   std::unique_ptr<buffer::RankClient> client_;  // where this rank writes
-  std::array<PinnedMemory, 2> pinned_halves_;
+  std::array<PinnedMemory, 2> pinned_slots_;
   bool pin_tried_ = false;
   Status pin_trouble_;
   std::unique_ptr<SectionFiller> filler_;  // once it was asked for

@@ -33,7 +33,7 @@ TEST_CASE("Ranks on the agent's host publish their shards, and every byte is wri
   }
 }
 
-TEST_CASE("Frozen tensors are copied into each half once and then only reported") {
+TEST_CASE("Frozen tensors are copied into each slot once and then only reported") {
   Fleet fleet(SmallModel(), {});
   fleet.Open();
   const uint64_t frozen = 16 * 128 * 2;
@@ -63,14 +63,14 @@ TEST_CASE("A frozen tensor that changed between its two copies is an error that 
       CHECK_THAT(outcomes[rank], found(rank) ? own : FailsWith(ErrorCode::kAborted, "version 3"));
     }
     CHECK(fleet.host().run().Newest()->manifest->held.version == 2);
-    // Both halves get it again. A writer that came to 3 when it was aborted already gets its own error at 4.
+    // Both slots get it again. A writer that came to 3 when it was aborted already gets its own error at 4.
     fleet.TryPublish(4);
     fleet.Publish(5);
     fleet.CheckServed(5);
   }
 }
 
-TEST_CASE("Frozen tensors of a rank on another host travel until both halves have them, and again after a failure") {
+TEST_CASE("Frozen tensors of a rank on another host travel until both slots have them, and again after a failure") {
   // With and without something that changes next to them.
   const Whole2D frozen{"base", model::DType::kBF16, 64, 32 * 1024, Cut::kRows, true};
   const uint64_t bytes = 32 * 32 * 1024 * 2;

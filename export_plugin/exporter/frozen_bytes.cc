@@ -38,14 +38,14 @@ Status FrozenBytes::CheckEqual(const std::byte* one, const std::byte* other, con
   }
   equal_ = first == kNone;
   if (equal_) return OkStatus();
-  in_half_ = {};
+  in_slot_ = {};
   return {ErrorCode::kBadData, Cat("tensor \"", layout.tensors()[layout.TensorAt(first)].name,
                                    "\" was said to be frozen, but changed between two versions; open the exporter "
                                    "with it not frozen")};
 }
 
-void FrozenBytes::Settle(size_t half, bool ok) {
-  in_half_[half] = ok;
+void FrozenBytes::Settle(size_t slot, bool ok) {
+  in_slot_[slot] = ok;
   if (!in_both()) equal_ = false;
 }
 

@@ -78,7 +78,7 @@ bool OnDevice(const void* address) {
   return cudaPointerGetAttributes(&attributes, address) == cudaSuccess && attributes.type == cudaMemoryTypeDevice;
 }
 
-TEST_CASE("Shards go from GPU to GPU and into the pinned half, and no payload lies in a sender's host memory") {
+TEST_CASE("Shards go from GPU to GPU and into the pinned slot, and no payload lies in a sender's host memory") {
   NcclFleet nccl(4, true);
   nccl.fleet().Open();
   CHECK(nccl.fleet().exporter(0).pinned());

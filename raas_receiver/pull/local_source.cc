@@ -95,38 +95,38 @@ Result<LocalSource::Answer> LocalSource::ReceiveAnswer(wire::LocalKind kind) {
   return answer;
 }
 
-Result<LocalSource::Half> LocalSource::OpenHalf(Version version) {
-  LS_ASSIGN_OR_RETURN(Answer answer, Ask({.kind = static_cast<uint8_t>(wire::LocalKind::kHalf), .version = version}));
-  Half half{std::move(answer.file), answer.head.offset, answer.head.version,
+Result<LocalSource::Slot> LocalSource::OpenSlot(Version version) {
+  LS_ASSIGN_OR_RETURN(Answer answer, Ask({.kind = static_cast<uint8_t>(wire::LocalKind::kSlot), .version = version}));
+  Slot slot{std::move(answer.file), answer.head.offset, answer.head.version,
             std::vector<uint64_t>(options_.layout->block_count())};
-  const bool fits = answer.tail.size() == half.hashes.size() * sizeof(uint64_t) &&
-                    answer.head.data_bytes == options_.layout->data_bytes() && half.version != 0;
+  const bool fits = answer.tail.size() == slot.hashes.size() * sizeof(uint64_t) &&
+                    answer.head.data_bytes == options_.layout->data_bytes() && slot.version != 0;
   if (!fits) {
-    return Fail({ErrorCode::kProtocol, Cat("local answer: version ", half.version, " with ", answer.head.data_bytes,
+    return Fail({ErrorCode::kProtocol, Cat("local answer: version ", slot.version, " with ", answer.head.data_bytes,
                                            " bytes is not of this model")});
   }
-  std::memcpy(half.hashes.data(), answer.tail.data(), answer.tail.size());
-  return half;
+  std::memcpy(slot.hashes.data(), answer.tail.data(), answer.tail.size());
+  return slot;
 }
 
 Status LocalSource::FetchBlocks(const FullRequest& request, BlockSink& sink) {
   std::vector<BlockIndex> missing = request.blocks;
   // When the trainer overtakes us, what is missing is there again in a newer version.
   for (Version copied = 0; !missing.empty();) {
-    LS_ASSIGN_OR_RETURN(const Half half, OpenHalf(request.exact ? request.version : 0));
-    const bool allowed = request.exact ? half.version == request.version : half.version >= request.version;
-    if (!allowed || half.version == copied) {
+    LS_ASSIGN_OR_RETURN(const Slot slot, OpenSlot(request.exact ? request.version : 0));
+    const bool allowed = request.exact ? slot.version == request.version : slot.version >= request.version;
+    if (!allowed || slot.version == copied) {
       return {ErrorCode::kState, Cat(missing.size(), " of ", request.blocks.size(), " blocks of version ",
                                      request.version, " are not in the agent's memory")};
     }
-    copied = half.version;
-    missing = CopyFrom(half, missing, sink);
+    copied = slot.version;
+    missing = CopyFrom(slot, missing, sink);
     if (cancelled_) return {ErrorCode::kCancelled, "the pull was cancelled"};
   }
   return OkStatus();
 }
 
-std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks,
+std::vector<BlockIndex> LocalSource::CopyFrom(const Slot& slot, const std::vector<BlockIndex>& blocks,
                                               BlockSink& sink) {
   std::vector<BlockIndex> missed;
   for (size_t first = 0; first < blocks.size(); first += kSliceBlocks) {
@@ -134,7 +134,7 @@ std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vecto
     std::vector<uint8_t> copied(slice.size());  // not bool: each is written by a thread of its own
     if (!cancelled_) {
       StayAlive();
-      pool_.ParallelFor(slice.size(), [&](size_t i) { copied[i] = CopyBlock(half, slice[i], sink); });
+      pool_.ParallelFor(slice.size(), [&](size_t i) { copied[i] = CopyBlock(slot, slice[i], sink); });
     }
     for (size_t i = 0; i < slice.size(); ++i) {
       if (copied[i] == 0) missed.push_back(slice[i]);
@@ -143,17 +143,17 @@ std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vecto
   return missed;
 }
 
-bool LocalSource::CopyBlock(const Half& half, BlockIndex block, BlockSink& sink) {
+bool LocalSource::CopyBlock(const Slot& slot, BlockIndex block, BlockSink& sink) {
   const ByteRange range = options_.layout->block_range(block);
   const wire::FrameHeader frame{.type = static_cast<uint8_t>(wire::FrameType::kBlock),
                                 .codec = static_cast<uint8_t>(payload::Codec::kRaw),
                                 .block = block,
-                                .version = half.version,
-                                .block_hash = half.hashes[block],
-                                .payload_hash = half.hashes[block],
+                                .version = slot.version,
+                                .block_hash = slot.hashes[block],
+                                .payload_hash = slot.hashes[block],
                                 .payload_bytes = static_cast<uint32_t>(range.bytes)};
   const std::span<std::byte> to = sink.Destination(frame);
-  if (!os::ReadAt(half.file.get(), half.offset + range.offset, to, options_.path).ok()) return false;
+  if (!os::ReadAt(slot.file.get(), slot.offset + range.offset, to, options_.path).ok()) return false;
   if (model::BlockHash(to) != frame.block_hash || !sink.Put(frame, to).ok()) return false;
   copied_bytes_ += range.bytes;
   return true;

@@ -57,7 +57,7 @@ class LocalSource final : public BlockSource {
 
  private:
   // The memory of a version, and what each of its blocks hashes to.
-  struct Half {
+  struct Slot {
     os::UniqueFd file;
     uint64_t offset = 0;
     Version version = 0;
@@ -73,11 +73,11 @@ class LocalSource final : public BlockSource {
 
   Status Open();
   Status Fail(const Status& why);
-  Result<Half> OpenHalf(Version version);
+  Result<Slot> OpenSlot(Version version);
   Result<Answer> Ask(wire::LocalRequest request);
   Result<Answer> ReceiveAnswer(wire::LocalKind kind);
-  std::vector<BlockIndex> CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks, BlockSink& sink);
-  bool CopyBlock(const Half& half, BlockIndex block, BlockSink& sink);
+  std::vector<BlockIndex> CopyFrom(const Slot& slot, const std::vector<BlockIndex>& blocks, BlockSink& sink);
+  bool CopyBlock(const Slot& slot, BlockIndex block, BlockSink& sink);
   void StayAlive();
   Result<std::shared_ptr<const payload::Payload>> ReadPayload(const DeltaStep& step);
   Result<std::shared_ptr<std::byte[]>> ReadFile(const Answer& answer);

@@ -283,8 +283,8 @@ void SendAnswer(os::UnixConnection& connection, wire::LocalAnswer head, ByteView
 
 TEST_CASE("During a long copy the agent is shown from time to time that it runs") {
   const Bytes hashes(serve::kBlocks * 8);
-  const os::MappedSegment half = *os::CreateMemfdSegment("half", serve::kBlocks * serve::kBlock);
-  const int file = half.fd();
+  const os::MappedSegment slot = *os::CreateMemfdSegment("slot", serve::kBlocks * serve::kBlock);
+  const int file = slot.fd();
   std::atomic<int> shown = -1;
   FalseAgent agent;
   agent.options.alive_interval = milliseconds(0);

@@ -128,7 +128,7 @@ def publish() -> None:
     with cluster() as daemons:
         own = publishing(daemons, weights)
         first = own.seconds()
-        own.seconds()  # the other half's first time
+        own.seconds()  # the other slot's first time
         later = weights.bf16_bytes / against_pinned_copy("publish_blocked_gpu", own, 0.9)
         of = f"{later:.3g} s of later ones"
         figure("first_publish_gpu", first, "s", of, first / later, "<= 1.5", first / later <= 1.5, weights)
@@ -169,7 +169,7 @@ class Streaming(Publishing):
 
 
 def stream() -> None:
-    """As publish(), one tensor after the other; each is pinned when it is first copied to a half."""
+    """As publish(), one tensor after the other; each is pinned when it is first copied to a slot."""
     weights = large(torch.bfloat16, SHARED_COPIES["stream"])
     with cluster() as daemons:
         own = Streaming(daemons.agent(threads=THREADS), weights)

@@ -33,7 +33,7 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster):
     with exporter(agent.socket, weights) as trainer:
         trainer.publish(version=1)
         receiver.wait_for(weights.published())
-        agent.kill()  # with all that it knew of what its halves hold
+        agent.kill()  # with all that it knew of what its slots hold
         weights.step(0.01)
         agent.start()
         trainer.publish(version=2)

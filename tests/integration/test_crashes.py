@@ -219,7 +219,7 @@ def test_segments_of_dead_runs_are_removed(cluster):
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=1, tensors=model.step())
         held = sum(file.stat().st_size for file in agent.segment_dir.rglob("*") if file.is_file())
-    assert held < 3 * image_bytes, f"{held} bytes of segments for two halves of {image_bytes}"
+    assert held < 3 * image_bytes, f"{held} bytes of segments for two slots of {image_bytes}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])

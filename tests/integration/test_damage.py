@@ -13,19 +13,19 @@ def flip_last_bit(path: Path) -> None:
         memory[-1] ^= 1
 
 
-def written_half(agent) -> Path:
-    """The half that holds version 1: nobody has written into the other one yet."""
+def written_slot(agent) -> Path:
+    """The slot that holds version 1: nobody has written into the other one yet."""
 
-    def written(half: Path) -> bool:
-        with open(half, "rb") as file:
+    def written(slot: Path) -> bool:
+        with open(slot, "rb") as file:
             file.seek(-4096, 2)
             return any(file.read())
 
-    [half] = filter(written, agent.segment_dir.glob("*/half-*"))
-    return half
+    [slot] = filter(written, agent.segment_dir.glob("*/slot-*"))
+    return slot
 
 
-def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_finds_it(cluster):
+def test_a_slot_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_finds_it(cluster):
     model = ToyModel(blocks=8)
     agent = cluster.agent(scrub_round="0")
     first = cluster.receiver(agent, name="first")
@@ -33,7 +33,7 @@ def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
         publisher.publish(version=1, tensors=model.step())
         first.wait_for(model.tensors)
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
-        flip_last_bit(written_half(agent))
+        flip_last_bit(written_slot(agent))
         late = cluster.receiver(agent, name="late")
         wait_until(lambda: "version_withdrawn" in agent.log(), "the version is withdrawn")
         status = agent.model_status()

@@ -29,7 +29,7 @@ def test_no_block_is_ever_torn_by_a_trainer_that_overwrites_what_a_slow_receiver
         # A torn block would have failed its hash, and broken its lane.
         assert receiver.ask("status")["models"][0]["lane_retries"] == 0
     assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 2
-    # One that waited could fill the agent's two halves beside the version that is pulled, and no third.
+    # One that waited could fill the agent's two slots beside the version that is pulled, and no third.
     assert version > 4, "the trainer waited for the receiver"
 
 

@@ -15,16 +15,16 @@ namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'C', 'T', 'R', 'L', '0', '1'};
 constexpr size_t kRecordsAt = 256;
-constexpr size_t kLabelsAt = kRecordsAt + kHalves * sizeof(HalfRecord);
+constexpr size_t kLabelsAt = kRecordsAt + kSlots * sizeof(SlotRecord);
 constexpr size_t kLayoutAt = 512;
-static_assert(kLabelsAt + kHalves * sizeof(HalfLabel) == kLayoutAt);
+static_assert(kLabelsAt + kSlots * sizeof(SlotLabel) == kLayoutAt);
 
 uint64_t HashesAt(uint64_t layout_bytes) {
   return kLayoutAt + (layout_bytes + 7) / 8 * 8;
 }
 
 uint64_t TotalBytes(uint64_t layout_bytes, uint64_t block_count) {
-  return HashesAt(layout_bytes) + kHalves * block_count * sizeof(uint64_t);
+  return HashesAt(layout_bytes) + kSlots * block_count * sizeof(uint64_t);
 }
 
 uint64_t HeaderCheck(const ControlHeader& header) {
@@ -113,92 +113,92 @@ std::string ControlSegment::model() const {
   return std::string(header().model, strnlen(header().model, sizeof header().model));
 }
 
-HalfRecord& ControlSegment::record(size_t half) const {
-  return reinterpret_cast<HalfRecord*>(segment_.data() + kRecordsAt)[half];
+SlotRecord& ControlSegment::record(size_t slot) const {
+  return reinterpret_cast<SlotRecord*>(segment_.data() + kRecordsAt)[slot];
 }
 
-HalfLabel& ControlSegment::stored_label(size_t half) const {
-  return reinterpret_cast<HalfLabel*>(segment_.data() + kLabelsAt)[half];
+SlotLabel& ControlSegment::stored_label(size_t slot) const {
+  return reinterpret_cast<SlotLabel*>(segment_.data() + kLabelsAt)[slot];
 }
 
-uint64_t* ControlSegment::hashes(size_t half) const {
+uint64_t* ControlSegment::hashes(size_t slot) const {
   auto* tables = reinterpret_cast<uint64_t*>(segment_.data() + HashesAt(header().layout_bytes));
-  return tables + half * header().block_count;
+  return tables + slot * header().block_count;
 }
 
-ControlSegment::HalfWord ControlSegment::word(size_t half) const {
-  const uint64_t word = std::atomic_ref(record(half).state).load(std::memory_order_acquire);
-  const auto state = static_cast<HalfState>(static_cast<uint8_t>(word));
-  if (state != HalfState::kWriting && state != HalfState::kCommitted) return {};
+ControlSegment::SlotWord ControlSegment::word(size_t slot) const {
+  const uint64_t word = std::atomic_ref(record(slot).state).load(std::memory_order_acquire);
+  const auto state = static_cast<SlotState>(static_cast<uint8_t>(word));
+  if (state != SlotState::kWriting && state != SlotState::kCommitted) return {};
   return {state, word >> 8};
 }
 
-HalfState ControlSegment::state(size_t half) const {
-  return word(half).state;
+SlotState ControlSegment::state(size_t slot) const {
+  return word(slot).state;
 }
 
-Version ControlSegment::version(size_t half) const {
-  return word(half).version;
+Version ControlSegment::version(size_t slot) const {
+  return word(slot).version;
 }
 
-int64_t ControlSegment::committed_unix_ns(size_t half) const {
-  return std::atomic_ref(record(half).committed_unix_ns).load(std::memory_order_relaxed);
+int64_t ControlSegment::committed_unix_ns(size_t slot) const {
+  return std::atomic_ref(record(slot).committed_unix_ns).load(std::memory_order_relaxed);
 }
 
-std::string ControlSegment::label(size_t half) const {
-  if (std::atomic_ref(record(half).labelled).load(std::memory_order_relaxed) != version(half)) return {};
-  const HalfLabel stored = stored_label(half);
+std::string ControlSegment::label(size_t slot) const {
+  if (std::atomic_ref(record(slot).labelled).load(std::memory_order_relaxed) != version(slot)) return {};
+  const SlotLabel stored = stored_label(slot);
   std::string label(stored.text, strnlen(stored.text, sizeof stored.text));
   return model::CheckLabel(label).ok() ? label : "";
 }
 
-void ControlSegment::StoreState(size_t half, Version version, HalfState state) {
-  std::atomic_ref(record(half).state).store(version << 8 | static_cast<uint8_t>(state), std::memory_order_release);
+void ControlSegment::StoreState(size_t slot, Version version, SlotState state) {
+  std::atomic_ref(record(slot).state).store(version << 8 | static_cast<uint8_t>(state), std::memory_order_release);
 }
 
-void ControlSegment::Reset(size_t half, Version version, HalfState state) {
-  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
-  StoreState(half, version, state);
+void ControlSegment::Reset(size_t slot, Version version, SlotState state) {
+  std::atomic_ref(record(slot).manifest_check).store(0, std::memory_order_release);
+  StoreState(slot, version, state);
 }
 
 Version ControlSegment::newest_dropped() const {
   Version newest = 0;
-  for (size_t half = 0; half < kHalves; ++half) {
-    const Version dropped = std::atomic_ref(record(half).dropped).load(std::memory_order_relaxed);
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    const Version dropped = std::atomic_ref(record(slot).dropped).load(std::memory_order_relaxed);
     if (dropped <= kMaxVersion) newest = std::max(newest, dropped);
   }
   return newest;
 }
 
-void ControlSegment::SetEmpty(size_t half) {
-  const HalfWord was = word(half);
-  if (was.state == HalfState::kCommitted && was.version > newest_dropped()) {
-    std::atomic_ref(record(half).dropped).store(was.version, std::memory_order_relaxed);
+void ControlSegment::SetEmpty(size_t slot) {
+  const SlotWord was = word(slot);
+  if (was.state == SlotState::kCommitted && was.version > newest_dropped()) {
+    std::atomic_ref(record(slot).dropped).store(was.version, std::memory_order_relaxed);
   }
-  Reset(half, 0, HalfState::kEmpty);
+  Reset(slot, 0, SlotState::kEmpty);
 }
 
-void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns, std::string_view label) {
-  HalfLabel stored{};
+void ControlSegment::SetCommitted(size_t slot, Version version, int64_t committed_unix_ns, std::string_view label) {
+  SlotLabel stored{};
   label.copy(stored.text, sizeof stored.text);
-  stored_label(half) = stored;
-  std::atomic_ref(record(half).labelled).store(label.empty() ? 0 : version, std::memory_order_relaxed);
-  std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
-  StoreState(half, version, HalfState::kCommitted);
+  stored_label(slot) = stored;
+  std::atomic_ref(record(slot).labelled).store(label.empty() ? 0 : version, std::memory_order_relaxed);
+  std::atomic_ref(record(slot).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
+  StoreState(slot, version, SlotState::kCommitted);
 }
 
-void ControlSegment::RecordManifest(size_t half, const model::Manifest& manifest) {
-  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
-  std::memcpy(hashes(half), manifest.block_hashes.data(), manifest.block_hashes.size() * sizeof(uint64_t));
-  record(half).digest = manifest.digest;
-  std::atomic_ref(record(half).manifest_check).store(ManifestCheck(manifest), std::memory_order_release);
+void ControlSegment::RecordManifest(size_t slot, const model::Manifest& manifest) {
+  std::atomic_ref(record(slot).manifest_check).store(0, std::memory_order_release);
+  std::memcpy(hashes(slot), manifest.block_hashes.data(), manifest.block_hashes.size() * sizeof(uint64_t));
+  record(slot).digest = manifest.digest;
+  std::atomic_ref(record(slot).manifest_check).store(ManifestCheck(manifest), std::memory_order_release);
 }
 
-std::optional<model::Manifest> ControlSegment::RecordedManifest(size_t half) const {
-  const uint64_t check = std::atomic_ref(record(half).manifest_check).load(std::memory_order_acquire);
-  model::Manifest manifest{.held = {header().run, version(half)},
-                           .block_hashes = {hashes(half), hashes(half) + header().block_count},
-                           .digest = record(half).digest};
+std::optional<model::Manifest> ControlSegment::RecordedManifest(size_t slot) const {
+  const uint64_t check = std::atomic_ref(record(slot).manifest_check).load(std::memory_order_acquire);
+  model::Manifest manifest{.held = {header().run, version(slot)},
+                           .block_hashes = {hashes(slot), hashes(slot) + header().block_count},
+                           .digest = record(slot).digest};
   if (check == 0 || check != ManifestCheck(manifest)) return std::nullopt;
   return manifest;
 }

@@ -1,6 +1,6 @@
 // The control segment: what the agent must still know after it was killed (FORMAT.md).
 //
-// A small shared segment next to the two halves. It names the run and the layout and records the state of each half.
+// A small shared segment next to the two slots. It names the run and the layout and records the state of each slot.
 // The agent alone writes it; a state changes by one atomic 8-byte store, so a kill between two instructions leaves a
 // state that was true. Ranks hold descriptors that could write, too: what decides where something lies, the header and
 // the layout, is therefore read once, and of what is read later every value is taken once and then checked.
@@ -23,9 +23,9 @@
 namespace lockstep::buffer {
 
 inline constexpr uint16_t kSegmentFormat = 1;
-inline constexpr size_t kHalves = 2;
+inline constexpr size_t kSlots = 2;
 
-enum class HalfState : uint8_t {
+enum class SlotState : uint8_t {
   kEmpty = 0,      // holds nothing; may be written
   kWriting = 1,    // ranks are writing its version; never served
   kCommitted = 2,  // every rank has committed: the bytes are its version, whole
@@ -39,8 +39,8 @@ struct ControlHeader {  // 256 bytes
   RunId run;
   LayoutDigest layout;
   uint64_t layout_bytes;             // of the encoded layout, which starts at byte 512
-  uint64_t image_bytes;              // of each half: safetensors header and data section
-  uint64_t data_offset;              // of the data section in each half
+  uint64_t image_bytes;              // of each slot: safetensors header and data section
+  uint64_t data_offset;              // of the data section in each slot
   uint32_t ranks;                    // that must commit a version
   uint32_t reserved;                 // 0
   char model[model::kMaxModelName];  // zero-padded
@@ -49,21 +49,21 @@ struct ControlHeader {  // 256 bytes
 };
 static_assert(sizeof(ControlHeader) == 256);
 
-struct HalfRecord {  // 64 bytes; two of them at byte 256, then their two labels, up to 512
-  uint64_t state;    // version << 8 | HalfState, changed by one store
+struct SlotRecord {  // 64 bytes; two of them at byte 256, then their two labels, up to 512
+  uint64_t state;    // version << 8 | SlotState, changed by one store
   int64_t committed_unix_ns;
   ManifestDigest digest;
-  uint64_t manifest_check;  // xxh3-64 of version, digest and the half's hash table; 0 when no manifest is recorded
-  uint64_t dropped;         // the newest version that was committed in the half and dropped; 0: none was
-  uint64_t labelled;        // the version that the half's label is of; agents before labels leave it as it is
+  uint64_t manifest_check;  // xxh3-64 of version, digest and the slot's hash table; 0 when no manifest is recorded
+  uint64_t dropped;         // the newest version that was committed in the slot and dropped; 0: none was
+  uint64_t labelled;        // the version that the slot's label is of; agents before labels leave it as it is
   uint8_t unused[8];        // 0
 };
-static_assert(sizeof(HalfRecord) == 64);
+static_assert(sizeof(SlotRecord) == 64);
 
-struct HalfLabel {              // 64 bytes; two of them at byte 384
+struct SlotLabel {              // 64 bytes; two of them at byte 384
   char text[model::kMaxLabel];  // of the version `labelled`, zero-padded
 };
-static_assert(sizeof(HalfLabel) == 64);
+static_assert(sizeof(SlotLabel) == 64);
 
 class ControlSegment {
  public:
@@ -82,29 +82,29 @@ class ControlSegment {
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   int fd() const { return segment_.fd(); }
 
-  HalfState state(size_t half) const;
-  Version version(size_t half) const;  // 0 when empty
-  int64_t committed_unix_ns(size_t half) const;
-  std::string label(size_t half) const;  // empty: none. REQUIRES the half to be committed
+  SlotState state(size_t slot) const;
+  Version version(size_t slot) const;  // 0 when empty
+  int64_t committed_unix_ns(size_t slot) const;
+  std::string label(size_t slot) const;  // empty: none. REQUIRES the slot to be committed
 
   // The newest version that was committed and made EMPTY: another must not take its number. 0: none was.
   Version newest_dropped() const;
 
-  // Both drop the half's manifest, then change its state.
-  void SetEmpty(size_t half);
-  void SetWriting(size_t half, Version version) { Reset(half, version, HalfState::kWriting); }
+  // Both drop the slot's manifest, then change its state.
+  void SetEmpty(size_t slot);
+  void SetWriting(size_t slot, Version version) { Reset(slot, version, SlotState::kWriting); }
   // REQUIRES CheckLabel(label).
-  void SetCommitted(size_t half, Version version, int64_t committed_unix_ns, std::string_view label = {});
+  void SetCommitted(size_t slot, Version version, int64_t committed_unix_ns, std::string_view label = {});
 
-  // REQUIRES the half to be committed at manifest.held.version.
-  void RecordManifest(size_t half, const model::Manifest& manifest);
-  // What was recorded for the half's present version; no value when nothing was, or when the agent died while
+  // REQUIRES the slot to be committed at manifest.held.version.
+  void RecordManifest(size_t slot, const model::Manifest& manifest);
+  // What was recorded for the slot's present version; no value when nothing was, or when the agent died while
   // recording.
-  std::optional<model::Manifest> RecordedManifest(size_t half) const;
+  std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
  private:
-  struct HalfWord {
-    HalfState state = HalfState::kEmpty;
+  struct SlotWord {
+    SlotState state = SlotState::kEmpty;
     Version version = 0;
   };
 
@@ -112,12 +112,12 @@ class ControlSegment {
                  std::shared_ptr<const model::ModelLayout> layout)
       : segment_(std::move(segment)), header_(header), layout_(std::move(layout)) {}
 
-  HalfRecord& record(size_t half) const;
-  HalfLabel& stored_label(size_t half) const;
-  uint64_t* hashes(size_t half) const;
-  HalfWord word(size_t half) const;
-  void Reset(size_t half, Version version, HalfState state);
-  void StoreState(size_t half, Version version, HalfState state);
+  SlotRecord& record(size_t slot) const;
+  SlotLabel& stored_label(size_t slot) const;
+  uint64_t* hashes(size_t slot) const;
+  SlotWord word(size_t slot) const;
+  void Reset(size_t slot, Version version, SlotState state);
+  void StoreState(size_t slot, Version version, SlotState state);
 
   os::MappedSegment segment_;
   ControlHeader header_;

@@ -26,7 +26,7 @@ inline constexpr uint64_t kMaxRowsApart = uint64_t{1} << 20;
 // What a rank reports of bytes that are final.
 enum class Content : uint8_t {
   kNew,        // they may be anything
-  kUnchanged,  // they equal those of the other half, which holds the version before
+  kUnchanged,  // they equal those of the other slot, which holds the version before
 };
 
 struct CompletedBlocks {

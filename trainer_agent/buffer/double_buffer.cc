@@ -9,12 +9,12 @@
 namespace lockstep::buffer {
 namespace {
 
-const char* const kHalfNames[kHalves] = {"half-0", "half-1"};
+const char* const kSlotNames[kSlots] = {"slot-0", "slot-1"};
 
 }  // namespace
 
-DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<os::MappedSegment, kHalves> halves)
-    : model_(control.model()), control_(std::move(control)), halves_(std::move(halves)) {}
+DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<os::MappedSegment, kSlots> slots)
+    : model_(control.model()), control_(std::move(control)), slots_(std::move(slots)) {}
 
 Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& model, const RunId& run,
                                                            const model::ModelLayout& layout, uint32_t ranks,
@@ -26,62 +26,62 @@ Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& mo
                   Cat("model ", model, ": its safetensors header takes ", HumanBytes(header.size()),
                       "; readers stop at ", HumanBytes(model::kMaxSafetensorsHeader)));
   }
-  std::array<os::MappedSegment, kHalves> halves;
-  for (size_t half = 0; half < kHalves; ++half) {
-    LS_ASSIGN_OR_RETURN(halves[half], make(kHalfNames[half], header.size() + layout.data_bytes()));
-    std::memcpy(halves[half].data(), header.data(), header.size());
+  std::array<os::MappedSegment, kSlots> slots;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    LS_ASSIGN_OR_RETURN(slots[slot], make(kSlotNames[slot], header.size() + layout.data_bytes()));
+    std::memcpy(slots[slot].data(), header.data(), header.size());
   }
   LS_ASSIGN_OR_RETURN(os::MappedSegment control, make("control", ControlSegment::BytesFor(layout)));
   return std::unique_ptr<DoubleBuffer>(
-      new DoubleBuffer(ControlSegment::Format(std::move(control), model, run, layout, ranks), std::move(halves)));
+      new DoubleBuffer(ControlSegment::Format(std::move(control), model, run, layout, ranks), std::move(slots)));
 }
 
 Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(os::MappedSegment segment, const SegmentSource& open) {
   LS_ASSIGN_OR_RETURN(ControlSegment control, ControlSegment::Open(std::move(segment)));
   const Bytes header = model::SafetensorsHeader(*control.layout());
-  std::array<os::MappedSegment, kHalves> halves;
-  for (size_t half = 0; half < kHalves; ++half) {
-    LS_ASSIGN_OR_RETURN(halves[half], open(kHalfNames[half], control.header().image_bytes));
-    if (std::memcmp(halves[half].data(), header.data(), header.size()) != 0) {
-      return Status(ErrorCode::kCorrupt, Cat(kHalfNames[half], " of model ", control.model(),
+  std::array<os::MappedSegment, kSlots> slots;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    LS_ASSIGN_OR_RETURN(slots[slot], open(kSlotNames[slot], control.header().image_bytes));
+    if (std::memcmp(slots[slot].data(), header.data(), header.size()) != 0) {
+      return Status(ErrorCode::kCorrupt, Cat(kSlotNames[slot], " of model ", control.model(),
                                              ": its safetensors header is not the layout's"));
     }
   }
-  return std::unique_ptr<DoubleBuffer>(new DoubleBuffer(std::move(control), std::move(halves)));
+  return std::unique_ptr<DoubleBuffer>(new DoubleBuffer(std::move(control), std::move(slots)));
 }
 
 std::optional<size_t> DoubleBuffer::NewestCommitted() const {
   std::lock_guard lock(mutex_);
   std::optional<size_t> newest;
-  for (size_t half = 0; half < kHalves; ++half) {
-    if (control_.state(half) != HalfState::kCommitted) continue;
-    if (!newest || control_.version(half) > control_.version(*newest)) newest = half;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    if (control_.state(slot) != SlotState::kCommitted) continue;
+    if (!newest || control_.version(slot) > control_.version(*newest)) newest = slot;
   }
   return newest;
 }
 
-size_t DoubleBuffer::WriteHalf() const {
+size_t DoubleBuffer::WriteSlot() const {
   return NewestCommitted() == std::optional<size_t>(0) ? 1 : 0;
 }
 
-HalfState DoubleBuffer::state(size_t half) const {
+SlotState DoubleBuffer::state(size_t slot) const {
   std::lock_guard lock(mutex_);
-  return control_.state(half);
+  return control_.state(slot);
 }
 
-Version DoubleBuffer::version(size_t half) const {
+Version DoubleBuffer::version(size_t slot) const {
   std::lock_guard lock(mutex_);
-  return control_.version(half);
+  return control_.version(slot);
 }
 
-int64_t DoubleBuffer::committed_unix_ns(size_t half) const {
+int64_t DoubleBuffer::committed_unix_ns(size_t slot) const {
   std::lock_guard lock(mutex_);
-  return control_.committed_unix_ns(half);
+  return control_.committed_unix_ns(slot);
 }
 
-std::string DoubleBuffer::label(size_t half) const {
+std::string DoubleBuffer::label(size_t slot) const {
   std::lock_guard lock(mutex_);
-  return control_.label(half);
+  return control_.label(slot);
 }
 
 Version DoubleBuffer::newest_dropped() const {
@@ -90,46 +90,46 @@ Version DoubleBuffer::newest_dropped() const {
 }
 
 size_t DoubleBuffer::BeginWrite(Version version) {
-  const size_t half = WriteHalf();
+  const size_t slot = WriteSlot();
   std::unique_lock lock(mutex_);
-  control_.SetWriting(half, version);
-  readers_gone_.wait(lock, [&] { return readers_[half] == 0; });
-  return half;
+  control_.SetWriting(slot, version);
+  readers_gone_.wait(lock, [&] { return readers_[slot] == 0; });
+  return slot;
 }
 
-void DoubleBuffer::Commit(size_t half, int64_t committed_unix_ns, std::string_view label) {
+void DoubleBuffer::Commit(size_t slot, int64_t committed_unix_ns, std::string_view label) {
   std::lock_guard lock(mutex_);
-  control_.SetCommitted(half, control_.version(half), committed_unix_ns, label);
+  control_.SetCommitted(slot, control_.version(slot), committed_unix_ns, label);
 }
 
-void DoubleBuffer::Drop(size_t half) {
+void DoubleBuffer::Drop(size_t slot) {
   std::lock_guard lock(mutex_);
-  control_.SetEmpty(half);
+  control_.SetEmpty(slot);
 }
 
-void DoubleBuffer::RecordManifest(size_t half, const model::Manifest& manifest) {
+void DoubleBuffer::RecordManifest(size_t slot, const model::Manifest& manifest) {
   std::lock_guard lock(mutex_);
-  control_.RecordManifest(half, manifest);
+  control_.RecordManifest(slot, manifest);
 }
 
-std::optional<model::Manifest> DoubleBuffer::RecordedManifest(size_t half) const {
+std::optional<model::Manifest> DoubleBuffer::RecordedManifest(size_t slot) const {
   std::lock_guard lock(mutex_);
-  return control_.RecordedManifest(half);
+  return control_.RecordedManifest(slot);
 }
 
 std::optional<size_t> DoubleBuffer::AcquireRead(Version version) {
   std::lock_guard lock(mutex_);
-  for (size_t half = 0; half < kHalves; ++half) {
-    if (control_.state(half) != HalfState::kCommitted || control_.version(half) != version) continue;
-    ++readers_[half];
-    return half;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    if (control_.state(slot) != SlotState::kCommitted || control_.version(slot) != version) continue;
+    ++readers_[slot];
+    return slot;
   }
   return std::nullopt;
 }
 
-void DoubleBuffer::ReleaseRead(size_t half) {
+void DoubleBuffer::ReleaseRead(size_t slot) {
   std::lock_guard lock(mutex_);
-  if (--readers_[half] == 0) readers_gone_.notify_all();
+  if (--readers_[slot] == 0) readers_gone_.notify_all();
 }
 
 Status DoubleBuffer::Gone(Version version) const {
@@ -137,23 +137,23 @@ Status DoubleBuffer::Gone(Version version) const {
 }
 
 Status DoubleBuffer::UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) {
-  const std::optional<size_t> half = AcquireRead(version);
-  if (!half) return Gone(version);
+  const std::optional<size_t> slot = AcquireRead(version);
+  if (!slot) return Gone(version);
   // Whatever `use` throws: a trainer would wait for ever.
   struct Lease {
     DoubleBuffer& buffer;
-    const size_t half;
-    ~Lease() { buffer.ReleaseRead(half); }
-  } const lease{*this, *half};
-  use({data(*half) + range.offset, range.bytes});
+    const size_t slot;
+    ~Lease() { buffer.ReleaseRead(slot); }
+  } const lease{*this, *slot};
+  use({data(*slot) + range.offset, range.bytes});
   return OkStatus();
 }
 
-Result<os::UniqueFd> DoubleBuffer::OpenHalf(Version version) {
-  const std::optional<size_t> half = AcquireRead(version);
-  if (!half) return Gone(version);
-  Result<os::UniqueFd> opened = os::ReopenReadOnly(halves_[*half].fd(), Cat("half ", *half, " of model ", model_));
-  ReleaseRead(*half);
+Result<os::UniqueFd> DoubleBuffer::OpenSlot(Version version) {
+  const std::optional<size_t> slot = AcquireRead(version);
+  if (!slot) return Gone(version);
+  Result<os::UniqueFd> opened = os::ReopenReadOnly(slots_[*slot].fd(), Cat("slot ", *slot, " of model ", model_));
+  ReleaseRead(*slot);
   return opened;
 }
 

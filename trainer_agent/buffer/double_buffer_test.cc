@@ -26,7 +26,7 @@ Result<std::unique_ptr<DoubleBuffer>> ReopenOf(const DoubleBuffer& buffer) {
   };
   LS_ASSIGN_OR_RETURN(os::MappedSegment control, adopt(0, ControlSegment::BytesFor(*buffer.layout())));
   return DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
-    return adopt(name == "half-0" ? 1 : 2, bytes);
+    return adopt(name == "slot-0" ? 1 : 2, bytes);
   });
 }
 
@@ -51,14 +51,14 @@ TEST_CASE("What is written into an open control segment moves nothing: where thi
   const auto recorded = buffer->RecordedManifest(0);
   REQUIRE(recorded);
   CHECK(recorded->block_hashes == manifest.block_hashes);
-  // A half in a state that there is not is empty.
-  std::memset(control->data() + sizeof(ControlHeader), 0xff, sizeof(HalfRecord));
-  CHECK(buffer->state(0) == HalfState::kEmpty);
+  // A slot in a state that there is not is empty.
+  std::memset(control->data() + sizeof(ControlHeader), 0xff, sizeof(SlotRecord));
+  CHECK(buffer->state(0) == SlotState::kEmpty);
   CHECK(buffer->version(0) == 0);
   CHECK_FALSE(buffer->RecordedManifest(0));
 }
 
-TEST_CASE("A half is a safetensors image and versions alternate between the halves") {
+TEST_CASE("A slot is a safetensors image and versions alternate between the slots") {
   const auto buffer = Fresh();
   const auto header = model::SafetensorsHeader(*Layout());
   CHECK(std::memcmp(buffer->data(0) - buffer->data_offset(), header.data(), header.size()) == 0);
@@ -72,7 +72,7 @@ TEST_CASE("A half is a safetensors image and versions alternate between the halv
   buffer->Commit(1, 78);
   CHECK(buffer->BeginWrite(4) == 0);
   CHECK(buffer->version(0) == 4);
-  CHECK(buffer->state(0) == HalfState::kWriting);
+  CHECK(buffer->state(0) == SlotState::kWriting);
 }
 
 TEST_CASE("Only a committed version can be read, and only under its own number") {
@@ -90,7 +90,7 @@ TEST_CASE("Only a committed version can be read, and only under its own number")
   CHECK_THAT(buffer->UseBytes(2, {0, 10}, use), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
 }
 
-TEST_CASE("Readers never see a half that is being written, and writers wait for no more than a use of its bytes") {
+TEST_CASE("Readers never see a slot that is being written, and writers wait for no more than a use of its bytes") {
   const auto buffer = Fresh();
   std::atomic<bool> stop{false};
   std::atomic<int> torn{0};
@@ -102,9 +102,9 @@ TEST_CASE("Readers never see a half that is being written, and writers wait for 
     }
   });
   for (Version version = 1; version <= 200; ++version) {
-    const size_t half = buffer->BeginWrite(version);
-    std::memset(buffer->data(half), static_cast<int>(version), 10000);
-    buffer->Commit(half, 1);
+    const size_t slot = buffer->BeginWrite(version);
+    std::memset(buffer->data(slot), static_cast<int>(version), 10000);
+    buffer->Commit(slot, 1);
   }
   stop = true;
   reader.join();
@@ -126,7 +126,7 @@ TEST_CASE("State and manifests survive the agent") {
   CHECK((*again)->ranks() == 2);
   CHECK((*again)->version(0) == 5);
   CHECK((*again)->committed_unix_ns(0) == 99);
-  CHECK((*again)->state(1) == HalfState::kWriting);
+  CHECK((*again)->state(1) == SlotState::kWriting);
   REQUIRE((*again)->RecordedManifest(0));
   CHECK((*again)->RecordedManifest(0)->block_hashes == manifest.block_hashes);
   CHECK((*again)->RecordedManifest(0)->digest == manifest.digest);
@@ -135,7 +135,7 @@ TEST_CASE("State and manifests survive the agent") {
   buffer->BeginWrite(7);
 }
 
-TEST_CASE("The number of a version that was committed and dropped outlives half and agent; that of no other does") {
+TEST_CASE("The number of a version that was committed and dropped outlives slot and agent; that of no other does") {
   const auto buffer = Fresh();
   for (const Version version : {1, 5}) buffer->Commit(buffer->BeginWrite(version), 1);
   CHECK(buffer->newest_dropped() == 0);
@@ -146,7 +146,7 @@ TEST_CASE("The number of a version that was committed and dropped outlives half 
   CHECK((*ReopenOf(*buffer))->newest_dropped() == 5);
 }
 
-TEST_CASE("A label is its version's alone, also after an agent that knows no labels committed another to the half") {
+TEST_CASE("A label is its version's alone, also after an agent that knows no labels committed another to the slot") {
   const auto buffer = Fresh();
   buffer->BeginWrite(1);
   buffer->Commit(0, 77, "step 5");
@@ -155,7 +155,7 @@ TEST_CASE("A label is its version's alone, also after an agent that knows no lab
                                   os::Access::kReadWrite, "control");
   REQUIRE(control.ok());
   // What it stores.
-  const uint64_t state = 3 << 8 | static_cast<uint64_t>(HalfState::kCommitted);
+  const uint64_t state = 3 << 8 | static_cast<uint64_t>(SlotState::kCommitted);
   std::memcpy(control->data() + sizeof(ControlHeader), &state, sizeof state);
   const auto reopened = ReopenOf(*buffer);
   REQUIRE(reopened.ok());

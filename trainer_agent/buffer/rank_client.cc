@@ -155,7 +155,7 @@ Status RankClient::MapSegments(const OpenedBody& opened, std::vector<os::UniqueF
   }
   if (opened.data_offset > opened.image_bytes ||
       opened.image_bytes - opened.data_offset != options_.layout->data_bytes()) {
-    return {ErrorCode::kProtocol, "rank protocol: the agent's halves do not fit the model's layout"};
+    return {ErrorCode::kProtocol, "rank protocol: the agent's slots do not fit the model's layout"};
   }
   const uint64_t sizes[] = {opened.control_bytes, opened.image_bytes, opened.image_bytes};
   for (size_t i = 0; i < segments_.size(); ++i) {
@@ -204,7 +204,7 @@ Status RankClient::Replay() {
     return OkStatus();
   }
   LS_RETURN_IF_ERROR(body);
-  if (body->half != reported_.half) {
+  if (body->slot != reported_.slot) {
     return {ErrorCode::kAborted, Cat("version ", reported_.version, " was lost with the agent; publish it again")};
   }
   reported_.changed.ClearPending();
@@ -245,9 +245,9 @@ Result<std::byte*> RankClient::Begin(Version version) {
   }
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kBegin, AsBytes(VersionBody{version})));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<BegunBody>(reply, RankMessage::kBegun));
-  if (begun.half > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no half ", begun.half));
-  reported_ = Reported{.version = version, .half = begun.half};
-  return data(begun.half);
+  if (begun.slot > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no slot ", begun.slot));
+  reported_ = Reported{.version = version, .slot = begun.slot};
+  return data(begun.slot);
 }
 
 Status RankClient::SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges) {

@@ -2,8 +2,8 @@
 //
 // It remembers what it reported of the last version, so that an agent killed at any moment gets it again: it reconnects
 // within the call that noticed, returns the segments, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new
-// agent lacks them. The bytes themselves are in the shared halves, which outlive the agent and are the same memory for
-// this object's whole life: what a rank has written into a half is there until a rank writes over it, whatever became
+// agent lacks them. The bytes themselves are in the shared slots, which outlive the agent and are the same memory for
+// this object's whole life: what a rank has written into a slot is there until a rank writes over it, whatever became
 // of the version.
 #pragma once
 
@@ -45,13 +45,13 @@ class RankClient {
 
   static Result<std::unique_ptr<RankClient>> Open(RankOptions options);
 
-  // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
+  // The data section of the slot to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
   // These bytes are final. Ranges that together are smaller than any block wait for later ones, at the latest for
   // Commit(). kAborted: after a reconnection, why the version will never be committed.
   // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
-  // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
+  // These bytes are final and equal those of the other slot, the version before; the agent need not compare them. It
   // takes that on trust when it has that version, and else reads them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
   // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or by nobody.
@@ -61,7 +61,7 @@ class RankClient {
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
-  // Ends the connection, and with it a version being written, as destruction does; the halves stay mapped as long as
+  // Ends the connection, and with it a version being written, as destruction does; the slots stay mapped as long as
   // this object lives. Every later call is kState.
   void Leave();
 
@@ -74,12 +74,12 @@ class RankClient {
   Version committed_version() const { return newest_version_; }
   const model::ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
-  std::byte* write_data() { return data(reported_.half); }
-  // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
-  const std::byte* other_data() { return data(1 - reported_.half); }
-  size_t half() const { return reported_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
-  // The data section of half 0 or 1, at any time: an address to prepare. Only write_data() may be written.
-  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
+  std::byte* write_data() { return data(reported_.slot); }
+  // That of the other slot, which holds what ranks wrote into it last. REQUIRES writing().
+  const std::byte* other_data() { return data(1 - reported_.slot); }
+  size_t slot() const { return reported_.slot; }  // that is being filled, 0 or 1. REQUIRES writing()
+  // The data section of slot 0 or 1, at any time: an address to prepare. Only write_data() may be written.
+  std::byte* data(size_t slot) { return segments_[1 + slot].data() + data_offset_; }
 
  private:
   // Ranges of one kind, merged where one begins where the last ended.
@@ -99,7 +99,7 @@ class RankClient {
     Ranges unchanged;
     bool committed = false;
     Status aborted;  // why it will never be committed; OK: it may be
-    size_t half = 0;
+    size_t slot = 0;
     std::string label;
   };
 
@@ -131,7 +131,7 @@ class RankClient {
   bool left_ = false;
   RankOptions options_;
   os::UnixConnection connection_;
-  std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1
+  std::array<os::MappedSegment, 3> segments_;  // control, slot 0, slot 1
   uint64_t data_offset_ = 0;
   Version newest_version_ = 0;
   Reported reported_;

@@ -27,7 +27,7 @@ inline constexpr uint32_t kMaxRanks = 4096;
 
 enum class RankMessage : uint16_t {
   kOpen = 1,          // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
-  kOpened = 2,        // OpenedBody; descriptors of control, half 0, half 1
+  kOpened = 2,        // OpenedBody; descriptors of control, slot 0, slot 1
   kBegin = 3,         // VersionBody
   kBegun = 4,         // BegunBody
   kRanges = 5,        // VersionBody, then StridedRanges: their bytes are final
@@ -35,7 +35,7 @@ enum class RankMessage : uint16_t {
   kAbort = 7,         // VersionBody, then a sentence: why, for the other ranks
   kDone = 8,          // VersionBody: the newest version committed in this run, 0 for none
   kError = 9,         // ErrorBody, then a sentence
-  kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other half, the version before
+  kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other slot, the version before
   kHello = 11,        // a peer's line (common/peer/peer.h), from either side
   kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by one of the next or kError
   kServed = 13,       // ServedBody, to a peer that says kServedStats; to others kDone
@@ -74,7 +74,7 @@ struct VersionBody {  // 8 bytes
 };
 
 struct BegunBody {  // 8 bytes
-  uint32_t half = 0;
+  uint32_t slot = 0;
   uint32_t reserved = 0;
 };
 

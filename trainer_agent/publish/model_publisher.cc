@@ -87,7 +87,7 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
       if (!draft_->joined.insert(rank).second) {
         return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", version, " already"));
       }
-      return draft_->half;
+      return draft_->slot;
     }
     // Begun again by this rank alone it would never be whole: the others have aborted it.
     if (version == aborted_.version && aborted_.known_by.insert(rank).second) return aborted_.reason;
@@ -104,7 +104,7 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
   finishing_.reset();
   StartDraft(version);
   draft_->joined.insert(rank);
-  return draft_->half;
+  return draft_->slot;
 }
 
 Status ModelPublisher::CheckNotDropped(Version version) const {
@@ -117,11 +117,11 @@ Status ModelPublisher::CheckNotDropped(Version version) const {
 void ModelPublisher::StartDraft(Version version) {
   const auto newest = run_.served()->Newest();
   const auto base = newest ? newest->manifest : nullptr;
-  const size_t half = run_.buffer().BeginWrite(version);
+  const size_t slot = run_.buffer().BeginWrite(version);
   draft_ = std::make_unique<Draft>(
-      Draft{.version = version, .half = half, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
+      Draft{.version = version, .slot = slot, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), Held{buffer().run(), version});
-  delta::DeltaInput input = run_.InputOf(half, base);
+  delta::DeltaInput input = run_.InputOf(slot, base);
   if (base != nullptr) {
     input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
     if (run_.served()->live().followed()) BeginLive(input);
@@ -154,13 +154,13 @@ void ModelPublisher::NoteAborted(const Draft& draft, const Status& reason) {
 
 void ModelPublisher::AbortDraft(const Status& reason) {
   NoteAborted(*draft_, reason);
-  const size_t half = draft_->half;
+  const size_t slot = draft_->slot;
   if (draft_->live != nullptr) {
     draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});
     run_.served()->live().SetNewest(draft_->base->held.version);
   }
-  draft_.reset();  // waits for the blocks at work, which read the half
-  run_.buffer().Drop(half);
+  draft_.reset();  // waits for the blocks at work, which read the slot
+  run_.buffer().Drop(slot);
   changed_.notify_all();
 }
 
@@ -223,7 +223,7 @@ Status ModelPublisher::SealDraft() {
     return reason;
   }
   draft_->committed_unix_ns = telemetry::UnixNanos();
-  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns, draft_->label);
+  run_.buffer().Commit(draft_->slot, draft_->committed_unix_ns, draft_->label);
   newest_ = draft_->version;
   ++status_.versions_committed;
   status_.last_error.clear();
@@ -241,7 +241,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
   EndLive(draft, output);
-  run_.buffer().RecordManifest(draft.half, *manifest);
+  run_.buffer().RecordManifest(draft.slot, *manifest);
   if (draft.base != nullptr) {
     const telemetry::Moment storing;
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
@@ -252,7 +252,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   std::lock_guard lock(mutex_);
   if (!served.ok()) {
     NoteAborted(draft, served);
-    run_.buffer().Drop(draft.half);
+    run_.buffer().Drop(draft.slot);
   }
   finishing_->live.reset();
   finished_ = true;

@@ -6,7 +6,7 @@
 //                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
 // The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
-// bytes are reported. Begin waits for a finishing version only, whose diff still reads the half it wants; receivers are
+// bytes are reported. Begin waits for a finishing version only, whose diff still reads the slot it wants; receivers are
 // never waited for.
 #pragma once
 
@@ -52,7 +52,7 @@ class ModelPublisher {
   // Serves what an earlier agent left in the buffer, and makes the run visible to receivers. Call before any other.
   void Open();
 
-  // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
+  // The slot that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
   // already. kAborted: a rank is gone without the version that this one waited for, which was given up; the process of
   // a rank has ended, and none has taken its place; and, once, the version was aborted before this rank came to it.
@@ -60,7 +60,7 @@ class ModelPublisher {
   // never does).
   Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
-  // as unchanged is not read, when the half before is there to be equal to.
+  // as unchanged is not read, when the slot before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
   // `label`: what this rank calls the version; empty: what another one does. kBadData: bytes are missing or were
   // reported twice, or it is no label, or not that of another rank. kAborted: another rank aborted the version, or the
@@ -79,7 +79,7 @@ class ModelPublisher {
  private:
   struct Draft {
     Version version = 0;
-    size_t half = 0;
+    size_t slot = 0;
     std::shared_ptr<const model::Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
     std::string label;

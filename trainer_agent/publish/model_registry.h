@@ -49,7 +49,7 @@ class ModelRegistry {
 
   // Waits for ranks that have gone to be let out with Close(), so that whoever closes or dies can be followed at once.
   // kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound: a run
-  // that nobody holds. kResourceExhausted: no memory for the halves.
+  // that nobody holds. kResourceExhausted: no memory for the slots.
   Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
   // The connection of a rank that Open() let in has ended; `process` made it.
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
@@ -57,7 +57,7 @@ class ModelRegistry {
 
   struct Dropped {
     RunId run;
-    uint64_t bytes = 0;  // of both halves and of deltas
+    uint64_t bytes = 0;  // of both slots and of deltas
   };
   // Ends the model's run and frees its memory; waits for ranks as Open does. kNotFound: nobody opened it; kState: ranks
   // are connected.

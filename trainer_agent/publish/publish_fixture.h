@@ -24,7 +24,7 @@ inline std::shared_ptr<const model::ModelLayout> Layout() {
       {{"first", model::DType::kBF16, {40000}, 0}, {"second", model::DType::kBF16, {20000}, 80000}});
 }
 
-// The data section of the half that `version` is written into.
+// The data section of the slot that `version` is written into.
 inline std::byte* Begin(buffer::RankClient& rank, Version version) {
   const auto data = rank.Begin(version);
   REQUIRE(data.ok());

@@ -123,7 +123,7 @@ TEST_CASE("Ranks that write columns of the same tensors report them as rows, and
   const auto one = host.Connect(1, 2);
   for (Version version = 1; version <= 3; ++version) {
     std::byte* const data = Begin(*zero, version);
-    CHECK(zero->half() == (version + 1) % 2);
+    CHECK(zero->slot() == (version + 1) % 2);
     REQUIRE(one->Begin(version).ok());
     WriteRows(*zero, data, {0, 50, 1200, 100}, static_cast<int>(version));
     REQUIRE(zero->Commit().ok());

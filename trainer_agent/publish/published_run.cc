@@ -12,7 +12,7 @@ class BufferReader : public store::BlockReader {
     return buffer_->UseBytes(version, range, use);
   }
   Result<store::VersionFile> OpenFile(Version version) override {
-    LS_ASSIGN_OR_RETURN(os::UniqueFd file, buffer_->OpenHalf(version));
+    LS_ASSIGN_OR_RETURN(os::UniqueFd file, buffer_->OpenSlot(version));
     return store::VersionFile{std::move(file), buffer_->data_offset()};
   }
 
@@ -30,10 +30,10 @@ PublishedRun::PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::
       diff_(diff),
       catalog_(catalog) {}
 
-delta::DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const model::Manifest>& base) const {
+delta::DeltaInput PublishedRun::InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const {
   return {.layout = buffer_->layout(),
-          .target = buffer_->data(half),
-          .base = base == nullptr ? nullptr : buffer_->data(1 - half),
+          .target = buffer_->data(slot),
+          .base = base == nullptr ? nullptr : buffer_->data(1 - slot),
           .base_manifest = base,
           .max_coded_bytes = served_->deltas().MaxDeltaBytes(),
           .level = diff_.codec};

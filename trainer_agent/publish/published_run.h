@@ -1,6 +1,6 @@
 // PublishedRun: the double buffer of one run, and what receivers are served of it.
 //
-// A version whose bytes are in a half is served once it was compared with the one before (InputOf), its manifest is
+// A version whose bytes are in a slot is served once it was compared with the one before (InputOf), its manifest is
 // recorded, its delta retained, and the catalog has it.
 #pragma once
 
@@ -34,8 +34,8 @@ class PublishedRun {
   // Makes the run visible to receivers.
   void Open() { catalog_->Open(served_); }
 
-  // For the diff of `half` against the other one, which holds `base` (null: nothing to compare with).
-  delta::DeltaInput InputOf(size_t half, const std::shared_ptr<const model::Manifest>& base) const;
+  // For the diff of `slot` against the other one, which holds `base` (null: nothing to compare with).
+  delta::DeltaInput InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const;
   std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
   // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
   void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
@@ -51,7 +51,7 @@ class PublishedRun {
   store::VersionCatalog* const catalog_;
 };
 
-// Serves what an earlier agent left in a run's buffer: hashes each committed half again, drops one that differs from
+// Serves what an earlier agent left in a run's buffer: hashes each committed slot again, drops one that differs from
 // its recorded manifest, makes the delta between the two again, and serves both. Returns the newest that is served, 0
 // for none. Call before anybody else has the run.
 Version RecoverRun(PublishedRun& run);

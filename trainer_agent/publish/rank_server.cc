@@ -57,13 +57,13 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
     case buffer::RankMessage::kBegin: {
-      const Result<size_t> half = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
+      const Result<size_t> slot = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
       // A draining agent closes: to the rank it is an agent that will be back.
-      if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
-      if (!half.ok()) return SendError(connection, half.status());
+      if (slot.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, slot.status().message()};
+      if (!slot.ok()) return SendError(connection, slot.status());
       LogVersion("version_begun", publisher, rank, body.version);
       return buffer::SendMessage(connection, buffer::RankMessage::kBegun,
-                                 AsBytes(buffer::BegunBody{.half = static_cast<uint32_t>(*half)}), {}, kMessageTimeout);
+                                 AsBytes(buffer::BegunBody{.slot = static_cast<uint32_t>(*slot)}), {}, kMessageTimeout);
     }
     case buffer::RankMessage::kRanges:
     case buffer::RankMessage::kUnchanged: {

@@ -118,7 +118,7 @@ TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
     const auto rank = host.Connect();
     host.Publish(*rank, 1, 1);
     std::byte* const data = Begin(*rank, 2);
-    const size_t half = rank->half();
+    const size_t slot = rank->slot();
     std::memset(data, 1, 120000);
     ReportUnchanged(*rank, {0, 40960});
     data[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
@@ -126,7 +126,7 @@ TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
     host.Restart();
     WriteRows(*rank, data, {41010, 50, 400, 100}, 3);
     Write(*rank, data, {80960, 39040}, 4);
-    CHECK(rank->half() == half);
+    CHECK(rank->slot() == slot);
     REQUIRE(rank->Commit().ok());
     Bytes expected(data, data + 120000);
     expected[4] = std::byte{1};
@@ -242,7 +242,7 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   first.reset();
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
-  CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two halves need"));
+  CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two slots need"));
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }
 
@@ -309,7 +309,7 @@ TEST_CASE("A segment directory that others may write to is refused") {
   CHECK(os::RemoveTree(directory).ok());
 }
 
-TEST_CASE("A committed half whose bytes changed while the agent was away is dropped") {
+TEST_CASE("A committed slot whose bytes changed while the agent was away is dropped") {
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
@@ -332,7 +332,7 @@ TEST_CASE("Buffers that a rank returns and could cut, to kill the agent, are ref
   };
   CHECK((*home)->Adopt(returned()).ok());
   std::vector<os::UniqueFd> fds = returned();
-  fds[2] = os::UniqueFd(memfd_create("half", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  fds[2] = os::UniqueFd(memfd_create("slot", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(ftruncate(fds[2].get(), static_cast<off_t>(made->buffer->image_bytes())) == 0);
   CHECK_THAT((*home)->Adopt(std::move(fds)), FailsWith(ErrorCode::kBadData, "may be cut while it is mapped"));
 }

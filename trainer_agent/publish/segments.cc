@@ -110,7 +110,7 @@ Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) co
                                        "the control segment returned"));
   LS_ASSIGN_OR_RETURN(
       auto buffer, buffer::DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
-        return os::AdoptSegment(std::move(fds[name == "half-0" ? 1 : 2]), bytes, os::Access::kReadWrite, name);
+        return os::AdoptSegment(std::move(fds[name == "slot-0" ? 1 : 2]), bytes, os::Access::kReadWrite, name);
       }));
   return Stored{std::move(buffer), ""};
 }
@@ -169,12 +169,12 @@ Status SegmentHome::CheckRoom(const std::string& model, const model::ModelLayout
   if (memfd_) return OkStatus();
   struct statvfs room {};
   if (statvfs(directory_.c_str(), &room) != 0) return ErrnoStatus(errno, directory_);
-  const uint64_t needed = buffer::kHalves * model::ImageBytes(layout) + buffer::ControlSegment::BytesFor(layout);
-  const uint64_t freed = replaced == nullptr ? 0 : buffer::kHalves * replaced->image_bytes();
+  const uint64_t needed = buffer::kSlots * model::ImageBytes(layout) + buffer::ControlSegment::BytesFor(layout);
+  const uint64_t freed = replaced == nullptr ? 0 : buffer::kSlots * replaced->image_bytes();
   const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + freed;
   if (needed <= available) return OkStatus();
   return {ErrorCode::kResourceExhausted,
-          Cat("model ", model, ": its two halves need ", os::ExactBytes(needed), " in ", directory_,
+          Cat("model ", model, ": its two slots need ", os::ExactBytes(needed), " in ", directory_,
               ", which has room for ", os::ExactBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
 }
 

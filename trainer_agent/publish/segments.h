@@ -1,7 +1,7 @@
 // Where the buffers of each run live: a directory of its own on a tmpfs, or memfds.
 //
 //   <segment dir>/lock                    one agent per directory
-//   <segment dir>/<model>.<run>/control   half-0  half-1  deltas/
+//   <segment dir>/<model>.<run>/control   slot-0  slot-1  deltas/
 #pragma once
 
 #include <memory>
@@ -28,10 +28,10 @@ class SegmentHome {
   // Runs of the model that are still there have ended then.
   Result<Stored> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
                       uint32_t ranks) const;
-  // From the descriptors that a rank returned: control, half 0, half 1. kBadData, kProtocol, kCorrupt: they are not
+  // From the descriptors that a rank returned: control, slot 0, slot 1. kBadData, kProtocol, kCorrupt: they are not
   // what an agent made.
   Result<Stored> Adopt(std::vector<os::UniqueFd> fds) const;
-  // kResourceExhausted, with what is needed and what there is, when halves for `layout` would not fit even after
+  // kResourceExhausted, with what is needed and what there is, when slots for `layout` would not fit even after
   // `replaced` (may be null) is gone.
   Status CheckRoom(const std::string& model, const model::ModelLayout& layout,
                    const buffer::DoubleBuffer* replaced) const;

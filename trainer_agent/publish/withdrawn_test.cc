@@ -6,7 +6,7 @@
 namespace lockstep::publish {
 namespace {
 
-TEST_CASE("A version whose half does not hold what was committed is withdrawn, and the next one is whole") {
+TEST_CASE("A version whose slot does not hold what was committed is withdrawn, and the next one is whole") {
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
@@ -29,13 +29,13 @@ TEST_CASE("A version whose half does not hold what was committed is withdrawn, a
   std::byte* const next = Begin(*rank, 3);
   std::memset(next, 1, 120000);
   next[50'000] = std::byte{9};
-  ReportUnchanged(*rank, {0, 120000});  // as in the half before: but that is not what it was, so all is read
+  ReportUnchanged(*rank, {0, 120000});  // as in the slot before: but that is not what it was, so all is read
   REQUIRE(rank->Commit().ok());
   CHECK(HasBytes(host.Await(3), Bytes(next, next + 120000)));
   CHECK(host.run().deltas().Retained().empty());  // it leads nowhere from what receivers hold
 }
 
-// Writes bytes as in the half before, reports them so, and commits.
+// Writes bytes as in the slot before, reports them so, and commits.
 Status CommitUnchanged(buffer::RankClient& rank, std::byte* data, int value) {
   std::memset(data, value, 120000);
   ReportUnchanged(rank, {0, 120000});

@@ -1,6 +1,6 @@
 // LaneServer: answers block requests on TCP lanes (common/wire/FORMAT.md), one coroutine per lane.
 //
-// Full blocks are sent out of the half that holds them, which is held for the length of one system call at a time; the
+// Full blocks are sent out of the slot that holds them, which is held for the length of one system call at a time; the
 // rest of a block that the socket does not take is copied. So a receiver that does not read holds nothing up but its
 // own lane. A lane that is stalled for too long, or silent without waiting for a version, is closed; its receiver
 // comes back with a new ticket.

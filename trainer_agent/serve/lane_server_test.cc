@@ -222,7 +222,7 @@ TEST_CASE("Rate limits hold for all lanes together, and for those of one receive
   CHECK(seconds < 30 * expected);  // on a loaded machine; lane_limits_test.cc has the exact figures
 }
 
-TEST_CASE("A lane that waits for its turn holds no half") {
+TEST_CASE("A lane that waits for its turn holds no slot") {
   Served served;
   const auto server = StartLanes(served, {.receiver_bytes_per_s = 1 << 10});
   const auto plan = served.pulls.Open(served.Request());

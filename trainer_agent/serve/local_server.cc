@@ -15,14 +15,14 @@ struct Answer {
   Bytes tail;
 };
 
-Result<Answer> OpenHalf(const Pull& pull, Version version) {
-  LS_ASSIGN_OR_RETURN(store::ServedRun::Half half, pull.run->OpenHalf(version));
-  const ByteView hashes = std::as_bytes(std::span(half.manifest->block_hashes));
-  return Answer{.head = {.version = half.manifest->held.version,
-                         .offset = half.memory.data_offset,
+Result<Answer> OpenSlot(const Pull& pull, Version version) {
+  LS_ASSIGN_OR_RETURN(store::ServedRun::Slot slot, pull.run->OpenSlot(version));
+  const ByteView hashes = std::as_bytes(std::span(slot.manifest->block_hashes));
+  return Answer{.head = {.version = slot.manifest->held.version,
+                         .offset = slot.memory.data_offset,
                          .data_bytes = pull.run->layout().data_bytes(),
                          .tail_bytes = hashes.size()},
-                .file = std::move(half.memory.file),
+                .file = std::move(slot.memory.file),
                 .tail = {hashes.begin(), hashes.end()}};
 }
 
@@ -34,8 +34,8 @@ Result<Answer> OpenPayload(const Pull& pull, uint64_t payload_id) {
 
 Result<Answer> AnswerTo(const wire::LocalRequest& request, const Pull& pull) {
   switch (static_cast<wire::LocalKind>(request.kind)) {
-    case wire::LocalKind::kHalf:
-      return OpenHalf(pull, request.version);
+    case wire::LocalKind::kSlot:
+      return OpenSlot(pull, request.version);
     case wire::LocalKind::kPayload:
       return OpenPayload(pull, request.payload_id);
     case wire::LocalKind::kAlive:

@@ -1,6 +1,6 @@
 // The local path of pulls (common/wire/FORMAT.md), for receivers of this host.
 //
-// It hands out descriptors and no bytes: of the half that holds a version, and of the files of deltas. A connection
+// It hands out descriptors and no bytes: of the slot that holds a version, and of the files of deltas. A connection
 // costs a thread and, while it lasts, keeps its pull from expiring only as far as the receiver asks for something; it
 // never holds the trainer up.
 #pragma once

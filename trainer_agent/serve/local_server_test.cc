@@ -70,7 +70,7 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
-  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kHalf);
+  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kSlot);
   CHECK(answer.code == 0);
   CHECK(answer.version == 2);
   CHECK(answer.offset == MadeUpBlocks::kDataOffset);
@@ -78,7 +78,7 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   REQUIRE(client.files.size() == 1);
   CHECK((::fcntl(client.files[0].get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
   Bytes block(kBlock);
-  REQUIRE(os::ReadAt(client.files[0].get(), answer.offset + 5 * kBlock, block, "half").ok());
+  REQUIRE(os::ReadAt(client.files[0].get(), answer.offset + 5 * kBlock, block, "slot").ok());
   CHECK(block == BlockOf(2, 5));
   const auto manifest = host.ManifestOf(2);
   const ByteView hashes = std::as_bytes(std::span(manifest->block_hashes));
@@ -92,7 +92,7 @@ TEST_CASE("A pull that has ended is given nothing more") {
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   CHECK(client.Ask(wire::LocalKind::kAlive).code == 0);
   host.pulls.Close(plan->pull_id, {}, "ok");
-  client.Send(wire::LocalRequest{.kind = static_cast<uint8_t>(wire::LocalKind::kHalf)});
+  client.Send(wire::LocalRequest{.kind = static_cast<uint8_t>(wire::LocalKind::kSlot)});
   CHECK(client.Closed());
 }
 
@@ -103,13 +103,13 @@ TEST_CASE("A version that is gone is refused with a sentence, and the connection
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
   host.blocks->oldest = 2;
-  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kHalf, 1);
+  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kSlot, 1);
   CHECK(static_cast<ErrorCode>(answer.code) == ErrorCode::kState);
   CHECK(client.files.empty());
   CHECK_FALSE(client.tail.empty());
   CHECK(client.Ask(wire::LocalKind::kAlive).code == 0);
   CHECK(client.files.empty());
-  CHECK(client.Ask(wire::LocalKind::kHalf, 2).version == 2);
+  CHECK(client.Ask(wire::LocalKind::kSlot, 2).version == 2);
 }
 
 TEST_CASE("A delta's file holds its payload; those of other pulls are refused") {
@@ -172,13 +172,13 @@ TEST_CASE("A ticket admits one local connection once; strangers, garbage and sil
   CHECK(malformed.Closed());
   Client smuggler(host);
   REQUIRE(smuggler.Enter(plan->pull_id, plan->tickets[1]) == ErrorCode::kOk);
-  wire::LocalRequest request{.kind = static_cast<uint8_t>(wire::LocalKind::kHalf)};
+  wire::LocalRequest request{.kind = static_cast<uint8_t>(wire::LocalKind::kSlot)};
   wire::Seal(request);
   const int descriptor = STDIN_FILENO;
   REQUIRE(smuggler.connection().Send(AsBytes(request), {&descriptor, 1}, kSoon).ok());
   CHECK(smuggler.Closed());
 
-  CHECK(good.Ask(wire::LocalKind::kHalf).version == 1);
+  CHECK(good.Ask(wire::LocalKind::kSlot).version == 1);
   host.server.reset();
   CHECK(good.Closed());
 }

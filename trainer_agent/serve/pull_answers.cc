@@ -7,7 +7,7 @@
 namespace lockstep::serve {
 namespace {
 
-// Sends as many of the next `count` blocks as the socket takes, from the half that holds them. Returns how many, which
+// Sends as many of the next `count` blocks as the socket takes, from the slot that holds them. Returns how many, which
 // is 0 too when the request is refused.
 Result<uint32_t> SendBlocks(const wire::BlockRequest& request, uint32_t count, Pull& pull, LaneWriter& writer,
                             LaneAnswer& answer) {
@@ -49,7 +49,7 @@ asio::awaitable<Result<LaneAnswer>> SendFull(const wire::BlockRequest& request, 
   const uint32_t at_once = std::max<uint32_t>(1, LaneWriter::kBurstBytes / block_bytes);
   while (answer.frames < request.block_count) {
     const uint32_t count = std::min(at_once, request.block_count - answer.frames);
-    // First, so that no half is held by a lane that waits for its turn.
+    // First, so that no slot is held by a lane that waits for its turn.
     co_await writer.WaitForPace(uint64_t{count} * block_bytes);
     const Result<uint32_t> begun = SendBlocks(request, count, pull, writer, answer);
     if (!begun.ok()) co_return begun.status();

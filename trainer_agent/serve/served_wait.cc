@@ -155,8 +155,7 @@ Status NotServed(const buffer::ServedQuestion& question, const Reports& reports,
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
                                               : Cat("label \"", question.label, "\", version ", wanted.version, ",");
-  const std::string by = question.names == std::vector<std::string>{buffer::kEveryReceiver}
-                             ? "every connected receiver"
+  const std::string by = question.names == std::vector<std::string>{buffer::kEveryReceiver} ? "every connected receiver"
                          : question.names.empty()
                              ? Cat(question.receivers, question.of_engines ? " engines" : " receivers")
                              : Cat(question.names.size(), " named receivers");

@@ -116,13 +116,13 @@ TEST_CASE("Engines are counted, and named, of receivers that have several") {
 TEST_CASE("Every receiver that is connected is waited for by one name, and one must be") {
   Fleet fleet;
   const auto question = fleet.Ask(0, {buffer::kEveryReceiver});
-  CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kDeadline, "is not served by every connected receiver",
-                                              "; none is connected"));
+  CHECK_THAT(fleet.Await(question),
+             FailsWith(ErrorCode::kDeadline, "is not served by every connected receiver", "; none is connected"));
   fleet.Report("good", fleet.Of(1));
   CHECK(*fleet.Await(question) == 1);
   fleet.Report("bad", {}, "no room");
-  CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kDeadline, "\"bad\" serves nothing", "says: no room",
-                                              "\"good\" serves version 1"));
+  CHECK_THAT(fleet.Await(question),
+             FailsWith(ErrorCode::kDeadline, "\"bad\" serves nothing", "says: no room", "\"good\" serves version 1"));
   CHECK(fleet.lacking.starts_with("bad\tconnected\t"));
   fleet.connections.pop_back();
   CHECK(*fleet.Await(question) == 1);

@@ -1,4 +1,4 @@
-// Scrubber: hashes the newest version of each run again, a few blocks at a time, round after round. A half that does
+// Scrubber: hashes the newest version of each run again, a few blocks at a time, round after round. A slot that does
 // not hold what its manifest says (written into after its commit, reported as unchanged and was not, bits lost) is
 // found here and withdrawn, before receivers pull it in vain.
 #pragma once

@@ -75,14 +75,14 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
   return status;
 }
 
-Result<ServedRun::Half> ServedRun::OpenHalf(Version wanted) const {
+Result<ServedRun::Slot> ServedRun::OpenSlot(Version wanted) const {
   std::shared_ptr<const model::Manifest> manifest = FindManifest(wanted);
   const std::shared_ptr<BlockReader> blocks = Blocks();
   if (manifest == nullptr || blocks == nullptr) {
     return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
   }
   LS_ASSIGN_OR_RETURN(VersionFile memory, blocks->OpenFile(manifest->held.version));
-  return Half{std::move(memory), std::move(manifest)};
+  return Slot{std::move(memory), std::move(manifest)};
 }
 
 std::shared_ptr<BlockReader> ServedRun::Blocks() const {

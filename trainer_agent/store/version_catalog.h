@@ -79,11 +79,11 @@ class ServedRun {
 
   // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as nobody writes
   // there. kState when it is gone.
-  struct Half {
+  struct Slot {
     VersionFile memory;
     std::shared_ptr<const model::Manifest> manifest;
   };
-  Result<Half> OpenHalf(Version wanted) const;
+  Result<Slot> OpenSlot(Version wanted) const;
 
   // The run is over: releases its memory, whoever still holds this object. Reads fail with kState from now on.
   void End();

@@ -62,19 +62,19 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   const Chain chain;
   auto blocks = std::make_shared<FakeBlocks>();
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
-  CHECK_THAT(run->OpenHalf(0), FailsWith(ErrorCode::kState, "version 0 is no longer in memory"));
+  CHECK_THAT(run->OpenSlot(0), FailsWith(ErrorCode::kState, "version 0 is no longer in memory"));
   VersionCatalog catalog;
   catalog.Open(run);
   for (const Version version : {1, 2}) {
     Publish(catalog, run, version);
   }
   blocks->in_memory = 2;
-  CHECK(run->OpenHalf(0)->manifest->held.version == 2);
-  CHECK(run->OpenHalf(2)->memory.data_offset == 102);
-  CHECK_THAT(run->OpenHalf(1), FailsWith(ErrorCode::kState, "gone"));
-  CHECK_THAT(run->OpenHalf(7), FailsWith(ErrorCode::kState, "version 7 is no longer in memory"));
+  CHECK(run->OpenSlot(0)->manifest->held.version == 2);
+  CHECK(run->OpenSlot(2)->memory.data_offset == 102);
+  CHECK_THAT(run->OpenSlot(1), FailsWith(ErrorCode::kState, "gone"));
+  CHECK_THAT(run->OpenSlot(7), FailsWith(ErrorCode::kState, "version 7 is no longer in memory"));
   run->End();
-  CHECK_THAT(run->OpenHalf(2), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
+  CHECK_THAT(run->OpenSlot(2), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
 }
 
 TEST_CASE("No version follows one that was withdrawn, unless it was compared with none") {

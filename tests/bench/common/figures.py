@@ -107,7 +107,7 @@ PROGRAMS = (
         "sync/idle_bench.py",
         120,
         (
-            Figure("agent_rss", "<= 1", "without halves and deltas, against 256 MiB"),
+            Figure("agent_rss", "<= 1", "without slots and deltas, against 256 MiB"),
             Figure("receiver_rss", "<= 1", "without replicas, against 256 MiB"),
             Figure("idle_cpu", "<= 1", "both daemons, against 0.2 % of a core"),
             Figure("idle_cpu_scraped", "<= 1", "while Prometheus would scrape them each second, against 0.3 %"),

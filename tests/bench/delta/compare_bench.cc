@@ -2,10 +2,10 @@
 // whole, in three ways, against a plain copy, at three sizes. All take turns, so each finds the caches and memory as
 // another one left them.
 //
-//   copies      what is built: the rank copies into the idle half, the agent's threads compare and code behind it
-//   compares    the rank compares with the served half while it copies, and the agent's threads code what it found
-//   lists       the rank compares with the served half and copies nothing; the agent's threads code what it found, and
-//               bring the idle half, which is a version behind, forward by two lists
+//   copies      what is built: the rank copies into the idle slot, the agent's threads compare and code behind it
+//   compares    the rank compares with the served slot while it copies, and the agent's threads code what it found
+//   lists       the rank compares with the served slot and copies nothing; the agent's threads code what it found, and
+//               bring the idle slot, which is a version behind, forward by two lists
 //
 // "blocked" is until the rank is done, "whole" until all is coded and hashed; of both the lists are handed over for
 // nothing, which no second process would have.
@@ -56,7 +56,7 @@ struct Seconds {
   double whole = 0;
 };
 
-// The trainer's weights of two versions that follow each other for ever, and the agent's halves.
+// The trainer's weights of two versions that follow each other for ever, and the agent's slots.
 class Publisher {
  public:
   static constexpr uint64_t kCopiesOfModel = 5;  // with lists
@@ -69,7 +69,7 @@ class Publisher {
     const double rate = model_.LearningRateFor(kChanged);
     for (uint32_t version : {0, 1}) {
       model_.Write(version, rate, weights(version), pool_);
-      std::memcpy(half(version).data(), weights(version).data(), bytes_of_model());
+      std::memcpy(slot(version).data(), weights(version).data(), bytes_of_model());
       lists_[version].blocks.resize(layout_->block_count());
       lists_[version].hashes.resize(layout_->block_count());
     }
@@ -88,10 +88,10 @@ class Publisher {
 
   // `lists` first needs the list of the version before: a turn of another way makes it.
   //
-  // Each way starts with half `served_` at the version before, the other half one more behind, and leaves them so.
+  // Each way starts with slot `served_` at the version before, the other slot one more behind, and leaves them so.
   Seconds Copies() {
     delta::DeltaJob job(
-        &pool_, {.layout = layout_, .target = idle().data(), .base = half(served_).data(), .base_manifest = nullptr});
+        &pool_, {.layout = layout_, .target = idle().data(), .base = slot(served_).data(), .base_manifest = nullptr});
     return Timed(
         [&](const std::vector<BlockIndex>& blocks) {
           for (const BlockIndex block : blocks) Copy(block);
@@ -119,8 +119,8 @@ class Publisher {
 
  private:
   std::span<std::byte> weights(size_t version) { return memory_[version].span(); }
-  std::span<std::byte> half(size_t which) { return memory_[2 + which].span(); }
-  std::span<std::byte> idle() { return half(1 - served_); }
+  std::span<std::byte> slot(size_t which) { return memory_[2 + which].span(); }
+  std::span<std::byte> idle() { return slot(1 - served_); }
 
   void Copy(BlockIndex block) {
     const ByteRange range = layout_->block_range(block);
@@ -134,7 +134,7 @@ class Publisher {
     scratch.positions.resize(range.bytes / unit);
     scratch.steps.resize(range.bytes / unit);
     const kernels::Diff diff =
-        kernels::FindChangesAndHash(half(served_).data() + range.offset, weights(next_).data() + range.offset,
+        kernels::FindChangesAndHash(slot(served_).data() + range.offset, weights(next_).data() + range.offset,
                                     range.bytes, unit, scratch.positions.data(), scratch.steps.data());
     payload::Changes& found = lists_[next_].blocks[block];
     found.positions.assign(scratch.positions.begin(),
@@ -151,7 +151,7 @@ class Publisher {
     coded_bytes_ += coded.size();
   }
 
-  // The idle half has neither the changes of the version before nor those of this one.
+  // The idle slot has neither the changes of the version before nor those of this one.
   void Advance(BlockIndex block) {
     const ByteRange range = layout_->block_range(block);
     std::array<kernels::BlockChanges, 2> both;
@@ -205,11 +205,11 @@ class Publisher {
 
   const AdamModel model_;
   const std::shared_ptr<const model::ModelLayout> layout_;
-  std::array<os::MappedSegment, 4> memory_;  // weights of two versions, two halves
+  std::array<os::MappedSegment, 4> memory_;  // weights of two versions, two slots
   struct Lists lists_[2];                    // by version: what changed from the other
   WorkerPool pool_;
   std::atomic<uint64_t> coded_bytes_ = 0;
-  size_t served_ = 1;  // this half has version 1
+  size_t served_ = 1;  // this slot has version 1
   size_t next_ = 0;    // so this is published next
 };
 

@@ -26,7 +26,7 @@ struct Options {
 
 void WritePair(const AdamModel& model, double density, DeltaPair& pair) {
   const double rate = model.LearningRateFor(density);
-  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.half(version), pair.pool());
+  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.slot(version), pair.pool());
   pair.Written();
 }
 

@@ -52,14 +52,14 @@ DeltaPair::DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t th
       all_blocks_(layout_->AllBlocks()),
       agent_pool_(threads),
       receiver_pool_(std::max<size_t>(1, threads - 1)) {
-  for (os::MappedSegment& half : halves_) half = OrDie(os::CreateMemfdSegment("half", layout_->data_bytes()));
+  for (os::MappedSegment& slot : slots_) slot = OrDie(os::CreateMemfdSegment("slot", layout_->data_bytes()));
 }
 
 void DeltaPair::Written() {
   for (size_t which : {0, 1}) {
     auto manifest = std::make_shared<model::Manifest>();
     manifest->held.version = 1 + which;
-    manifest->block_hashes = replica::HashBlocks(*layout_, half(which), receiver_pool_);
+    manifest->block_hashes = replica::HashBlocks(*layout_, slot(which), receiver_pool_);
     manifests_[which] = std::move(manifest);
   }
   ChooseLoads();
@@ -82,7 +82,7 @@ double DeltaPair::TimeReadBoth() {
   return TimeOnce([&] {
     OnPool(agent_pool_, layout_->block_count(), [&](size_t block) {
       const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadBoth(halves_[0].data() + range.offset, halves_[1].data() + range.offset, range.bytes & ~uint64_t{7},
+      sink |= ReadBoth(slots_[0].data() + range.offset, slots_[1].data() + range.offset, range.bytes & ~uint64_t{7},
                        loads_);
     });
   });
@@ -92,7 +92,7 @@ double DeltaPair::TimeReadOne() {
   return TimeOnce([&] {
     receiver_pool_.ParallelFor(layout_->block_count(), [&](size_t block) {
       const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadOne(halves_[0].data() + range.offset, range.bytes & ~uint64_t{7}, loads_);
+      sink |= ReadOne(slots_[0].data() + range.offset, range.bytes & ~uint64_t{7}, loads_);
     });
   });
 }
@@ -100,8 +100,8 @@ double DeltaPair::TimeReadOne() {
 double DeltaPair::TimeDiff(payload::CodecLevel level, size_t from) {
   found_ = {};  // freeing the last one is no part of this one
   const delta::DeltaInput input{.layout = layout_,
-                                .target = halves_[1 - from].data(),
-                                .base = halves_[from].data(),
+                                .target = slots_[1 - from].data(),
+                                .base = slots_[from].data(),
                                 .base_manifest = manifests_[from],
                                 .level = level};
   return TimeOnce([&] {
@@ -127,7 +127,7 @@ double DeltaPair::TimeApply(std::span<const std::shared_ptr<const payload::Paylo
   const std::vector<Version> versions(layout_->block_count(), chain.front()->base().version);
   std::vector<BlockIndex> bad;
   const double seconds =
-      TimeOnce([&] { bad = replica::ApplyChain(*layout_, chain, versions, halves_[0].span(), receiver_pool_); });
+      TimeOnce([&] { bad = replica::ApplyChain(*layout_, chain, versions, slots_[0].span(), receiver_pool_); });
   if (!bad.empty()) Fail({ErrorCode::kInternal, "a block has not the promised hash"});
   return seconds;
 }
@@ -148,7 +148,7 @@ DeltaPair::Samples DeltaPair::SampleApply(payload::CodecLevel level, int repeats
   TimeDiff(level, 0);
   const auto forward = FoundPayload(1);
   TimeApply({&forward, 1});
-  if (std::memcmp(half(0).data(), half(1).data(), bytes()) != 0) {
+  if (std::memcmp(slot(0).data(), slot(1).data(), bytes()) != 0) {
     Fail({ErrorCode::kInternal, "applied, a version has other bytes than it should"});
   }
   Samples samples;
@@ -165,8 +165,8 @@ double EntropyPerChange(const DeltaPair& pair) {
   for (BlockIndex block = 0; block < pair.layout().block_count(); ++block) {
     const ByteRange range = pair.layout().block_range(block);
     const uint32_t unit = pair.layout().block_unit(block);
-    const std::byte* before = pair.half(0).data() + range.offset;
-    const std::byte* after = pair.half(1).data() + range.offset;
+    const std::byte* before = pair.slot(0).data() + range.offset;
+    const std::byte* after = pair.slot(1).data() + range.offset;
     uint64_t last = 0;
     for (uint64_t at = 0; at + unit <= range.bytes; at += unit) {
       const uint64_t step = UnitAt(after + at, unit) - UnitAt(before + at, unit);

@@ -25,22 +25,22 @@ class DeltaPair {
   const model::ModelLayout& layout() const { return *layout_; }
   uint64_t bytes() const { return layout_->data_bytes(); }
   double gigabytes() const { return static_cast<double>(bytes()) / 1e9; }
-  std::span<std::byte> half(size_t which) const { return halves_[which].span(); }
+  std::span<std::byte> slot(size_t which) const { return slots_[which].span(); }
   WorkerPool& pool() { return receiver_pool_; }
 
-  // After the halves were written: hashes them, and finds out which loop reads them fastest.
+  // After the slots were written: hashes them, and finds out which loop reads them fastest.
   void Written();
 
-  // Seconds of the loops that only read, by the agent's threads (both halves) and by the receiver's (half 0).
+  // Seconds of the loops that only read, by the agent's threads (both slots) and by the receiver's (slot 0).
   double TimeReadBoth();
   double TimeReadOne();
-  // Seconds of the agent's one pass from half `from` to the other.
+  // Seconds of the agent's one pass from slot `from` to the other.
   double TimeDiff(payload::CodecLevel level, size_t from = 0);
   // What the last TimeDiff found.
   const delta::DeltaOutput& found() const { return found_; }
   uint64_t changes() const;
   std::shared_ptr<const payload::Payload> FoundPayload(Version base) const;
-  // Seconds of applying `chain` to half 0, which must then have every promised hash.
+  // Seconds of applying `chain` to slot 0, which must then have every promised hash.
   double TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain);
 
   // Seconds of a pass and of the loop that only reads the same, in turns: memory's speed changes from one second to the
@@ -48,9 +48,9 @@ class DeltaPair {
   struct Samples {
     std::vector<double> read, pass;
   };
-  // From half 0 to half 1.
+  // From slot 0 to slot 1.
   Samples SampleDiff(payload::CodecLevel level, int repeats);
-  // Brings half 0 forward to half 1's version, and back again. What was found last is the delta forward.
+  // Brings slot 0 forward to slot 1's version, and back again. What was found last is the delta forward.
   Samples SampleApply(payload::CodecLevel level, int repeats);
 
  private:
@@ -58,7 +58,7 @@ class DeltaPair {
 
   const std::shared_ptr<const model::ModelLayout> layout_;
   Loads loads_ = Loads::kWide32;
-  os::MappedSegment halves_[2];
+  os::MappedSegment slots_[2];
   std::shared_ptr<const model::Manifest> manifests_[2];
   std::vector<BlockIndex> all_blocks_;
   delta::DeltaOutput found_;

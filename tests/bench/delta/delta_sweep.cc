@@ -32,11 +32,11 @@ size_t Cores() {
 }
 
 void WritePair(const AdamModel& model, double rate, DeltaPair& pair) {
-  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.half(version), pair.pool());
+  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.slot(version), pair.pool());
   pair.Written();
 }
 
-// Adds to `row` what the agent's pass gives, and a loop that only reads both halves. Speeds are of the model's bytes.
+// Adds to `row` what the agent's pass gives, and a loop that only reads both slots. Speeds are of the model's bytes.
 void MeasureDiff(DeltaPair& pair, payload::CodecLevel level, int repeats, Json& row) {
   const DeltaPair::Samples seconds = pair.SampleDiff(level, repeats);
   row["level"] = level->name;
@@ -107,7 +107,7 @@ void BySize(const Options& options) {
   }
 }
 
-// Changes of half 1 against an equal half 0, element by element of two bytes.
+// Changes of slot 1 against an equal slot 0, element by element of two bytes.
 struct Case {
   std::string_view name;
   void (*change)(std::span<uint16_t> before, std::span<uint16_t> after);
@@ -142,8 +142,8 @@ constexpr Case kCases[] = {
      }},
 };
 
-std::span<uint16_t> Elements(std::span<std::byte> half) {
-  return {reinterpret_cast<uint16_t*>(half.data()), half.size() / 2};
+std::span<uint16_t> Elements(std::span<std::byte> slot) {
+  return {reinterpret_cast<uint16_t*>(slot.data()), slot.size() / 2};
 }
 
 // bf16, fp32 and fp8 together, as a mixture of experts with a router in fp32 and experts in fp8 has them.
@@ -165,8 +165,8 @@ void ByCase(const Options& options) {
     const AdamModel model(QwenLayout(options.bytes));
     DeltaPair pair(model.layout(), Cores());
     for (const Case& one : kCases) {
-      for (uint32_t half : {0, 1}) model.Write(0, 0, pair.half(half), pair.pool());
-      one.change(Elements(pair.half(0)), Elements(pair.half(1)));
+      for (uint32_t slot : {0, 1}) model.Write(0, 0, pair.slot(slot), pair.pool());
+      one.change(Elements(pair.slot(0)), Elements(pair.slot(1)));
       pair.Written();
       MeasureLevels(pair, "by_case", {{"case", one.name}}, options.repeats);
     }

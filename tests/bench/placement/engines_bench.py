@@ -19,7 +19,7 @@ ENGINES = 8
 LAYERS, QUICK_LAYERS = 2, 1
 ROUNDS, QUICK_ROUNDS = 3, 1
 VERSIONS = 4  # of a round; the first warms memory
-# The trainer's, two halves, two replicas, eight engines'; one for lists and processes.
+# The trainer's, two slots, two replicas, eight engines'; one for lists and processes.
 COPIES = 14.0
 
 

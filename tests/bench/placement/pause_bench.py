@@ -26,7 +26,7 @@ CHANGED = 0.01
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
 LAYERS, QUICK_LAYERS = 22, 1
 REPEATS, QUICK_REPEATS = 7, 3
-# The trainer's, two halves, two replicas, an engine's; one for lists and processes.
+# The trainer's, two slots, two replicas, an engine's; one for lists and processes.
 COPIES = 7.0
 
 

@@ -17,7 +17,7 @@ import lockstep
 SHAPE = (2048, 2048)
 LAYER_BYTES = 2 * SHAPE[0] * SHAPE[1]  # in bfloat16
 FULL_BYTES, QUICK_BYTES = 64 * LAYER_BYTES, 4 * LAYER_BYTES
-COPIES = 8.0  # in bfloat16: the masters are two, the engine's one, three buckets, two halves of the agent
+COPIES = 8.0  # in bfloat16: the masters are two, the engine's one, three buckets, two slots of the agent
 NAMES = ("serial", "ring")
 
 

@@ -1,5 +1,5 @@
 // How fast a plan runs: the shards of four tensor-parallel ranks (fused QKV, gate and up, columns and rows) into the
-// data section of a half, against memcpy of as many bytes by as many threads.
+// data section of a slot, against memcpy of as many bytes by as many threads.
 //
 //   execute_bench [--quick]
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr uint32_t kRanks = 4;
 constexpr size_t kThreads = 2;
 
-// Shared memory, as a half is.
+// Shared memory, as a slot is.
 std::byte* SharedMemory(uint64_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) Fail(ErrnoStatus(errno, "mmap"));
@@ -26,14 +26,14 @@ std::byte* SharedMemory(uint64_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-void CopyPlainly(const std::vector<RankMemory>& ranks, std::byte* half) {
+void CopyPlainly(const std::vector<RankMemory>& ranks, std::byte* slot) {
   std::vector<std::thread> threads;
   for (size_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       uint64_t offset = 0;
       for (const RankMemory& rank : ranks) {
         const uint64_t part = rank.bytes / kThreads;
-        std::memcpy(half + offset + thread * part, rank.memory + thread * part, part);
+        std::memcpy(slot + offset + thread * part, rank.memory + thread * part, part);
         offset += rank.bytes;
       }
     });
@@ -57,13 +57,13 @@ void Run(bool quick) {
         OrDie(exporter::LowerCopies(model, exporter::ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source))
             .changing);
   }
-  std::byte* const half = SharedMemory(std::max(held, plan.bytes));
+  std::byte* const slot = SharedMemory(std::max(held, plan.bytes));
   WorkerPool pool(kThreads - 1);
   const auto engine = exporter::NewHostCopyEngine(&pool);
   std::vector<exporter::PlacedCopy> placed;
   const auto execute = [&] {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      OrDie(exporter::Place(lists[rank].copies, ranks[rank].locals, half, placed));
+      OrDie(exporter::Place(lists[rank].copies, ranks[rank].locals, slot, placed));
       OrDie(engine->Run(placed));
     }
   };
@@ -72,7 +72,7 @@ void Run(bool quick) {
   std::vector<double> plain;
   for (int turn = 0; turn < (quick ? 1 : 7); ++turn) {
     ours.push_back(TimeRepeated(1, execute).front());
-    plain.push_back(TimeRepeated(1, [&] { CopyPlainly(ranks, half); }).front());
+    plain.push_back(TimeRepeated(1, [&] { CopyPlainly(ranks, slot); }).front());
   }
   PrintResult("plan_execute", "GB/s", plan.bytes, Throughput(ours, plan.bytes), Throughput(plain, held));
 }

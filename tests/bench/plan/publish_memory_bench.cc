@@ -1,4 +1,4 @@
-// What a publish takes in addition to the trainer's own tensors and the shared halves: the growth of a rank's anonymous
+// What a publish takes in addition to the trainer's own tensors and the shared slots: the growth of a rank's anonymous
 // memory while it publishes, sampled, with two ranks as processes and a real agent.
 //
 //   publish_memory_bench [--quick]      run in the repository's root, where bazel-bin/ has the agent

@@ -111,7 +111,7 @@ def by_density(
 
 def throughput_by_density(rows: Rows, machine: str) -> Figure:
     subtitle = f"the agent's pass over {gigabytes(rows)}, changes of Adam; {machine}"
-    bound = ("only reading both halves", "read_both")
+    bound = ("only reading both slots", "read_both")
     lines = ("compare, hash and encode", "diff_encode")
     return by_density(rows, "Throughput of the agent by density", subtitle, MODEL_SPEED, bound, lines)
 
@@ -134,7 +134,7 @@ def bytes_per_change(rows: Rows, machine: str) -> Figure:
 def scaling_over_threads(rows: Rows, machine: str) -> Figure:
     subtitle = f"{gigabytes(rows)}, 1 % changed; {machine}"
     figure, axes = line_chart("Throughput of the agent by threads", subtitle, "threads", MODEL_SPEED)
-    add_bound(axes, "only reading both halves", points(rows, "threads", "read_both", "fast"))
+    add_bound(axes, "only reading both slots", points(rows, "threads", "read_both", "fast"))
     for level, colour in levels(rows):
         add_line(axes, f"compare, hash and encode, {level}", points(rows, "threads", "diff_encode", level), colour)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -147,7 +147,7 @@ def scaling_over_size(rows: Rows, machine: str) -> Figure:
 
     subtitle = f"1 % changed by Adam; {machine}"
     figure, axes = line_chart("Time of a pass by size of the model", subtitle, "model in bf16, GB", "seconds")
-    add_bound(axes, "only reading both halves", seconds("read_both", "fast"))
+    add_bound(axes, "only reading both slots", seconds("read_both", "fast"))
     add_line(axes, "compare, hash and encode, fast", seconds("diff_encode", "fast"), BLUE)
     add_line(axes, "compare, hash and encode, compact", seconds("diff_encode", "compact"), ORANGE)
     add_line(axes, "decode, apply and verify, fast", seconds("decode_apply_verify", "fast"), GREEN)

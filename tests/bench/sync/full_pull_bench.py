@@ -12,24 +12,24 @@ import program
 from harness import BIN, Cluster, wait_until
 from weights import Weights
 
-COPIES = 5.0  # the trainer's, a half, two replicas, the stream's own
+COPIES = 5.0  # the trainer's, a slot, two replicas, the stream's own
 LANES = 4
 WAYS = ("sendfile", "write", "splice", "zerocopy")
 
 
 class Stream:
-    """full_pull_stream over the agent's own half, so that both read the same memory."""
+    """full_pull_stream over the agent's own slot, so that both read the same memory."""
 
     def __init__(self, cluster: Cluster, model_bytes: int) -> None:
-        [half] = [path for path in cluster.directory.rglob("half-0") if path.is_file()]
-        offset = half.stat().st_size - model_bytes
-        command = [BIN / "tests/bench/sync/full_pull_stream", half, offset, model_bytes, LANES]
+        [slot] = [path for path in cluster.directory.rglob("slot-0") if path.is_file()]
+        offset = slot.stat().st_size - model_bytes
+        command = [BIN / "tests/bench/sync/full_pull_stream", slot, offset, model_bytes, LANES]
         self.process = subprocess.Popen(
             [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def seconds(self, way: str) -> float:
-        """Of sending the half once."""
+        """Of sending the slot once."""
         self.process.stdin.write(way + "\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())

@@ -1,7 +1,7 @@
 """What both daemons take of the machine in addition to what they are for: memory while they work, CPU while they do not.
 
 Memory is the most that a daemon ever had resident, sampled while versions of 1 % are published and a full pull is made:
-everything but the files in shared memory, which are the halves, the replicas and the retained deltas. The same with half
+everything but the files in shared memory, which are the slots, the replicas and the retained deltas. The same with half
 of all elements changed is in a line of its own. CPU is what both take together while one follows the other and nothing
 happens, for ten seconds, as a share of a core; also while Prometheus would scrape both each second.
 """

@@ -1,6 +1,6 @@
 """The pipeline that delta_sync is measured against: what a plain Python program with NumPy does for a sparse sync.
 
-The sender compares two halves in shared memory and sends absolute indices and raw values over TCP; the receiver, another
+The sender compares two slots in shared memory and sends absolute indices and raw values over TCP; the receiver, another
 process, scatters them into its private copy, writes the whole safetensors file again in memory, and renames it. Every
 stage is the quickest NumPy way found: compared in slices that stay in a cache, received in place, written by one call.
 

@@ -17,7 +17,7 @@ from weights import Bf16, Weights
 import lockstep
 
 ALLOWANCE = 16 << 20
-COPIES = 7.0  # the weights, two halves of two models, and what Publisher needs gathered
+COPIES = 7.0  # the weights, two slots of two models, and what Publisher needs gathered
 
 
 def gathered(weights: Weights) -> "Iterator[Tuple[str, Bf16]]":
@@ -64,7 +64,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
     stream_publisher = lockstep.Publisher.from_stream(weights.tensors, model="streamed", socket=agent.socket)
     with plain_publisher, stream_publisher:
         plain, streamed = Trainer(agent, "plain", plain_publisher), Trainer(agent, "streamed", stream_publisher)
-        for trainer in (plain, streamed) * 2:  # both halves are warm then
+        for trainer in (plain, streamed) * 2:  # both slots are warm then
             trainer.publish(weights.tensors)
         values, baselines = [], []
         for _ in range(options.repeats):

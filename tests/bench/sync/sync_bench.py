@@ -3,7 +3,7 @@ changed; against the same by NumPy (numpy_pipeline.py), and by stages. Every oth
 asked for their metrics when the trainer begins to publish it, and each second from then on.
 
 One JSON line for the figure, and one with rows of stages: {"kind", "stages": {name: median seconds}}. Daemons and the
-pipeline take turns in memory, not in time: the model, two halves and two replicas are all that the machine must hold.
+pipeline take turns in memory, not in time: the model, two slots and two replicas are all that the machine must hold.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from harness import Cluster, roomy_directory
 from numpy_pipeline import NumpyPipeline
 from weights import Weights, change, step_table
 
-WARMING = 3  # versions: both halves and both replicas were written, and written into
+WARMING = 3  # versions: both slots and both replicas were written, and written into
 COPIES = 5.0
 STAGES = ("negotiate", "pull", "apply", "commit")
 
@@ -89,20 +89,20 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[float], lis
 
 
 def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
-    """Seconds from two halves in shared memory to the renamed file, and rows of stages."""
+    """Seconds from two slots in shared memory to the renamed file, and rows of stages."""
     random, steps = np.random.default_rng(2), step_table()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=roomy_directory()) as directory:
-        paths = [Path(directory) / name for name in ("half-a", "half-b")]
+        paths = [Path(directory) / name for name in ("slot-a", "slot-b")]
         first = Weights(options.model_bytes).flat
         for path in paths:
             first.tofile(path)
         elements = first.size
         del first
-        halves = [np.memmap(path, np.uint16, "r+") for path in paths]
+        slots = [np.memmap(path, np.uint16, "r+") for path in paths]
         with NumpyPipeline(Path(directory), paths[0], elements) as pipeline:
             rows = []
             for version in range(1, 1 + WARMING + options.repeats):
-                old, new = halves[1 - version % 2], halves[version % 2]
+                old, new = slots[1 - version % 2], slots[version % 2]
                 np.copyto(new, old)
                 change(new, 0.01, random, steps)
                 rows.append(pipeline.sync(old, new))

@@ -19,9 +19,9 @@ from weights import Weights
 
 import lockstep
 
-WARMING = 3  # versions: both halves and both replicas were written, and written into
+WARMING = 3  # versions: both slots and both replicas were written, and written into
 MODEL_BYTES = 1_500_000_000
-COPIES = 9.0  # the trainer's, and two halves and two replicas of each pair
+COPIES = 9.0  # the trainer's, and two slots and two replicas of each pair
 RECORD_BYTES = 16384
 
 

@@ -1,4 +1,4 @@
-// The control segment and the halves that an agent finds again after it was killed (trainer_agent/buffer).
+// The control segment and the slots that an agent finds again after it was killed (trainer_agent/buffer).
 #include "trainer_agent/buffer/control_segment.h"
 
 #include <unistd.h>
@@ -17,19 +17,19 @@ namespace {
 
 using buffer::ControlHeader;
 using buffer::ControlSegment;
-using buffer::HalfRecord;
+using buffer::SlotRecord;
 
 constexpr size_t kRecordsAt = 256;
 constexpr size_t kLayoutAt = 512;
-constexpr uint64_t kMostImageBytes = 1 << 20;  // of a half that is made for an input
+constexpr uint64_t kMostImageBytes = 1 << 20;  // of a slot that is made for an input
 
-// The check of a half's manifest put right, if its hashes lie inside.
-void SealHalf(const ControlHeader& header, size_t half, Bytes& bytes) {
+// The check of a slot's manifest put right, if its hashes lie inside.
+void SealSlot(const ControlHeader& header, size_t slot, Bytes& bytes) {
   const uint64_t table_bytes = uint64_t{header.block_count} * sizeof(uint64_t);
-  const uint64_t hashes_at = kLayoutAt + (header.layout_bytes + 7) / 8 * 8 + half * table_bytes;
+  const uint64_t hashes_at = kLayoutAt + (header.layout_bytes + 7) / 8 * 8 + slot * table_bytes;
   if (header.layout_bytes > bytes.size() || hashes_at + table_bytes > bytes.size()) return;
-  HalfRecord record;
-  std::byte* const at = bytes.data() + kRecordsAt + half * sizeof record;
+  SlotRecord record;
+  std::byte* const at = bytes.data() + kRecordsAt + slot * sizeof record;
   std::memcpy(&record, at, sizeof record);
   if (record.manifest_check == 0) return;
   Bytes image;
@@ -45,7 +45,7 @@ Bytes Sealed(ByteView input) {
   if (bytes.size() < kLayoutAt) return bytes;
   ControlHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
-  for (size_t half = 0; half < buffer::kHalves; ++half) SealHalf(header, half, bytes);
+  for (size_t slot = 0; slot < buffer::kSlots; ++slot) SealSlot(header, slot, bytes);
   if (header.layout_bytes <= bytes.size() - kLayoutAt) {
     header.layout = {Hash128(ByteView(bytes).subspan(kLayoutAt, header.layout_bytes))};
   }
@@ -60,28 +60,28 @@ os::MappedSegment SegmentOf(ByteView bytes) {
   return segment;
 }
 
-void CheckHalves(const ControlSegment& control) {
-  for (size_t half = 0; half < buffer::kHalves; ++half) {
-    LS_FUZZ_RULE(control.version(half) <= kMaxVersion);
-    LS_FUZZ_RULE(control.state(half) != buffer::HalfState::kEmpty || control.version(half) == 0);
-    const auto manifest = control.RecordedManifest(half);
+void CheckSlots(const ControlSegment& control) {
+  for (size_t slot = 0; slot < buffer::kSlots; ++slot) {
+    LS_FUZZ_RULE(control.version(slot) <= kMaxVersion);
+    LS_FUZZ_RULE(control.state(slot) != buffer::SlotState::kEmpty || control.version(slot) == 0);
+    const auto manifest = control.RecordedManifest(slot);
     if (!manifest) continue;
     LS_FUZZ_RULE(manifest->block_hashes.size() == control.layout()->block_count());
-    LS_FUZZ_RULE(manifest->held == (Held{control.header().run, control.version(half)}));
+    LS_FUZZ_RULE(manifest->held == (Held{control.header().run, control.version(slot)}));
   }
 }
 
 // An agent that goes on with it.
 void CheckReopening(ByteView bytes) {
   const auto open = [&](const std::string& name, uint64_t image_bytes) -> Result<os::MappedSegment> {
-    if (image_bytes > kMostImageBytes) return Status(ErrorCode::kResourceExhausted, "too large a half for this test");
-    LS_ASSIGN_OR_RETURN(os::MappedSegment half, os::CreateMemfdSegment(name, image_bytes));
+    if (image_bytes > kMostImageBytes) return Status(ErrorCode::kResourceExhausted, "too large a slot for this test");
+    LS_ASSIGN_OR_RETURN(os::MappedSegment slot, os::CreateMemfdSegment(name, image_bytes));
     ControlHeader header;
     std::memcpy(&header, bytes.data(), sizeof header);
     const auto layout = *model::ModelLayout::Decode(bytes.subspan(kLayoutAt, header.layout_bytes));
     const Bytes head = model::SafetensorsHeader(*layout);
-    std::memcpy(half.data(), head.data(), head.size());
-    return half;
+    std::memcpy(slot.data(), head.data(), head.size());
+    return slot;
   };
   const auto reopened = buffer::DoubleBuffer::Reopen(SegmentOf(bytes), open);
   if (!reopened.ok()) return CheckRefusal(reopened.status(), {ErrorCode::kResourceExhausted});
@@ -103,7 +103,7 @@ void TestBytes(const Bytes& bytes, ByteView input) {
   LS_FUZZ_RULE(model::CheckModelName(opened->model()).ok());
   LS_FUZZ_RULE(opened->header().ranks >= 1 && opened->header().ranks <= buffer::kMaxRanks);
   LS_FUZZ_RULE(ControlSegment::BytesFor(*opened->layout()) == bytes.size());
-  CheckHalves(*opened);
+  CheckSlots(*opened);
   CheckReopening(bytes);
   const auto manifest = opened->RecordedManifest(1);
   Accepted(input, {manifest && manifest->held.version > 1'000'000, opened->header().ranks > 50});
@@ -116,9 +116,9 @@ std::vector<Bytes> Seeds() {
   os::MappedSegment segment = *os::CreateMemfdSegment("fuzz", bytes);
   const auto written = *os::AdoptSegment(os::UniqueFd(::dup(segment.fd())), bytes, os::Access::kReadOnly, "fuzz");
   auto control = ControlSegment::Format(std::move(segment), "actor", SmallRun(), *SmallLayout(), 2);
-  for (const size_t half : {0, 1}) {
-    control.SetCommitted(half, half + 1, 1'000'000'000);
-    control.RecordManifest(half, SmallManifest(half + 1));
+  for (const size_t slot : {0, 1}) {
+    control.SetCommitted(slot, slot + 1, 1'000'000'000);
+    control.RecordManifest(slot, SmallManifest(slot + 1));
   }
   return {HexBlock("trainer_agent/buffer/FORMAT.md", "control"), Copy({written.data(), bytes})};
 }
