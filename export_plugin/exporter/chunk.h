@@ -1,4 +1,4 @@
-// Chunks: a rank's part of the plan in portions of bounded size, the same on every rank that knows the plan.
+// Chunks: a rank's part of the plan in write batches of bounded size, the same on every rank that knows the plan.
 //
 // A chunk is what a rank writes of one HuggingFace tensor, or of a range of its rows where the tensor is large. These
 // ranges follow from the tensor's shape alone, so that what different ranks report of one tensor has equal rows and

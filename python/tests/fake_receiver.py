@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import torch
-from portions import portion, sealed
+from write_batches import batch, sealed
 
 RUN = "0123456789abcdef" * 2
 _HEADER = struct.Struct("<4sHHI4x16sQ")
@@ -78,7 +78,7 @@ class Attachment:
     def put(self, tensors: "dict[str, torch.Tensor]", version: int) -> None:
         """Writes parameters; what the rank holds then is ``version``, 0 for no whole one."""
         written = [own for own in self.description["parameters"] if own["name"] in tensors]
-        self.stage(portion(runs=[_run(own, tensors[own["name"]]) for own in written]))
+        self.stage(batch(runs=[_run(own, tensors[own["name"]]) for own in written]))
         self.expect(STAGED)
         self.write(version)
 

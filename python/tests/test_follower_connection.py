@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_receiver import RUN, STAGED
 from helpers import in_background, serving, values, wait_until
-from portions import portion
+from write_batches import batch
 
 import lockstep
 from lockstep.engine import Served
@@ -148,7 +148,7 @@ def test_a_rank_does_not_fall_asleep_while_it_is_written_and_holds_nothing_then(
         write(writer)
 
     monkeypatch.setattr(Writer, "write", slow)
-    rank.stage(portion())
+    rank.stage(batch())
     rank.expect(STAGED)
     rank.send_write(0)
     assert begun.wait(60)

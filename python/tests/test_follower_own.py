@@ -4,12 +4,12 @@ import pytest
 import torch
 from fake_receiver import HELD, RUN, STAGED
 from helpers import serving, values
-from portions import portion
+from write_batches import batch
 
 import lockstep
 from lockstep.engine import Served
 
-OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
+OUTSIDE = batch([(0, 4, 0, (1 << 20,), b"abcd")])
 
 
 def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, follow):
@@ -26,7 +26,7 @@ def test_what_is_staged_changes_nothing_while_the_module_is_read(receiver, follo
     module = torch.nn.Linear(2, 2)
     follower, rank = serving(receiver, follow, module)
     with follower.serving():
-        rank.stage(portion([(0, 4, 0, (0,), torch.tensor([2.0]).numpy().tobytes())]))
+        rank.stage(batch([(0, 4, 0, (0,), torch.tensor([2.0]).numpy().tobytes())]))
         rank.expect(STAGED)
         assert values(module) == {1.0}
     rank.hold(2)
@@ -57,7 +57,7 @@ def test_orders_before_the_rank_is_attached_end_the_connection(receiver, follow)
     rank.send_write(1)
     assert rank.is_closed()
     rank = receiver.accept()
-    rank.stage(portion())
+    rank.stage(batch())
     assert rank.is_closed()
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_waits_serves_the_version_before_once_it_was_written_again(r
 def test_what_a_receiver_staged_before_it_went_is_not_written_for_the_next(receiver, follow):
     module = torch.nn.Linear(2, 2)
     follower, rank = serving(receiver, follow, module)
-    rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
+    rank.stage(batch([(0, 4, 0, (0,), b"abcd")]))
     rank.expect(STAGED)
     rank.close()
     again = receiver.accept()
@@ -120,7 +120,7 @@ def test_what_a_receiver_staged_before_it_went_is_not_written_for_the_next(recei
 def test_what_is_dropped_is_not_written(receiver, follow):
     module = torch.nn.Linear(2, 2)
     _, rank = serving(receiver, follow, module)
-    rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
+    rank.stage(batch([(0, 4, 0, (0,), b"abcd")]))
     rank.expect(STAGED)
     rank.drop()
     rank.hold(2)
@@ -137,7 +137,7 @@ def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(rec
         for content, answer in ((ones, b"\1"), (ones[:-1] + b"\0", b"\0")):
             weight = next(own for own in rank.description["parameters"] if own["name"] == "weight")
             copy = ((weight.get("memory", 0), weight["offset"], 1, 16, 0), content)
-            rank.stage(portion(copies=[copy]))
+            rank.stage(batch(copies=[copy]))
             rank.expect(STAGED)
             assert rank.compare() == answer
     assert values(module) == {1.0}
@@ -151,7 +151,7 @@ def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver
     rank = receiver.accept()
     assert (rank.state, rank.attach["gated"], rank.version) == ("comparing", False, 0)
     rank.attached()
-    rank.stage(portion(zeros=[(0, rank.description["parameters"][0]["offset"], 1, 8, 0)]))
+    rank.stage(batch(zeros=[(0, rank.description["parameters"][0]["offset"], 1, 8, 0)]))
     rank.expect(STAGED)
     {"hold": rank.send_hold, "write": rank.send_write, "serve": rank.send_serve}[order](1)
     assert "being read" in rank.refusal() if order == "write" else rank.is_closed()
@@ -164,7 +164,7 @@ def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver
 def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_hold_after(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
-        rank.stage(portion())
+        rank.stage(batch())
         rank.expect(STAGED)
         rank.send_hold(2)
         assert rank.is_silent()

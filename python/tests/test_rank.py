@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from portions import portion, sealed
+from write_batches import batch, sealed
 
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._connection import Message, MessageType
@@ -34,11 +34,11 @@ def obey(rank: Rank, kind: MessageType, version: "Served | None" = None, fds=())
 
 
 def stage(rank: Rank, offset: int) -> None:
-    content = sealed(portion([(0, 2, 0, (offset,), b"ab")]))
+    content = sealed(batch([(0, 2, 0, (offset,), b"ab")]))
     assert obey(rank, MessageType.STAGE, fds=[content]).type == MessageType.STAGED
 
 
-def test_without_memory_for_a_portion_all_is_dropped_and_the_error_says_what_to_change(rank, held, monkeypatch):
+def test_without_memory_for_a_batch_all_is_dropped_and_the_error_says_what_to_change(rank, held, monkeypatch):
     stage(rank, 8)
 
     def no_memory(*_):

@@ -1,4 +1,4 @@
-"""What a rank writes into its own memory: the bytes that a portion names, and no other."""
+"""What a rank writes into its own memory: the bytes that a write batch names, and no other."""
 
 import contextlib
 import random
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from portions import portion, sealed
+from write_batches import batch, sealed
 
 from lockstep.core.errors import ProtocolError
 from lockstep.core.gpu_memory import GpuMemory
@@ -42,7 +42,7 @@ class Memories:
         return self.held.numpy().tobytes() == bytes(self.expected)
 
     def refusal(self, content: bytes) -> str:
-        """Of a portion; nothing was written."""
+        """Of a write batch; nothing was written."""
         with pytest.raises(ProtocolError) as refused:
             self.writer.stage(sealed(content))
         self.writer.write()
@@ -53,7 +53,7 @@ class Memories:
 def test_a_writer_that_is_made_in_inference_mode_writes_in_another_thread():
     with torch.inference_mode():
         memories = Memories(64)
-    memories.writer.stage(sealed(portion([(0, 2, 0, (8,), b"ab")])))
+    memories.writer.stage(sealed(batch([(0, 2, 0, (8,), b"ab")])))
     with ThreadPoolExecutor(1) as thread:
         thread.submit(memories.writer.write).result()
     memories.expect(0, 8, b"ab")
@@ -68,7 +68,7 @@ def test_units_of_every_width_go_to_their_places_in_every_memory():
         runs.append((memory, unit, base, at, b"".join(values)))
         for offset, value in zip(at, values):
             memories.expect(memory, base + offset, value)
-    memories.writer.stage(sealed(portion(runs)))
+    memories.writer.stage(sealed(batch(runs)))
     assert memories.held.eq(FILL).all()  # before it is told to write
     memories.writer.write()
     assert memories.are_as_expected()
@@ -76,7 +76,7 @@ def test_units_of_every_width_go_to_their_places_in_every_memory():
 
 def test_units_at_places_that_no_element_has_are_written_all_the_same():
     memories = Memories(256, begin=61)
-    memories.writer.stage(sealed(portion([(0, 4, 0, (0, 9, 252), b"abcdefghijkl")])))
+    memories.writer.stage(sealed(batch([(0, 4, 0, (0, 9, 252), b"abcdefghijkl")])))
     for offset, value in ((0, b"abcd"), (9, b"efgh"), (252, b"ijkl")):
         memories.expect(0, offset, value)
     memories.writer.write()
@@ -87,7 +87,7 @@ def test_rows_are_copied_and_zeroed_whatever_their_alignment():
     memories = Memories(4096)
     memories.writer.stage(
         sealed(
-            portion(
+            batch(
                 copies=[((0, 0, 2, 16, 64), bytes(range(32))), ((0, 301, 3, 5, 7), b"abcdefghijklmno")],
                 zeros=[(0, 2048, 2, 8, 256), (0, 1001, 1, 3, 0)],
             )
@@ -109,7 +109,7 @@ def test_many_units_are_written_by_several_threads(monkeypatch):
     memories = Memories(8192)
     places = random.Random(3).sample(range(0, 8192, 2), 1001)
     values = [struct.pack("<H", number) for number in range(len(places))]
-    memories.writer.stage(sealed(portion([(0, 2, 0, places, b"".join(values))])))
+    memories.writer.stage(sealed(batch([(0, 2, 0, places, b"".join(values))])))
     for offset, value in zip(places, values):
         memories.expect(0, offset, value)
     memories.writer.write()
@@ -126,20 +126,20 @@ def test_many_units_are_written_by_several_threads(monkeypatch):
     ],
 )
 def test_a_unit_that_leaves_its_memory_is_refused_before_anything_is_written(run, said):
-    assert said in Memories(256, 64).refusal(portion([run]))
+    assert said in Memories(256, 64).refusal(batch([run]))
 
 
 def test_of_many_runs_the_one_that_leaves_its_memory_is_named():
     fine = (0, 2, 0, (0, 2, 4), b"abcdef")
-    said = Memories(256).refusal(portion([(0, 4, 0, (8,), b"abcd"), fine, (0, 2, 250, (4, 6), b"abcd"), fine]))
+    said = Memories(256).refusal(batch([(0, 4, 0, (8,), b"abcd"), fine, (0, 2, 250, (4, 6), b"abcd"), fine]))
     assert "run 2 has 2 bytes for byte 256 of memory 0" in said
 
 
-def test_of_a_refused_portion_nothing_is_staged_and_what_was_before_stays():
+def test_of_a_refused_batch_nothing_is_staged_and_what_was_before_stays():
     memories = Memories(64)
-    memories.writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+    memories.writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
     with pytest.raises(ProtocolError):
-        memories.writer.stage(sealed(portion([(0, 1, 0, (1,), b"b"), (0, 1, 0, (64,), b"c")])))
+        memories.writer.stage(sealed(batch([(0, 1, 0, (1,), b"b"), (0, 1, 0, (64,), b"c")])))
     memories.expect(0, 0, b"a")
     memories.writer.write()
     assert memories.are_as_expected()
@@ -147,11 +147,11 @@ def test_of_a_refused_portion_nothing_is_staged_and_what_was_before_stays():
 
 def test_what_is_dropped_or_written_is_not_written_again():
     memories = Memories(64)
-    memories.writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+    memories.writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
     memories.writer.drop()
     memories.writer.write()
     assert memories.are_as_expected()
-    memories.writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+    memories.writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
     memories.writer.write()
     memories.held[:] = FILL
     memories.writer.write()
@@ -161,8 +161,8 @@ def test_what_is_dropped_or_written_is_not_written_again():
 def test_lists_that_were_written_take_memory_until_they_are_tidied_or_the_next_are_staged():
     memories = Memories(64)
     writer = memories.writer
-    for give_back in (writer.tidy, lambda: writer.stage(sealed(portion())), writer.drop):
-        writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+    for give_back in (writer.tidy, lambda: writer.stage(sealed(batch())), writer.drop):
+        writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
         index = weakref.ref(writer._staged[-1][1].scatters[0].index)
         writer.write()
         assert index() is not None
@@ -175,22 +175,22 @@ def test_comparing_says_whether_all_rows_are_there_and_writes_nothing():
     memories.held[64:72] = torch.arange(8, dtype=torch.uint8)
     memories.held[100:103] = 0
     for content, equal in (
-        (portion(copies=[((0, 0, 1, 8, 0), bytes(range(8)))], zeros=[(0, 36, 1, 3, 0)]), True),
-        (portion(copies=[((0, 0, 1, 8, 0), bytes(range(1, 9)))], zeros=[(0, 36, 1, 3, 0)]), False),
-        (portion(copies=[((0, 0, 1, 8, 0), bytes(range(8)))], zeros=[(0, 36, 1, 4, 0)]), False),
+        (batch(copies=[((0, 0, 1, 8, 0), bytes(range(8)))], zeros=[(0, 36, 1, 3, 0)]), True),
+        (batch(copies=[((0, 0, 1, 8, 0), bytes(range(1, 9)))], zeros=[(0, 36, 1, 3, 0)]), False),
+        (batch(copies=[((0, 0, 1, 8, 0), bytes(range(8)))], zeros=[(0, 36, 1, 4, 0)]), False),
     ):
         before = memories.held.clone()
         memories.writer.stage(sealed(content))
         assert memories.writer.compare() is equal
         assert torch.equal(before, memories.held)
     assert memories.writer.compare()  # nothing is at hand any more
-    memories.writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+    memories.writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
     with pytest.raises(ProtocolError, match="has runs"):
         memories.writer.compare()
 
 
 def test_what_is_staged_is_bounded_and_what_was_written_or_dropped_does_not_count(monkeypatch):
-    content = portion([(0, 1, 0, (0,), b"a")])
+    content = batch([(0, 1, 0, (0,), b"a")])
     monkeypatch.setattr(_writer, "_STAGED_BESIDES", 2 * len(content))
     monkeypatch.setattr(_writer, "_STAGED_TO_MEMORY", 0)
     memories = Memories(64)
@@ -252,7 +252,7 @@ def test_uploads_are_done_before_staging_ends_and_writes_wait_for_what_the_engin
     assert events == [("gpu 0", "warm"), ("gpu 1", "warm")]
     events.clear()
     runs = [(0, 2, 0, (0, 2), b"abcd"), (0, 2, 8, (0,), b"ef"), (1, 2, 0, (4,), b"gh"), (0, 4, 0, (16,), b"ijkl")]
-    memories.writer.stage(sealed(portion(runs, copies=[((1, 100, 1, 3, 0), b"xyz")])))
+    memories.writer.stage(sealed(batch(runs, copies=[((1, 100, 1, 3, 0), b"xyz")])))
     staging = ["work", "upload", "done"]
     assert events == [(gpu, what) for gpu in ("gpu 0", "gpu 1") for what in staging]
     events.clear()
@@ -269,7 +269,7 @@ def test_uploads_are_done_before_staging_ends_and_writes_wait_for_what_the_engin
 
 def test_comparing_waits_for_what_the_engine_has_queued(on_gpus):
     memories, events = on_gpus
-    memories.writer.stage(sealed(portion(zeros=[(0, 0, 1, 8, 0)])))
+    memories.writer.stage(sealed(batch(zeros=[(0, 0, 1, 8, 0)])))
     events.clear()
     assert not memories.writer.compare()
     assert [what for _, what in events] == ["settle", "work", "done"] * 2

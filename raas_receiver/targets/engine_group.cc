@@ -176,7 +176,7 @@ Status EngineGroup::CheckClaims(const CommitRequest& request) {
     if (claims(request.version)) claimed = &request.version;
     if (request.before && claims(*request.before)) claimed = &*request.before;
     if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, *claimed, options_.portion_bytes));
+      LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, *claimed, options_.batch_bytes));
       if (equal) link->SetHolds(claimed->held);
     }
     link->ForgetClaim();
@@ -196,7 +196,7 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   LS_RETURN_IF_ERROR(members_.Welcome());
   for (const auto& link : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, version, options_.portion_bytes));
+    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, version, options_.batch_bytes));
     if (equal) continue;
     return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
   }

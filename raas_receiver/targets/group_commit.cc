@@ -36,7 +36,7 @@ Status GroupCommit::ForEachPart(const Call& call) {
 // --- phase one ---
 
 Status GroupCommit::Prepare() {
-  LS_ASSIGN_OR_RETURN(writes_, GroupWrites::Create(plan_, version_, deltas_, held_, options_.portion_bytes));
+  LS_ASSIGN_OR_RETURN(writes_, GroupWrites::Create(plan_, version_, deltas_, held_, options_.batch_bytes));
   LS_RETURN_IF_ERROR(writes_.HandOver(ranks_, options_.stage_bytes, pool_));
   Step("prepared");
   return OkStatus();

@@ -17,13 +17,13 @@ Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model:
 
 Result<GroupWrites> GroupWrites::Create(std::shared_ptr<const placement::PlacementPlan> plan,
                                         const TargetVersion& version, const DeltasBetween& deltas,
-                                        const HeldByRank& from, uint64_t portion_bytes) {
+                                        const HeldByRank& from, uint64_t batch_bytes) {
   GroupWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
   all.data_ = version.data;
   all.version_ = version.held;
-  all.portion_bytes_ = portion_bytes;
+  all.batch_bytes_ = batch_bytes;
   std::map<Held, std::vector<uint32_t>> holders;
   for (uint32_t rank = 0; rank < from.size(); ++rank) {
     if (from[rank] && *from[rank] != version.held) holders[*from[rank]].push_back(rank);
@@ -34,7 +34,7 @@ Result<GroupWrites> GroupWrites::Create(std::shared_ptr<const placement::Placeme
     if (!held.nothing()) chain = deltas(held, version.held);
     if (chain.empty()) continue;
     LS_ASSIGN_OR_RETURN(part.changes, placement::DeltaWrites::Create(*all.plan_, ranks, *all.layout_, std::move(chain),
-                                                                     version.data, portion_bytes));
+                                                                     version.data, batch_bytes));
   }
   return all;
 }
@@ -52,7 +52,7 @@ uint64_t GroupWrites::written_bytes() const {
 }
 
 Status GroupWrites::HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool) {
-  const auto hand_over = [&](uint32_t rank, const os::UniqueFd& portion) { return ranks[rank]->HandOver(portion); };
+  const auto hand_over = [&](uint32_t rank, const os::UniqueFd& batch) { return ranks[rank]->HandOver(batch); };
   for (Part& part : parts_) {
     if (part.changes) LS_RETURN_IF_ERROR(part.changes->HandOver(bytes, hand_over, pool));
   }
@@ -63,15 +63,15 @@ Status GroupWrites::HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool
 Status GroupWrites::WriteAll(const Part& part, EngineRanks ranks, WorkerPool& pool) const {
   return pool.ParallelTry(part.ranks.size(), [&](size_t i) -> Status {
     const uint32_t rank = part.ranks[i];
-    placement::PortionWriter writer(
-        data_, [&](const os::UniqueFd& portion) { return ranks[rank]->Write(portion); }, portion_bytes_);
+    placement::BatchWriter writer(
+        data_, [&](const os::UniqueFd& batch) { return ranks[rank]->Write(batch); }, batch_bytes_);
     LS_RETURN_IF_ERROR(writer.Fill((*plan_)[rank]));
     return writer.Flush();
   });
 }
 
 Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
-  const auto write = [&](uint32_t rank, const os::UniqueFd& portion) { return ranks[rank]->Write(portion); };
+  const auto write = [&](uint32_t rank, const os::UniqueFd& batch) { return ranks[rank]->Write(batch); };
   Status first;
   for (Part& part : parts_) {
     if (!first.ok()) break;
@@ -92,13 +92,13 @@ Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
 }
 
 Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
-                          uint64_t portion_bytes) {
+                          uint64_t batch_bytes) {
   bool equal = true;
-  const auto compare = [&](const os::UniqueFd& portion) -> Status {
-    LS_ASSIGN_OR_RETURN(equal, link.Compare(portion));
+  const auto compare = [&](const os::UniqueFd& batch) -> Status {
+    LS_ASSIGN_OR_RETURN(equal, link.Compare(batch));
     return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
   };
-  placement::PortionWriter writer(version.data, compare, portion_bytes);
+  placement::BatchWriter writer(version.data, compare, batch_bytes);
   Status status = writer.Fill(plan[link.rank()]);
   if (status.ok()) status = writer.Flush();
   if (!equal) return false;

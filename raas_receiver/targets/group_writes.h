@@ -34,7 +34,7 @@ class GroupWrites {
   // The writes for the ranks that have an entry in `from` and are not at `version` there. `plan` and the version's data
   // outlive this.
   static Result<GroupWrites> Create(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
-                                    const DeltasBetween& deltas, const HeldByRank& from, uint64_t portion_bytes);
+                                    const DeltasBetween& deltas, const HeldByRank& from, uint64_t batch_bytes);
 
   // Of what was written or handed over.
   uint64_t written_bytes() const;
@@ -55,12 +55,12 @@ class GroupWrites {
   std::shared_ptr<const model::ModelLayout> layout_;
   std::span<const std::byte> data_;
   Held version_;
-  uint64_t portion_bytes_ = 0;
+  uint64_t batch_bytes_ = 0;
   std::vector<Part> parts_;
 };
 
 // Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
 Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
-                          uint64_t portion_bytes);
+                          uint64_t batch_bytes);
 
 }  // namespace lockstep::targets

@@ -28,7 +28,7 @@ enum class EngineMessageType : uint16_t {
   kHeld = 5,
   kServe = 6,
   kServing = 7,
-  kStage = 8,  // descriptor of a portion
+  kStage = 8,  // descriptor of a write batch
   kStaged = 9,
   kWrite = 10,
   kWritten = 11,

@@ -63,7 +63,7 @@ Status DecodeChanged(const Change& change) {
 
 TEST_CASE("A message arrives as it was sent, with its descriptors") {
   Ends ends;
-  const os::MappedSegment segment = *os::CreateMemfdSegment("portion", 4096);
+  const os::MappedSegment segment = *os::CreateMemfdSegment("write batch", 4096);
   const int fd = segment.fd();
   const Bytes body{std::byte{'h'}, std::byte{'i'}};
   const EngineMessage sent{.type = EngineMessageType::kAttach, .held = SomeVersion(), .body = body};

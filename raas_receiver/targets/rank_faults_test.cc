@@ -131,11 +131,11 @@ TEST_CASE("What was handed over is dropped by those who held when another did no
   CHECK(Eventually([&] { return engine.ranks[0]->status().at_hand == 0 && engine.ranks[0]->Serves(1); }));
 }
 
-TEST_CASE("A version goes in portions of bounded size, and one written after the other holds no more than that") {
+TEST_CASE("A version goes in write batches of bounded size, and one written after the other holds no more than that") {
   OwnRanks engine;
   engine.ServeFirst();
   for (auto& rank : engine.ranks) {
-    CHECK(rank->status().portions >= rank->parts().bytes() / engine.options.portion_bytes);
+    CHECK(rank->status().batches >= rank->parts().bytes() / engine.options.batch_bytes);
     CHECK(rank->status().most_at_hand == 1);
   }
 }

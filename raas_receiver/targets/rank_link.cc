@@ -146,7 +146,7 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
   return Await(EngineMessageType::kServing, deadline);
 }
 
-// --- portions ---
+// --- write batches ---
 
 Status RankLink::Checked(Status status) {
   if (status.ok()) return status;
@@ -168,10 +168,10 @@ Status RankLink::AwaitStarted() {
   return OkStatus();
 }
 
-Status RankLink::Stage(const os::UniqueFd& portion) {
+Status RankLink::Stage(const os::UniqueFd& batch) {
   LS_RETURN_IF_ERROR(AwaitStarted());
   staged_ = true;
-  const int fd = portion.get();
+  const int fd = batch.get();
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kStage, {}, std::span(&fd, 1)));
   return Checked(Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_)));
 }
@@ -185,31 +185,31 @@ Status RankLink::StartWrite(const Held& after) {
   return OkStatus();
 }
 
-Status RankLink::HandOver(const os::UniqueFd& portion) {
-  std::lock_guard lock(portions_mutex_);
-  return Stage(portion);
+Status RankLink::HandOver(const os::UniqueFd& batch) {
+  std::lock_guard lock(write_batches_mutex_);
+  return Stage(batch);
 }
 
-Status RankLink::Write(const os::UniqueFd& portion) {
-  std::lock_guard lock(portions_mutex_);
-  LS_RETURN_IF_ERROR(Stage(portion));
+Status RankLink::Write(const os::UniqueFd& batch) {
+  std::lock_guard lock(write_batches_mutex_);
+  LS_RETURN_IF_ERROR(Stage(batch));
   return StartWrite({});
 }
 
 Status RankLink::FinishWriting(const Held& after) {
-  std::lock_guard lock(portions_mutex_);
+  std::lock_guard lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(AwaitStarted());
   return StartWrite(after);
 }
 
 Status RankLink::AwaitWritten() {
-  std::lock_guard lock(portions_mutex_);
+  std::lock_guard lock(write_batches_mutex_);
   return AwaitStarted();
 }
 
-Result<bool> RankLink::Compare(const os::UniqueFd& portion) {
-  std::lock_guard lock(portions_mutex_);
-  LS_RETURN_IF_ERROR(Stage(portion));
+Result<bool> RankLink::Compare(const os::UniqueFd& batch) {
+  std::lock_guard lock(write_batches_mutex_);
+  LS_RETURN_IF_ERROR(Stage(batch));
   staged_ = false;
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kCompare, {}, {}));
   const Result<EngineMessage> answer = Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_));

@@ -2,11 +2,11 @@
 //
 //   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
 //
-// A rank that attached as waiting is held too; it answers Hold again. A rank is given portions to stage in any state;
-// it writes them only while it is held. One that is asleep is only attached, so that it is known to be there. One that
-// compares stages and compares, and gets no other message.
+// A rank that attached as waiting is held too; it answers Hold again. A rank is given write batches to stage in any
+// state; it writes them only while it is held. One that is asleep is only attached, so that it is known to be there.
+// One that compares stages and compares, and gets no other message.
 //
-// Threads: one at a time; gone() may be called from any, and several may hand over or write portions.
+// Threads: one at a time; gone() may be called from any, and several may hand over or write write batches.
 #pragma once
 
 #include <sys/types.h>
@@ -52,7 +52,7 @@ class RankLink {
   // Others write its memory, which it only compares.
   bool compares() const { return compares_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
-  // How long each answer to what is below "portions" may take.
+  // How long each answer to what is below "write batches" may take.
   void SetAnswerTimeout(std::chrono::milliseconds timeout) { answer_timeout_ = timeout; }
 
   // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
@@ -84,20 +84,21 @@ class RankLink {
   Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
   Status AwaitServing(const os::Deadline& deadline);
 
-  // Portions (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls answer.
+  // Write batches (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls
+  // answer.
   //
   //   handed over, checked by the rank --(Write, FinishWriting)--> being written --(AwaitWritten)--> written
   //
-  Status HandOver(const os::UniqueFd& portion);
+  Status HandOver(const os::UniqueFd& batch);
   // Hands it over, and has the rank write all that it was: while the next one is packed. From here on it holds nothing
   // that is known.
-  Status Write(const os::UniqueFd& portion);
+  Status Write(const os::UniqueFd& batch);
   // The rank writes what it has at hand, if anything, and from then on holds `after` wholly; then AwaitWritten.
   Status FinishWriting(const Held& after);
   // Waits for what the rank was told to write, if anything.
   Status AwaitWritten();
-  // Whether the memory has what the portion says.
-  Result<bool> Compare(const os::UniqueFd& portion);
+  // Whether the memory has what the write batch says.
+  Result<bool> Compare(const os::UniqueFd& batch);
   // What was handed over is not written.
   void DropStaged();
 
@@ -106,7 +107,7 @@ class RankLink {
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
   Status ReadState(const std::string& state);
-  Status Stage(const os::UniqueFd& portion);
+  Status Stage(const os::UniqueFd& batch);
   Status StartWrite(const Held& after);
   Status AwaitStarted();
   Status Ask(EngineMessageType type, const Held& held, std::span<const int> fds);
@@ -125,10 +126,10 @@ class RankLink {
   bool compares_ = false;
   placement::RankDescription description_;
   std::chrono::milliseconds answer_timeout_{30'000};
-  std::mutex portions_mutex_;  // one portion after the other
-  bool staged_ = false;        // the rank has something at hand
-  bool writes_ = false;        // it was told to write, and has not answered
-  Status failed_;              // of portions
+  std::mutex write_batches_mutex_;  // one write batch after the other
+  bool staged_ = false;             // the rank has something at hand
+  bool writes_ = false;             // it was told to write, and has not answered
+  Status failed_;                   // of write batches
   Held reads_;
   Held resumes_;  // what it read before Hold, until it is written
   Held writing_;  // what the last WRITE makes it

@@ -87,7 +87,7 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   std::string nested = peer.BodyWith("description", "deep");
   nested.replace(nested.find("\"deep\""), 6, std::string(2'000'000, '[') + std::string(2'000'000, ']'));
   CHECK(Has(peer.Refused(nested), "bad_data"));
-  const os::MappedSegment segment = *os::CreateMemfdSegment("portion", 4096);
+  const os::MappedSegment segment = *os::CreateMemfdSegment("write batch", 4096);
   const int fd = segment.fd();
   CHECK(Has(peer.Refused(peer.Body(), {&fd, 1}), "came with descriptors"));
   CHECK(peer.targets->empty());

@@ -13,17 +13,17 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
-#include "raas_receiver/placement/writes/portion.h"
+#include "raas_receiver/placement/writes/write_batch.h"
 
 namespace lockstep::targets {
 
 struct EngineTargetsOptions {
   std::string model;
-  std::string engine = "default";                        // as the receiver calls it
-  std::chrono::milliseconds hold_timeout{30'000};        // for all ranks' HELD, and for each answer to a portion
-  std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
-  uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand
-  uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank gets at a time
+  std::string engine = "default";                         // as the receiver calls it
+  std::chrono::milliseconds hold_timeout{30'000};         // for all ranks' HELD, and for each answer to a write batch
+  std::chrono::milliseconds serve_timeout{30'000};        // for all ranks' SERVING
+  uint64_t stage_bytes = uint64_t{1} << 30;               // memory for writes worked out beforehand
+  uint64_t batch_bytes = placement::kMaxWriteBatchBytes;  // that a rank gets at a time
   // Within this time a rank that has lost its connection attaches again: it tries once a second at least.
   std::chrono::milliseconds comes_back{2'500};
   // Asks the server that is paused around commits for its ranks' incarnations: of the ranks that have no gate, its own

@@ -116,7 +116,7 @@ struct TargetsFixture {
   explicit TargetsFixture(int versions = 3) {
     options.hold_timeout = options.serve_timeout = kPatience;
     options.comes_back = std::chrono::milliseconds(0);
-    options.portion_bytes = 16'384;  // so that there are several
+    options.batch_bytes = 16'384;  // so that there are several
     for (int i = 0; i < versions; ++i) model.Advance();
   }
 

@@ -1,24 +1,24 @@
-// A test rank's portions: staged, written into its memory or compared with it, as placement/writes/FORMAT.md has it.
+// A test rank's write batches: staged, written into its memory or compared with it, as placement/writes/FORMAT.md has
+// it.
 #pragma once
 
 #include <vector>
 
 #include "common/base/bytes.h"
 #include "common/os/unique_fd.h"
-#include "raas_receiver/placement/writes/portion_testing.h"
+#include "raas_receiver/placement/writes/write_batch_testing.h"
 
 namespace lockstep::targets {
 
-class StagedPortions {
+class StagedWriteBatches {
  public:
-  // False: it is not sealed, no portion, or leaves a memory of `bytes`.
+  // False: it is not sealed, no write batch, or leaves a memory of `bytes`.
   bool Stage(const os::UniqueFd& fd, uint64_t bytes) {
-    Bytes portion = placement::ContentOf(fd);
+    Bytes batch = placement::ContentOf(fd);
     bool inside = true;
-    const bool whole = placement::ReadPortion(portion, [&](uint32_t memory, uint64_t offset, std::byte) {
-      inside = inside && memory == 0 && offset < bytes;
-    });
-    portions_.push_back(std::move(portion));
+    const bool whole = placement::ReadWriteBatch(
+        batch, [&](uint32_t memory, uint64_t offset, std::byte) { inside = inside && memory == 0 && offset < bytes; });
+    batches_.push_back(std::move(batch));
     return whole && inside;
   }
 
@@ -35,18 +35,18 @@ class StagedPortions {
     Each([&](uint64_t offset, std::byte value) { equal = equal && memory[offset] == value; });
     return equal;
   }
-  void Drop() { portions_.clear(); }
-  uint32_t size() const { return static_cast<uint32_t>(portions_.size()); }
+  void Drop() { batches_.clear(); }
+  uint32_t size() const { return static_cast<uint32_t>(batches_.size()); }
 
  private:
   template <typename Visit>
   void Each(const Visit& visit) const {
-    for (const Bytes& portion : portions_) {
-      (void)placement::ReadPortion(portion, [&](uint32_t, uint64_t offset, std::byte value) { visit(offset, value); });
+    for (const Bytes& batch : batches_) {
+      (void)placement::ReadWriteBatch(batch, [&](uint32_t, uint64_t offset, std::byte value) { visit(offset, value); });
     }
   }
 
-  std::vector<Bytes> portions_;
+  std::vector<Bytes> batches_;
 };
 
 }  // namespace lockstep::targets

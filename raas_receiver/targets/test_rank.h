@@ -73,9 +73,9 @@ struct RankStatus {
   std::atomic<Version> serving{0};  // what it reads, or read
   std::atomic<Version> holding{0};  // what its memory is, wholly
   std::atomic<uint32_t> wrong_reads{0};
-  std::atomic<uint32_t> answers{0};   // given together with the other rank
-  std::atomic<uint32_t> portions{0};  // staged so far
-  std::atomic<uint32_t> at_hand{0};   // staged, and neither written nor compared nor dropped
+  std::atomic<uint32_t> answers{0};  // given together with the other rank
+  std::atomic<uint32_t> batches{0};  // staged so far
+  std::atomic<uint32_t> at_hand{0};  // staged, and neither written nor compared nor dropped
   std::atomic<uint32_t> most_at_hand{0};
   std::atomic<bool> faulty{true};  // does what is wrong when it stages, writes or compares
   std::atomic<bool> stop{false};
@@ -224,7 +224,7 @@ class TestRank {
 
   bool Stage(EngineMessage& message) {
     if (message.fds.size() != 1 || !staged_.Stage(message.fds[0], parts_.bytes())) return false;
-    ++status_.portions;
+    ++status_.batches;
     status_.at_hand = staged_.size();
     status_.most_at_hand = std::max(status_.most_at_hand.load(), staged_.size());
     return true;
@@ -297,7 +297,7 @@ class TestRank {
   RankStatus& status_;
   os::MappedSegment& memory_;
   os::UnixConnection connection_;
-  StagedPortions staged_;
+  StagedWriteBatches staged_;
   bool inside_ = false;      // an answer of the collective
   bool hold_waits_ = false;  // for the end of that
   bool resumes_ = false;     // held, and not written since: it goes on when the connection ends

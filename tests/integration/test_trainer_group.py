@@ -45,8 +45,8 @@ def agent(cluster, runtime):
     return agent
 
 
-def outcome_as(user: int, groups: "list[int]", socket: Path, model: ToyModel) -> str:
-    """How a process of that user ends that publishes version 1."""
+def outcome_as(user: int, groups: "list[int]", socket: Path, model: ToyModel, *, waits: bool = False) -> str:
+    """How a process of that user ends that publishes version 1, and waits for its receivers."""
     lockstep.library_version()  # loads the library, which the other user may not find
     reading, writing = os.pipe()
     child = os.fork()
@@ -56,7 +56,9 @@ def outcome_as(user: int, groups: "list[int]", socket: Path, model: ToyModel) ->
             os.setgid(user)
             os.setuid(user)
             with lockstep.Publisher.in_place(model.tensors, model=MODEL, socket=socket) as publisher:
-                publisher.publish(version=1, tensors=model.tensors)
+                published = publisher.publish(version=1, tensors=model.tensors)
+                if waits:
+                    published.wait(timeout=60)
             os.write(writing, b"published")
         except BaseException as error:
             os.write(writing, f"{type(error).__name__}: {error}".encode())
@@ -75,6 +77,7 @@ def test_a_trainer_of_another_user_exports_by_its_group_and_no_other_does(cluste
     assert outcome_as(TRAINER, [GROUP], agent.socket, model) == "published"
     receiver = cluster.receiver(agent)
     receiver.wait_for(model.tensors)
+    assert outcome_as(TRAINER, [GROUP], agent.socket, model, waits=True) == "published"
     agent.socket.chmod(0o666)
     refused = outcome_as(OTHER, [], agent.socket, model)
     assert f"uid {OTHER} may not export to an agent of uid {AGENT}" in refused and f"in group {GROUP}" in refused

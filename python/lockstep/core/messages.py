@@ -9,9 +9,11 @@ import enum
 import os
 import select
 import socket
+import stat
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple, Type
 
 from lockstep.core.errors import DeadlineError, PermissionDeniedError, ProtocolError, UnavailableError
@@ -58,6 +60,12 @@ class Received(NamedTuple):
     fds: "Sequence[int]"
 
 
+def _is_place_of(uid: int, path: str) -> bool:
+    """Whether no other user than ``uid`` and root may write in a directory on the way to ``path``."""
+    ways = [os.stat(directory) for directory in Path(os.path.realpath(path)).parents]
+    return all(way.st_uid in (0, uid) and not way.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for way in ways)
+
+
 class MessageStream:
     """The messages of one connection, whose other end is called ``peer`` in errors. Takes ``connection`` over.
 
@@ -74,11 +82,12 @@ class MessageStream:
         self._format = message_format
         self._peer = peer
 
-    def check_user(self) -> None:
-        """PermissionDeniedError: the peer is neither this user nor root, and would share memory with this process."""
+    def check_user(self, path: str = "") -> None:
+        """PermissionDeniedError: the peer is neither this user nor root, nor the user whose alone the directories on the way
+        to the socket ``path`` are."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (0, os.geteuid()):
+        if uid not in (0, os.geteuid()) and not (path and _is_place_of(uid, path)):
             raise PermissionDeniedError(f"{self._peer} is user {uid}'s; it must run as this user, or as root")
 
     def send(self, data: bytes, fds: "Sequence[int]" = (), deadline: "float | None" = None) -> None:

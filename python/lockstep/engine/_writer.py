@@ -1,7 +1,7 @@
-"""Writes portions into memory of this process, on the device where it lies.
+"""Writes write batches into memory of this process, on the device where it lies.
 
-What can be done beforehand is: a portion is checked, uploaded, and made into places and values, so that all that is left
-is one ``scatter_`` for each portion, width of units and device, and copies.
+What can be done beforehand is: a write batch is checked, uploaded, and made into places and values, so that all that is left
+is one ``scatter_`` for each write batch, width of units and device, and copies.
 """
 
 import bisect
@@ -15,13 +15,13 @@ import torch
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._devices import Cpu, device_of
 from lockstep.engine._memory import Place
-from lockstep.engine._portion import Portion, Rows, Run, open_portion
+from lockstep.engine._write_batch import Rows, Run, WriteBatch, open_batch
 
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WIDEST = max(_DTYPES)
 _AT_ONCE = 1 << 17  # units that one thread writes at a time
 _LOW_32_BITS = 0xFFFFFFFF
-# What may be staged: a place of four bytes and a value for each byte of the memories, and portions that are whole versions'.
+# What may be staged: a place of four bytes and a value for each byte of the memories, and write batches that are whole versions'.
 _STAGED_TO_MEMORY = 5
 _STAGED_BESIDES = 256 << 20
 
@@ -66,8 +66,8 @@ class _Scatter(NamedTuple):
 
 @dataclass
 class _Staged:
-    """A portion for one device, ready to be written. ``copies``: targets and what they get; None: zeros. On the CPU the
-    tensors hold the portion's mapping, which is their memory."""
+    """A write batch for one device, ready to be written. ``copies``: targets and what they get; None: zeros. On the CPU the
+    tensors hold the write batch's mapping, which is their memory."""
 
     scatters: "list[_Scatter]" = field(default_factory=list)
     copies: "list[Tuple[torch.Tensor, torch.Tensor | None]]" = field(default_factory=list)
@@ -77,7 +77,7 @@ class Writer:
     """Writes into memories that lie at ``places``. One thread at a time.
 
     Raises:
-        ProtocolError: a portion is none, or leaves its memory; the text says what and where. Nothing of it is staged.
+        ProtocolError: a write batch is none, or leaves its memory; the text says what and where. Nothing of it is staged.
     """
 
     def __init__(self, places: "Sequence[Place]") -> None:
@@ -97,40 +97,40 @@ class Writer:
         self._written: "list[Tuple[_Space, _Staged]]" = []
 
     def stage(self, fd: int) -> None:
-        """Takes ``fd`` over: a portion, to be written or compared with those that are staged already."""
+        """Takes ``fd`` over: a write batch, to be written or compared with those that are staged already."""
         self.tidy()
-        portion = open_portion(fd, self._sizes)
-        if self._staged_bytes + len(portion.content) > self._most_staged:
+        batch = open_batch(fd, self._sizes)
+        if self._staged_bytes + len(batch.content) > self._most_staged:
             raise ProtocolError(
-                f"{self._staged_bytes} bytes are staged already; {len(portion.content)} more exceed {self._most_staged}"
+                f"{self._staged_bytes} bytes are staged already; {len(batch.content)} more exceed {self._most_staged}"
             )
         staged = []
         for device, space in self._spaces.items():
             with space.device.working():
-                staged.append((space, self._prepared(portion, device, space)))
+                staged.append((space, self._prepared(batch, device, space)))
         self._staged += staged
-        self._staged_bytes += len(portion.content)
+        self._staged_bytes += len(batch.content)
 
     def write(self) -> None:
         """Writes what is staged, and waits until all is there. The lists take memory until ``tidy``: to give it back takes
         a third as long as to write."""
         self._written, self._staged, self._staged_bytes = self._staged, [], 0
-        for space, portions in self._by_space(self._written):
+        for space, batches in self._by_space(self._written):
             space.device.settle()  # nobody reads any more, but what was begun may still be queued
             with space.device.working():
-                for staged in portions:
+                for staged in batches:
                     self._write(space, staged)
 
     def compare(self) -> bool:
         """Whether all of what is staged is there already. ProtocolError: there are runs in it."""
         try:
             if any(staged.scatters for _, staged in self._staged):
-                raise ProtocolError("a portion to compare with has runs")
+                raise ProtocolError("a write batch to compare with has runs")
             differ = []
-            for space, portions in self._by_space(self._staged):
+            for space, batches in self._by_space(self._staged):
                 space.device.settle()
                 with space.device.working():
-                    for target, source in itertools.chain.from_iterable(staged.copies for staged in portions):
+                    for target, source in itertools.chain.from_iterable(staged.copies for staged in batches):
                         differ.append((target if source is None else target != source).any())
             return not any(bool(one) for one in differ)
         finally:
@@ -145,17 +145,17 @@ class Writer:
         """Gives back the memory of what was written."""
         self._written = []
 
-    def _by_space(self, portions: "Sequence[Tuple[_Space, _Staged]]") -> "Iterator[Tuple[_Space, list[_Staged]]]":
+    def _by_space(self, batches: "Sequence[Tuple[_Space, _Staged]]") -> "Iterator[Tuple[_Space, list[_Staged]]]":
         for space in self._spaces.values():
-            yield space, [staged for own, staged in portions if own is space]
+            yield space, [staged for own, staged in batches if own is space]
 
-    def _prepared(self, portion: Portion, device: torch.device, space: _Space) -> _Staged:
-        data = space.device.uploaded(portion.content)
+    def _prepared(self, batch: WriteBatch, device: torch.device, space: _Space) -> _Staged:
+        data = space.device.uploaded(batch.content)
         staged = _Staged()
-        offset_at, value_at = portion.offsets, portion.values
+        offset_at, value_at = batch.offsets, batch.values
         first = 0
         for (unit, own), group in itertools.groupby(
-            portion.runs, lambda run: (run.unit, self._places[run.memory].device)
+            batch.runs, lambda run: (run.unit, self._places[run.memory].device)
         ):
             runs = list(group)
             count = sum(run.units for run in runs)
@@ -164,7 +164,7 @@ class Writer:
                 values = data[value_at : value_at + unit * count].view(_DTYPES[unit])
                 staged.scatters.append(self._scatter(space, runs, first, offsets, values))
             offset_at, value_at, first = offset_at + 4 * count, value_at + unit * count, first + len(runs)
-        for entry in portion.rows:
+        for entry in batch.rows:
             place = self._places[entry.memory]
             if place.device == device:
                 staged.copies.append(space.rows(place.address + entry.offset, entry, data))
@@ -173,7 +173,7 @@ class Writer:
     def _scatter(
         self, space: _Space, runs: "Sequence[Run]", first: int, offsets: torch.Tensor, values: torch.Tensor
     ) -> _Scatter:
-        """Runs of one width, of which the first is number ``first`` of its portion, as places of the space's tensor."""
+        """Runs of one width, of which the first is number ``first`` of its write batch, as places of the space's tensor."""
         unit = runs[0].unit
         units = torch.tensor([run.units for run in runs], device=offsets.device)
 

@@ -9,10 +9,11 @@
 namespace lockstep::placement {
 namespace {
 
-// What all threads collect for all ranks, as long as portions are no smaller than a million bytes.
+// What all threads collect for all ranks, as long as write batches are no smaller than a million bytes.
 constexpr uint64_t kCollectedBytes = uint64_t{256} << 20;
 constexpr uint64_t kLeastCollectedBytes = uint64_t{1} << 20;  // by one thread, for one rank
-// Each thread makes portions of its own, and each portion costs a rank's answer: for less another one is not worth it.
+// Each thread makes write batches of its own, and each write batch costs a rank's answer: for less another one is not
+// worth it.
 constexpr uint64_t kCodedBytesOfThread = uint64_t{2} << 20;
 constexpr size_t kMostThreads = 16;
 
@@ -25,7 +26,7 @@ bool ListIsWorthIt(size_t units, uint32_t unit, uint64_t block_bytes) {
 
 }  // namespace
 
-// One thread's portions, one for each rank.
+// One thread's write batches, one for each rank.
 class DeltaWrites::Worker {
  public:
   // One of so many.
@@ -35,8 +36,8 @@ class DeltaWrites::Worker {
         std::max(kLeastCollectedBytes, kCollectedBytes / std::max<size_t>(1, threads * writes.ranks_.size()));
     for (const uint32_t rank : writes.ranks_) {
       writers_.emplace_back(
-          writes.data_, [rank, &pass](const os::UniqueFd& portion) { return pass(rank, portion); },
-          std::min(writes.portion_bytes_, each));
+          writes.data_, [rank, &pass](const os::UniqueFd& batch) { return pass(rank, batch); },
+          std::min(writes.batch_bytes_, each));
     }
   }
 
@@ -45,23 +46,23 @@ class DeltaWrites::Worker {
     return OkStatus();
   }
   Status Flush() {
-    for (PortionWriter& writer : writers_) LS_RETURN_IF_ERROR(writer.Flush());
+    for (BatchWriter& writer : writers_) LS_RETURN_IF_ERROR(writer.Flush());
     return OkStatus();
   }
-  uint64_t taken_bytes() const { return Sum(&PortionWriter::taken_bytes); }
-  uint64_t written_bytes() const { return Sum(&PortionWriter::written_bytes); }
+  uint64_t taken_bytes() const { return Sum(&BatchWriter::taken_bytes); }
+  uint64_t written_bytes() const { return Sum(&BatchWriter::written_bytes); }
 
  private:
   Status AddBlock(BlockIndex block);
-  uint64_t Sum(uint64_t (PortionWriter::*of)() const) const {
+  uint64_t Sum(uint64_t (BatchWriter::*of)() const) const {
     uint64_t sum = 0;
-    for (const PortionWriter& writer : writers_) sum += (writer.*of)();
+    for (const BatchWriter& writer : writers_) sum += (writer.*of)();
     return sum;
   }
 
   const DeltaWrites& writes_;
   ChangedUnits units_;
-  std::vector<PortionWriter> writers_;
+  std::vector<BatchWriter> writers_;
 };
 
 Status DeltaWrites::Worker::AddBlock(BlockIndex block) {
@@ -72,7 +73,7 @@ Status DeltaWrites::Worker::AddBlock(BlockIndex block) {
   Status status;
   for (size_t i = 0; i < writers_.size(); ++i) {
     const RankPlacement& placement = (*writes_.plan_)[writes_.ranks_[i]];
-    PortionWriter& writer = writers_[i];
+    BatchWriter& writer = writers_[i];
     if (listed) {
       placement.ForEachRun(range, units_.positions(),
                            [&](uint32_t memory, uint64_t to, std::span<const uint32_t> positions) {
@@ -88,20 +89,20 @@ Status DeltaWrites::Worker::AddBlock(BlockIndex block) {
 }
 
 DeltaWrites::DeltaWrites(const PlacementPlan& plan, std::vector<uint32_t> ranks, const model::ModelLayout& layout,
-                         payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes,
+                         payload::DeltaChain chain, std::span<const std::byte> data, uint64_t batch_bytes,
                          uint64_t chunk_bytes)
     : plan_(&plan),
       ranks_(std::move(ranks)),
       layout_(&layout),
       chain_(std::move(chain)),
       data_(data),
-      portion_bytes_(portion_bytes),
+      batch_bytes_(batch_bytes),
       chunk_blocks_(std::max<size_t>(1, chunk_bytes / layout.block_bytes())) {}
 
 Result<DeltaWrites> DeltaWrites::Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
                                         const model::ModelLayout& layout, payload::DeltaChain chain,
-                                        std::span<const std::byte> data, uint64_t portion_bytes, uint64_t chunk_bytes) {
-  DeltaWrites writes(plan, std::move(ranks), layout, std::move(chain), data, portion_bytes, chunk_bytes);
+                                        std::span<const std::byte> data, uint64_t batch_bytes, uint64_t chunk_bytes) {
+  DeltaWrites writes(plan, std::move(ranks), layout, std::move(chain), data, batch_bytes, chunk_bytes);
   LS_ASSIGN_OR_RETURN(writes.blocks_, ChangedBlocks(layout, writes.chain_));
   return writes;
 }

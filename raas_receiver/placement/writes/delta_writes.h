@@ -18,7 +18,7 @@
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
-#include "raas_receiver/placement/writes/portion.h"
+#include "raas_receiver/placement/writes/write_batch.h"
 
 namespace lockstep::placement {
 
@@ -27,18 +27,18 @@ class DeltaWrites {
   // What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes.
   static constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
 
-  // Takes a portion for the rank at position `rank` of the plan. Thread-safe.
-  using Pass = std::function<Status(uint32_t rank, const os::UniqueFd& portion)>;
+  // Takes a write batch for the rank at position `rank` of the plan. Thread-safe.
+  using Pass = std::function<Status(uint32_t rank, const os::UniqueFd& batch)>;
 
-  // Of the version whose data section is `data`, which `chain` leads to or from, for `ranks` of `plan`. Portions have
-  // at most `portion_bytes`; threads take blocks of `chunk_bytes` at a time. kCorrupt for a block that the layout does
-  // not have. `plan`, `layout` and `data` outlive this.
+  // Of the version whose data section is `data`, which `chain` leads to or from, for `ranks` of `plan`. Write batches
+  // have at most `batch_bytes`; threads take blocks of `chunk_bytes` at a time. kCorrupt for a block that the layout
+  // does not have. `plan`, `layout` and `data` outlive this.
   static Result<DeltaWrites> Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
                                     const model::ModelLayout& layout, payload::DeltaChain chain,
-                                    std::span<const std::byte> data, uint64_t portion_bytes = kMaxPortionBytes,
+                                    std::span<const std::byte> data, uint64_t batch_bytes = kMaxWriteBatchBytes,
                                     uint64_t chunk_bytes = kChunkBytes);
 
-  // Passes on what comes first, about `bytes` of portions, and takes off what they are. kCorrupt where any of the
+  // Passes on what comes first, about `bytes` of write batches, and takes off what they are. kCorrupt where any of the
   // deltas, passed on or not, cannot be decoded.
   Status HandOver(uint64_t& bytes, const Pass& pass, WorkerPool& pool);
   // Passes on what is left.
@@ -51,7 +51,7 @@ class DeltaWrites {
   class Worker;
 
   DeltaWrites(const PlacementPlan& plan, std::vector<uint32_t> ranks, const model::ModelLayout& layout,
-              payload::DeltaChain chain, std::span<const std::byte> data, uint64_t portion_bytes, uint64_t chunk_bytes);
+              payload::DeltaChain chain, std::span<const std::byte> data, uint64_t batch_bytes, uint64_t chunk_bytes);
   Status RunUntil(uint64_t& bytes, const Pass& pass, WorkerPool& pool);
   Status CheckRest(WorkerPool& pool) const;
   size_t Threads(const WorkerPool& pool) const;
@@ -63,7 +63,7 @@ class DeltaWrites {
   const model::ModelLayout* layout_;
   payload::DeltaChain chain_;
   std::span<const std::byte> data_;
-  uint64_t portion_bytes_;
+  uint64_t batch_bytes_;
   size_t chunk_blocks_;
   std::vector<BlockIndex> blocks_;  // with an entry in some delta, rising
   size_t next_ = 0;                 // chunks before it were passed on

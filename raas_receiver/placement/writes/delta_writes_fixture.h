@@ -1,5 +1,5 @@
-// An engine whose ranks do what portions say, and what its memory must hold: said by the plan's copies, one byte after
-// the other.
+// An engine whose ranks do what write batches say, and what its memory must hold: said by the plan's copies, one byte
+// after the other.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -10,7 +10,7 @@
 
 #include "raas_receiver/placement/plan/random_engine.h"
 #include "raas_receiver/placement/writes/delta_writes.h"
-#include "raas_receiver/placement/writes/portion_testing.h"
+#include "raas_receiver/placement/writes/write_batch_testing.h"
 #include "raas_receiver/replica/test_model.h"
 
 namespace lockstep::placement {
@@ -58,18 +58,18 @@ class TestMemory {
     contents_ = first_;
   }
 
-  // Does what portions say.
+  // Does what write batches say.
   DeltaWrites::Pass pass() {
-    return [this](uint32_t rank, const os::UniqueFd& portion) {
+    return [this](uint32_t rank, const os::UniqueFd& batch) {
       std::lock_guard lock(mutex_);
-      ++portions_;
-      const bool whole = ReadPortion(ContentOf(portion), [&](uint32_t memory, uint64_t offset, std::byte value) {
+      ++batches_;
+      const bool whole = ReadWriteBatch(ContentOf(batch), [&](uint32_t memory, uint64_t offset, std::byte value) {
         contents_.at(rank).at(memory).at(offset) = value;
       });
-      return whole ? OkStatus() : Status(ErrorCode::kInternal, "a portion is none");
+      return whole ? OkStatus() : Status(ErrorCode::kInternal, "a write batch is none");
     };
   }
-  int portions() const { return portions_; }
+  int batches() const { return batches_; }
   const Contents& contents() const { return contents_; }
   // What contents() is once `ranks` hold `data`.
   Contents Expected(ByteView data, const Ranks& ranks) const {
@@ -86,7 +86,7 @@ class TestMemory {
   void WriteWhole(ByteView data, const Ranks& ranks) {
     const DeltaWrites::Pass write = pass();
     for (const uint32_t rank : ranks) {
-      PortionWriter writer(data, [&](const os::UniqueFd& portion) { return write(rank, portion); });
+      BatchWriter writer(data, [&](const os::UniqueFd& batch) { return write(rank, batch); });
       REQUIRE(writer.Fill((*plan_)[rank]).ok());
       REQUIRE(writer.Flush().ok());
       CHECK(writer.written_bytes() == (*plan_)[rank].bytes());
@@ -98,7 +98,7 @@ class TestMemory {
   Contents first_;
   std::mutex mutex_;
   Contents contents_;
-  int portions_ = 0;
+  int batches_ = 0;
 };
 
 }  // namespace lockstep::placement

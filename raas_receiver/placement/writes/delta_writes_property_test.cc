@@ -12,7 +12,7 @@ struct Followed {
   replica::TestModel model;
   WorkerPool pool{2};
   uint64_t memory_limit;
-  uint64_t portion_bytes;
+  uint64_t batch_bytes;
   uint64_t chunk_bytes;
 
   explicit Followed(uint64_t seed)
@@ -23,7 +23,7 @@ struct Followed {
         model(layout, static_cast<uint32_t>(seed)) {
     const uint64_t limits[] = {0, 1, 2000, UINT64_MAX};
     memory_limit = limits[random.Between(0, 3)];
-    portion_bytes = random.OneIn(2) ? 1000 : kMaxPortionBytes;
+    batch_bytes = random.OneIn(2) ? 1000 : kMaxWriteBatchBytes;
     chunk_bytes = random.OneIn(2) ? 0 : 4 << 20;  // one block, or all
     model.Advance();
     for (uint64_t i = random.Between(1, 4); i > 0; --i) model.Advance(random.OneIn(3) ? 10 : 200);
@@ -38,7 +38,7 @@ struct Followed {
   void Follow(TestMemory& memory, const Ranks& ranks, Version before, Version after) {
     const payload::DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
     for (int twice = 0; twice < 2; ++twice) {
-      auto writes = DeltaWrites::Create(*plan, ranks, *layout, chain, model.data(after), portion_bytes, chunk_bytes);
+      auto writes = DeltaWrites::Create(*plan, ranks, *layout, chain, model.data(after), batch_bytes, chunk_bytes);
       REQUIRE(writes.ok());
       uint64_t bytes = memory_limit;
       REQUIRE(writes->HandOver(bytes, memory.pass(), pool).ok());

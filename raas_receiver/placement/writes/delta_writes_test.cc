@@ -70,7 +70,7 @@ struct Fixture {
   }
   bool Holds(Version version) const { return memory.contents() == memory.Expected(model.data(version), memory.all()); }
   DeltaWrites Make(const payload::DeltaChain& chain, Version version, const Ranks& of = {0, 1}) {
-    auto writes = DeltaWrites::Create(*plan, of, *model.layout(), chain, model.data(version), kMaxPortionBytes, 0);
+    auto writes = DeltaWrites::Create(*plan, of, *model.layout(), chain, model.data(version), kMaxWriteBatchBytes, 0);
     REQUIRE(writes.ok());
     return *std::move(writes);
   }
@@ -114,9 +114,9 @@ TEST_CASE("Before the pause ranks are handed what there is memory for, and in it
   Version version = 1;
   DeltaWrites writes = fixture.Make(fixture.model.Chain(1, 5), version);
   uint64_t left = budget;
-  const int before = fixture.memory.portions();
+  const int before = fixture.memory.batches();
   REQUIRE(writes.HandOver(left, fixture.memory.pass(), fixture.pool).ok());
-  const int handed_over = fixture.memory.portions() - before;
+  const int handed_over = fixture.memory.batches() - before;
   CHECK((handed_over > 0) == (budget > 0));
   if (budget == 1) CHECK(left == 0);
   if (budget > 1) CHECK((left < budget && left > 0));
@@ -124,9 +124,9 @@ TEST_CASE("Before the pause ranks are handed what there is memory for, and in it
   REQUIRE(writes.Run(fixture.memory.pass(), fixture.pool).ok());
   CHECK(fixture.Holds(1));
   CHECK(writes.written_bytes() == all);
-  const int in_all = fixture.memory.portions();
+  const int in_all = fixture.memory.batches();
   REQUIRE(writes.Run(fixture.memory.pass(), fixture.pool).ok());
-  CHECK(fixture.memory.portions() == in_all);
+  CHECK(fixture.memory.batches() == in_all);
 }
 
 TEST_CASE("Blocks that are raw, or change all over, are copied whole") {
@@ -220,9 +220,9 @@ TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any
   auto writes = DeltaWrites::Create(*plan, {0}, *layout, model.Chain(1, 2), model.data(2));
   REQUIRE(writes.ok());
   std::map<uint64_t, std::byte> written;
-  const auto pass = [&](uint32_t, const os::UniqueFd& portion) {
+  const auto pass = [&](uint32_t, const os::UniqueFd& batch) {
     const auto write = [&](uint32_t, uint64_t at, std::byte value) { written[at] = value; };
-    return ReadPortion(ContentOf(portion), write) ? OkStatus() : Status(ErrorCode::kInternal, "a portion is none");
+    return ReadWriteBatch(ContentOf(batch), write) ? OkStatus() : Status(ErrorCode::kInternal, "a write batch is none");
   };
   REQUIRE(writes->Run(pass, pool).ok());
   std::map<uint64_t, std::byte> expected;
@@ -236,13 +236,13 @@ TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any
   CHECK(written == expected);
 }
 
-TEST_CASE("The error of a rank is the answer, before the pause and in it, with a full portion or the last one") {
+TEST_CASE("The error of a rank is the answer, before the pause and in it, with a full write batch or the last one") {
   Fixture fixture(2);
-  const uint64_t portion_bytes = GENERATE(uint64_t{1000}, kMaxPortionBytes);
+  const uint64_t batch_bytes = GENERATE(uint64_t{1000}, kMaxWriteBatchBytes);
   const uint64_t budget = GENERATE(0, 1'000'000);
   for (const uint32_t bad : {0u, 1u}) {
     auto writes = DeltaWrites::Create(*fixture.plan, {0, 1}, *fixture.model.layout(), fixture.model.Chain(1, 2),
-                                      fixture.model.data(2), portion_bytes);
+                                      fixture.model.data(2), batch_bytes);
     REQUIRE(writes.ok());
     const auto pass = [&](uint32_t rank, const os::UniqueFd&) {
       return rank == bad ? Status(ErrorCode::kIo, "passed on") : OkStatus();

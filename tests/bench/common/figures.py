@@ -32,9 +32,9 @@ PROGRAMS = (
         "plan/publish_memory_bench", 15, (Figure("publish_extra_memory", "<= 1", "of a local rank, against 16 MiB"),)
     ),
     Program(
-        "placement/portions_bench",
+        "placement/write_batches_bench",
         60,
-        (Figure("portions_tp4", "<= 2", "a delta packed for TP4 ranks, against a replica"),),
+        (Figure("write_batches_tp4", "<= 2", "a delta packed for TP4 ranks, against a replica"),),
     ),
     Program("sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)),
     Program(

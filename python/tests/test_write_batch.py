@@ -1,4 +1,4 @@
-"""Portions that are none are refused, with what is wrong where (raas_receiver/placement/writes/FORMAT.md)."""
+"""Write batches that are none are refused, with what is wrong where (raas_receiver/placement/writes/FORMAT.md)."""
 
 import fcntl
 import os
@@ -8,10 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from portions import portion, sealed
+from write_batches import batch, sealed
 
 from lockstep.core.errors import ProtocolError
-from lockstep.engine._portion import Rows, Run, open_portion
+from lockstep.engine._write_batch import Rows, Run, open_batch
 
 FORMAT = Path(__file__).parents[2] / "raas_receiver/placement/writes/FORMAT.md"
 SIZES = (1024, (1 << 31) + 16)
@@ -23,7 +23,7 @@ TABLES_AT = 64
 def example() -> bytes:
     """FORMAT.md's."""
     content = bytearray()
-    [block] = re.findall(r"```hex portion\n(.*?)```", FORMAT.read_text(), re.DOTALL)
+    [block] = re.findall(r"```hex write_batch\n(.*?)```", FORMAT.read_text(), re.DOTALL)
     for line in block.splitlines():
         at, *numbers = line.split()
         content += bytes(int(at, 16) - len(content)) + bytes(int(number, 16) for number in numbers)
@@ -38,12 +38,12 @@ def with_bytes(at: int, new: bytes) -> bytes:
 
 def refusal(content: bytes, sizes=SIZES, **options) -> str:
     with pytest.raises(ProtocolError) as refused:
-        open_portion(sealed(content, **options), sizes)
+        open_batch(sealed(content, **options), sizes)
     return str(refused.value)
 
 
 def test_the_documents_example_is_what_it_says():
-    opened = open_portion(sealed(example()), SIZES)
+    opened = open_batch(sealed(example()), SIZES)
     assert opened.runs == [Run(1, 4, 1 << 31, 1), Run(0, 2, 0, 2)]
     copy, zeros = opened.rows
     assert copy[:5] == (0, 256, 2, 3, 16) and opened.content[copy.data : copy.data + 6].hex() == "a1a2a3b1b2b3"
@@ -55,26 +55,26 @@ def test_the_documents_example_is_what_it_says():
 def test_tests_make_the_documents_example():
     runs = [(0, 2, 0, [6, 70], bytes.fromhex("11112222")), (1, 4, 1 << 31, [8], bytes.fromhex("33333333"))]
     copies = [((0, 256, 2, 3, 16), bytes.fromhex("a1a2a3b1b2b3"))]
-    assert portion(runs, copies, [(0, 512, 1, 8, 0)]) == example()
+    assert batch(runs, copies, [(0, 512, 1, 8, 0)]) == example()
 
 
 @pytest.mark.parametrize("missing", [fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
-def test_what_its_maker_could_still_change_is_no_portion(missing):
+def test_what_its_maker_could_still_change_is_no_batch(missing):
     every = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     assert "not sealed" in refusal(example(), seals=every & ~missing)
 
 
-def test_what_is_no_memfd_is_no_portion(tmp_path):
+def test_what_is_no_memfd_is_no_batch(tmp_path):
     (tmp_path / "file").write_bytes(example())
-    with pytest.raises(ProtocolError, match="no portion"):
-        open_portion(os.open(tmp_path / "file", os.O_RDWR), SIZES)
+    with pytest.raises(ProtocolError, match="no write batch"):
+        open_batch(os.open(tmp_path / "file", os.O_RDWR), SIZES)
 
 
 def test_the_descriptor_is_closed_whatever_it_is():
     for content in (example(), b"short", with_bytes(0, b"X")):
         fd = sealed(content)
         try:
-            open_portion(fd, SIZES)
+            open_batch(fd, SIZES)
         except ProtocolError:
             pass
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -90,7 +90,7 @@ def test_what_is_too_short_or_longer_than_it_says_is_refused():
 @pytest.mark.parametrize(
     ("at", "new", "said"),
     [
-        (0, b"LSPORTN2", "none of format 1"),
+        (0, b"LSWRITE2", "none of format 1"),
         (8, b"\2", "none of format 1"),
         (10, b"\x30", "none of format 1"),
         (12, b"\1", "none of format 1"),
@@ -151,14 +151,14 @@ def test_a_zero_range_that_leaves_its_memory_is_refused():
     assert said == "zero range 0 ends at byte 1025 of memory 0, which has 1024"
 
 
-def test_whatever_bytes_are_turned_it_is_a_portion_or_refused():
+def test_whatever_bytes_are_turned_it_is_a_batch_or_refused():
     draw = random.Random(7)
     for _ in range(2000):
         content = bytearray(example())
         for _ in range(draw.randint(1, 4)):
             content[draw.randrange(len(content))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
         try:
-            opened = open_portion(sealed(bytes(content)), SIZES)
+            opened = open_batch(sealed(bytes(content)), SIZES)
         except ProtocolError:
             continue
         units = sum(run.units for run in opened.runs)

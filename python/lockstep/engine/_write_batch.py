@@ -1,4 +1,4 @@
-"""A portion of what a rank writes into its own memory (raas_receiver/placement/writes/FORMAT.md), as it comes."""
+"""A write batch of what a rank writes into its own memory (raas_receiver/placement/writes/FORMAT.md), as it comes."""
 
 import fcntl
 import mmap
@@ -12,7 +12,7 @@ from lockstep.core.errors import ProtocolError
 _HEADER = struct.Struct("<8sHHIQIII28s")
 _RUN = struct.Struct("<IIQQ")
 _ROWS = struct.Struct("<IIQQQQ")
-_FIRST = (b"LSPORTN1", 1, _HEADER.size, 0)
+_FIRST = (b"LSWRITE1", 1, _HEADER.size, 0)
 _MAX_BYTES = 64 << 20
 _OFFSET_BYTES = 4
 _FINAL = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one memory, ``data`` bytes into the portion; None: they become zeros."""
+    """Rows of one memory, ``data`` bytes into the write batch; None: they become zeros."""
 
     memory: int
     offset: int
@@ -39,8 +39,8 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Portion:
-    """A mapped portion whose tables are right by themselves: runs by falling unit, what they name in the portion is
+class WriteBatch:
+    """A mapped write batch whose tables are right by themselves: runs by falling unit, what they name in the write batch is
     there, and rows lie inside of their memories. Where units go has not been looked at: offsets are many.
 
     ``offsets`` and ``values``: where those of the first run begin.
@@ -53,31 +53,33 @@ class Portion:
     values: int
 
 
-def open_portion(fd: int, sizes: "Sequence[int]") -> Portion:
-    """Takes ``fd`` over, a portion for memories of these sizes. ProtocolError: it is none, and what is wrong where."""
+def open_batch(fd: int, sizes: "Sequence[int]") -> WriteBatch:
+    """Takes ``fd`` over, a write batch for memories of these sizes. ProtocolError: it is none, and what is wrong where."""
     try:
         size = os.fstat(fd).st_size
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _FINAL != _FINAL:
-            raise ProtocolError("a portion is not sealed against changes")
+            raise ProtocolError("a write batch is not sealed against changes")
         if not _HEADER.size <= size <= _MAX_BYTES:
-            raise ProtocolError(f"a portion has {size} bytes; it has at least {_HEADER.size} and at most {_MAX_BYTES}")
+            raise ProtocolError(
+                f"a write batch has {size} bytes; it has at least {_HEADER.size} and at most {_MAX_BYTES}"
+            )
         # Private, so that it can be a tensor's memory: nothing writes it.
         content = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
-        raise ProtocolError(f"what came is no portion: {error}") from error
+        raise ProtocolError(f"what came is no write batch: {error}") from error
     finally:
         os.close(fd)
     return _read(content, sizes)
 
 
-def _read(content: mmap.mmap, sizes: "Sequence[int]") -> Portion:
+def _read(content: mmap.mmap, sizes: "Sequence[int]") -> WriteBatch:
     *first, size, run_count, copy_count, zero_count, rest = _HEADER.unpack_from(content)
     if tuple(first) != _FIRST or any(rest) or size != len(content):
-        raise ProtocolError(f"a portion of {len(content)} bytes is none of format 1")
+        raise ProtocolError(f"a write batch of {len(content)} bytes is none of format 1")
     copies_at = _HEADER.size + run_count * _RUN.size
     offsets = copies_at + (copy_count + zero_count) * _ROWS.size
     if offsets > size:
-        raise ProtocolError(f"a portion of {size} bytes has tables of {offsets}")
+        raise ProtocolError(f"a write batch of {size} bytes has tables of {offsets}")
     runs = list(_checked_runs(content[_HEADER.size : copies_at], sizes))
     values = _aligned(offsets + _OFFSET_BYTES * sum(run.units for run in runs))
     at = _aligned(values + sum(run.units * run.unit for run in runs))
@@ -91,8 +93,8 @@ def _read(content: mmap.mmap, sizes: "Sequence[int]") -> Portion:
         rows.append(entry)
         at = _aligned(at + count * row_bytes) if is_copy else at
     if at != size:
-        raise ProtocolError(f"a portion of {size} bytes has tables for {at}")
-    return Portion(content, runs, rows, offsets, values)
+        raise ProtocolError(f"a write batch of {size} bytes has tables for {at}")
+    return WriteBatch(content, runs, rows, offsets, values)
 
 
 def _aligned(at: int) -> int:

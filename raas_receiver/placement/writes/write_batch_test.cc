@@ -1,5 +1,5 @@
-// Portions against FORMAT.md, and against the memory that the same writes give.
-#include "raas_receiver/placement/writes/portion.h"
+// Write batches against FORMAT.md, and against the memory that the same writes give.
+#include "raas_receiver/placement/writes/write_batch.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "common/base/status_testing.h"
-#include "raas_receiver/placement/writes/portion_testing.h"
+#include "raas_receiver/placement/writes/write_batch_testing.h"
 
 namespace lockstep::placement {
 namespace {
@@ -52,7 +52,7 @@ struct Given {
     put(36, {0x33, 0x33, 0x33, 0x33});
     put(40, {0xa1, 0xa2, 0xa3, 0xff, 0xb1, 0xb2, 0xb3});
   }
-  Status Fill(PortionWriter& writer) const {
+  Status Fill(BatchWriter& writer) const {
     const std::vector<uint32_t> first{2}, second{16}, wide{0};
     LS_RETURN_IF_ERROR(writer.Scatter(0, 2, 4, 4, first));
     LS_RETURN_IF_ERROR(writer.Scatter(0, 2, 4, 54, second));
@@ -64,30 +64,30 @@ struct Given {
 
 // Keeps what is passed on.
 struct Passed {
-  std::vector<os::UniqueFd> portions;
+  std::vector<os::UniqueFd> batches;
 
-  PortionWriter::Pass pass() {
-    return [this](const os::UniqueFd& portion) {
-      portions.emplace_back(::dup(portion.get()));
+  BatchWriter::Pass pass() {
+    return [this](const os::UniqueFd& batch) {
+      batches.emplace_back(::dup(batch.get()));
       return OkStatus();
     };
   }
 };
 
-TEST_CASE("A portion is FORMAT.md's example, and cannot be changed any more") {
+TEST_CASE("A write batch is FORMAT.md's example, and cannot be changed any more") {
   const Given given;
   Passed passed;
-  PortionWriter writer(given.data, passed.pass());
+  BatchWriter writer(given.data, passed.pass());
   REQUIRE(writer.Flush().ok());
-  CHECK(passed.portions.empty());
+  CHECK(passed.batches.empty());
   REQUIRE(given.Fill(writer).ok());
   CHECK(writer.written_bytes() == 2 * 2 + 4 + 6 + 8);
   REQUIRE(writer.Flush().ok());
-  REQUIRE(passed.portions.size() == 1);
-  const os::UniqueFd* const sealed = passed.portions.data();
-  CHECK(Content(*sealed) == Example("portion"));
+  REQUIRE(passed.batches.size() == 1);
+  const os::UniqueFd* const sealed = passed.batches.data();
+  CHECK(Content(*sealed) == Example("write_batch"));
   REQUIRE(writer.Flush().ok());
-  CHECK(passed.portions.size() == 1);
+  CHECK(passed.batches.size() == 1);
   const int seals = ::fcntl(sealed->get(), F_GET_SEALS);
   CHECK((seals & F_SEAL_WRITE) != 0);
   CHECK((seals & F_SEAL_SHRINK) != 0);
@@ -96,14 +96,14 @@ TEST_CASE("A portion is FORMAT.md's example, and cannot be changed any more") {
   CHECK(::mmap(nullptr, 64, PROT_READ | PROT_WRITE, MAP_SHARED, sealed->get(), 0) == MAP_FAILED);
 }
 
-TEST_CASE("A portion gives each byte that its pieces give, at its place") {
+TEST_CASE("A write batch gives each byte that its pieces give, at its place") {
   const Given given;
   Passed passed;
-  PortionWriter writer(given.data, passed.pass());
+  BatchWriter writer(given.data, passed.pass());
   REQUIRE((given.Fill(writer).ok() && writer.Flush().ok()));
-  const Bytes portion = Content(passed.portions.at(0));
+  const Bytes batch = Content(passed.batches.at(0));
   std::map<std::pair<uint32_t, uint64_t>, int> got;
-  REQUIRE(ReadPortion(portion, [&](uint32_t memory, uint64_t offset, std::byte value) {
+  REQUIRE(ReadWriteBatch(batch, [&](uint32_t memory, uint64_t offset, std::byte value) {
     CHECK(got.emplace(std::pair(memory, offset), std::to_integer<int>(value)).second);
   }));
   std::map<std::pair<uint32_t, uint64_t>, int> expected{
@@ -114,54 +114,55 @@ TEST_CASE("A portion gives each byte that its pieces give, at its place") {
   CHECK(got == expected);
 }
 
-TEST_CASE("A portion that is full is passed on, and none is larger than it may be") {
+TEST_CASE("A write batch that is full is passed on, and none is larger than it may be") {
   constexpr uint64_t kMost = 4096;
   const Bytes data(100'000, std::byte{7});
   Passed passed;
-  PortionWriter writer(data, passed.pass(), kMost);
+  BatchWriter writer(data, passed.pass(), kMost);
   std::vector<uint32_t> positions(3000);
   std::iota(positions.begin(), positions.end(), 0u);
   for (uint32_t& position : positions) position *= 2;
   REQUIRE(writer.Scatter(0, 2, 0, 0, std::span(positions).first(3)).ok());
-  CHECK(passed.portions.empty());
-  REQUIRE(writer.Scatter(0, 2, 0, 1000, positions).ok());                        // more than one portion has room for
+  CHECK(passed.batches.empty());
+  REQUIRE(writer.Scatter(0, 2, 0, 1000, positions).ok());  // more than one write batch has room for
   REQUIRE(writer.Copy(0, {.target_offset = 10'000, .row_bytes = 20'000}).ok());  // likewise
   for (uint64_t i = 0; i < 200; ++i) REQUIRE(writer.Zero(0, {.offset = 50'000 + i, .row_bytes = 1}).ok());
   REQUIRE(writer.Flush().ok());
   std::map<uint64_t, int> got;
   uint64_t bytes = 0;
-  for (const os::UniqueFd& fd : passed.portions) {
-    const Bytes portion = Content(fd);
-    CHECK(portion.size() <= kMost);
-    if (&fd != &passed.portions.back()) CHECK(portion.size() > kMost * 2 / 3);
-    REQUIRE(ReadPortion(portion, [&](uint32_t, uint64_t offset, std::byte value) {
+  for (const os::UniqueFd& fd : passed.batches) {
+    const Bytes batch = Content(fd);
+    CHECK(batch.size() <= kMost);
+    if (&fd != &passed.batches.back()) CHECK(batch.size() > kMost * 2 / 3);
+    REQUIRE(ReadWriteBatch(batch, [&](uint32_t, uint64_t offset, std::byte value) {
       CHECK(got.emplace(offset, std::to_integer<int>(value)).second);
     }));
-    bytes += portion.size();
+    bytes += batch.size();
   }
   CHECK(got.size() == writer.written_bytes());
   CHECK(got.size() == 6 + 6000 + 20'000 + 200);
-  CHECK((bytes <= writer.taken_bytes() + passed.portions.size() * 128 && bytes > writer.taken_bytes() * 4 / 5));
+  CHECK((bytes <= writer.taken_bytes() + passed.batches.size() * 128 && bytes > writer.taken_bytes() * 4 / 5));
 }
 
 TEST_CASE("Copies that continue one another travel as one") {
   const Bytes data(10'000, std::byte{7});
   Passed passed;
-  PortionWriter writer(data, passed.pass());
+  BatchWriter writer(data, passed.pass());
   for (uint64_t block = 0; block < 4; ++block)
     REQUIRE(writer.Copy(0, {1000 * block, 1000 * block, 1, 1000, 0, 0}).ok());
   REQUIRE(writer.Copy(1, {4000, 4000, 1, 1000, 0, 0}).ok());
   REQUIRE(writer.Flush().ok());
-  PortionHeader header;
-  const Bytes portion = Content(passed.portions.at(0));
-  std::memcpy(&header, portion.data(), sizeof header);
+  WriteBatchHeader header;
+  const Bytes batch = Content(passed.batches.at(0));
+  std::memcpy(&header, batch.data(), sizeof header);
   CHECK(header.copies == 2);
 }
 
-TEST_CASE("What the receiver of a portion answers is the answer of the call, and the next portion begins anew") {
+TEST_CASE(
+    "What the receiver of a write batch answers is the answer of the call, and the next write batch begins anew") {
   const Bytes data(10'000);
   Status answer(ErrorCode::kIo, "passed on");
-  PortionWriter writer(data, [&](const os::UniqueFd&) { return answer; });
+  BatchWriter writer(data, [&](const os::UniqueFd&) { return answer; });
   REQUIRE(writer.Copy(0, {.row_bytes = 100}).ok());
   CHECK(writer.Flush().message() == "passed on");
   CHECK(writer.Flush().ok());  // it is empty

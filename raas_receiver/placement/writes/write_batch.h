@@ -1,5 +1,5 @@
-// Portions: what a rank is to write into its own memory, or to compare with it, as it travels to the rank: memfds that
-// nobody can change any more (FORMAT.md).
+// Write batches: what a rank is to write into its own memory, or to compare with it, as it travels to the rank: memfds
+// that nobody can change any more (FORMAT.md).
 #pragma once
 
 #include <cstddef>
@@ -16,35 +16,35 @@
 
 namespace lockstep::placement {
 
-inline constexpr char kPortionMagic[] = "LSPORTN1";
-inline constexpr uint16_t kPortionFormat = 1;
-inline constexpr uint64_t kMaxPortionBytes = uint64_t{64} << 20;
-inline constexpr uint64_t kPortionAlignment = 8;
+inline constexpr char kWriteBatchMagic[] = "LSWRITE1";
+inline constexpr uint16_t kWriteBatchFormat = 1;
+inline constexpr uint64_t kMaxWriteBatchBytes = uint64_t{64} << 20;
+inline constexpr uint64_t kWriteBatchAlignment = 8;
 
-struct PortionHeader {  // 64 bytes
-  char magic[8] = {};   // kPortionMagic
-  uint16_t format = kPortionFormat;
+struct WriteBatchHeader {  // 64 bytes
+  char magic[8] = {};      // kWriteBatchMagic
+  uint16_t format = kWriteBatchFormat;
   uint16_t header_bytes = 64;
   uint32_t reserved = 0;
-  uint64_t bytes = 0;  // of the portion
+  uint64_t bytes = 0;  // of the write batch
   uint32_t runs = 0;   // entries of each table
   uint32_t copies = 0;
   uint32_t zeros = 0;
   uint8_t rest[28] = {};  // 0
 };
-static_assert(sizeof(PortionHeader) == 64);
-static_assert(offsetof(PortionHeader, bytes) == 16);
-static_assert(offsetof(PortionHeader, rest) == 36);
+static_assert(sizeof(WriteBatchHeader) == 64);
+static_assert(offsetof(WriteBatchHeader, bytes) == 16);
+static_assert(offsetof(WriteBatchHeader, rest) == 36);
 
-struct PortionRun {  // 24 bytes
+struct WriteBatchRun {  // 24 bytes
   uint32_t memory = 0;
   uint32_t unit = 0;
   uint64_t base = 0;
   uint64_t units = 0;
 };
-static_assert(sizeof(PortionRun) == 24);
+static_assert(sizeof(WriteBatchRun) == 24);
 
-struct PortionRows {  // 40 bytes
+struct WriteBatchRows {  // 40 bytes
   uint32_t memory = 0;
   uint32_t reserved = 0;
   uint64_t offset = 0;
@@ -52,17 +52,17 @@ struct PortionRows {  // 40 bytes
   uint64_t row_bytes = 0;
   uint64_t pitch = 0;  // 0 where there is one row
 };
-static_assert(sizeof(PortionRows) == 40);
+static_assert(sizeof(WriteBatchRows) == 40);
 
-// What one rank is to write, taken piece by piece, and passed on in portions. Threads: one at a time.
-class PortionWriter {
+// What one rank is to write, taken piece by piece, and passed on in write batches. Threads: one at a time.
+class BatchWriter {
  public:
-  // Takes one portion after the other. What it answers is what the call answers that made the portion.
-  using Pass = std::function<Status(const os::UniqueFd& portion)>;
+  // Takes one write batch after the other. What it answers is what the call answers that made the write batch.
+  using Pass = std::function<Status(const os::UniqueFd& batch)>;
 
-  // `data`, which stays: where values come from. Portions have at most `portion_bytes`.
-  PortionWriter(std::span<const std::byte> data, Pass pass, uint64_t portion_bytes = kMaxPortionBytes)
-      : data_(data), pass_(std::move(pass)), portion_bytes_(portion_bytes) {}
+  // `data`, which stays: where values come from. Write batches have at most `batch_bytes`.
+  BatchWriter(std::span<const std::byte> data, Pass pass, uint64_t batch_bytes = kMaxWriteBatchBytes)
+      : data_(data), pass_(std::move(pass)), batch_bytes_(batch_bytes) {}
 
   // The units of `unit` bytes at data[from + positions[i]], positions rising, go to byte `to` + positions[i] (mod 2^64)
   // of `memory`.
@@ -74,7 +74,7 @@ class PortionWriter {
   // Passes on what is left, also after an error.
   Status Flush();
 
-  uint64_t taken_bytes() const { return taken_bytes_; }      // by portions, in all
+  uint64_t taken_bytes() const { return taken_bytes_; }      // by write batches, in all
   uint64_t written_bytes() const { return written_bytes_; }  // into memories, in all
 
  private:
@@ -87,11 +87,12 @@ class PortionWriter {
     T* Take(size_t count);
   };
 
-  static constexpr uint64_t kEmptyBytes = sizeof(PortionHeader) + 2 * kPortionAlignment;  // gaps behind offsets, values
+  static constexpr uint64_t kEmptyBytes =
+      sizeof(WriteBatchHeader) + 2 * kWriteBatchAlignment;  // gaps behind offsets, values
 
   Status MakeRoom(uint64_t bytes);
   void Take(uint64_t bytes);
-  PortionRun& RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last);
+  WriteBatchRun& RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last);
   void Coalesce();
   Status PassOn();
   Result<os::UniqueFd> Seal() const;
@@ -99,9 +100,9 @@ class PortionWriter {
 
   std::span<const std::byte> data_;
   const Pass pass_;
-  const uint64_t portion_bytes_;
-  uint64_t bytes_ = kEmptyBytes;  // at most those of the portion
-  std::vector<PortionRun> runs_;
+  const uint64_t batch_bytes_;
+  uint64_t bytes_ = kEmptyBytes;  // at most those of the write batch
+  std::vector<WriteBatchRun> runs_;
   Storage<uint32_t> offsets_;  // of all runs, in order
   Storage<std::byte> values_;  // likewise
   std::vector<MemoryCopy> copies_;

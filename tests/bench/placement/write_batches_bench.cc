@@ -1,8 +1,8 @@
 // How long a receiver takes to make a delta ready for four tensor-parallel engine ranks (fused QKV, gate and up),
-// against the plain replica: translated into portions, against applied. 3 GB in bfloat16, less where memory
+// against the plain replica: translated into write batches, against applied. 3 GB in bfloat16, less where memory
 // is short; 1 % of the elements changed.
 //
-//   portions_bench [--quick]
+//   write_batches_bench [--quick]
 #include <cstring>
 #include <random>
 
@@ -126,7 +126,7 @@ void Run(bool quick) {
     applied.push_back(apply);
     packed.push_back(pack);
   }
-  PrintResult("portions_tp4", "s", replica.layout->data_bytes(), packed, applied);
+  PrintResult("write_batches_tp4", "s", replica.layout->data_bytes(), packed, applied);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "raas_receiver/placement/writes/portion.h"
+#include "raas_receiver/placement/writes/write_batch.h"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kBaseStep = uint64_t{1} << 31;
 
 uint64_t Aligned(uint64_t at) {
-  return (at + kPortionAlignment - 1) / kPortionAlignment * kPortionAlignment;
+  return (at + kWriteBatchAlignment - 1) / kWriteBatchAlignment * kWriteBatchAlignment;
 }
 
 template <typename T>
@@ -24,7 +24,7 @@ void AppendValue(os::SealedMemfd& to, const T& value) {
 }
 
 void Align(os::SealedMemfd& to) {
-  constexpr std::array<std::byte, kPortionAlignment> kZeros{};
+  constexpr std::array<std::byte, kWriteBatchAlignment> kZeros{};
   to.Append(ByteView(kZeros).first(Aligned(to.size()) - to.size()));
 }
 
@@ -39,7 +39,7 @@ void AppendRows(os::SealedMemfd& to, const std::byte* source, uint64_t pitch, ui
   }
 }
 
-PortionRows EntryOf(uint32_t memory, const StridedRange& range) {
+WriteBatchRows EntryOf(uint32_t memory, const StridedRange& range) {
   return {.memory = memory,
           .offset = range.offset,
           .rows = range.rows,
@@ -52,45 +52,45 @@ PortionRows EntryOf(uint32_t memory, const StridedRange& range) {
 // ---- Taking --------------------------------------------------------------------------------------------------------
 
 template <typename T>
-T* PortionWriter::Storage<T>::Take(size_t count) {
+T* BatchWriter::Storage<T>::Take(size_t count) {
   if (used + count > values.size()) values.resize(std::max(used + count, 2 * values.size()));
   used += count;
   return values.data() + used - count;
 }
 
-// In this portion or the next one.
-Status PortionWriter::MakeRoom(uint64_t bytes) {
-  if (bytes_ + bytes <= portion_bytes_) return OkStatus();
+// In this write batch or the next one.
+Status BatchWriter::MakeRoom(uint64_t bytes) {
+  if (bytes_ + bytes <= batch_bytes_) return OkStatus();
   LS_RETURN_IF_ERROR(PassOn());
-  if (bytes_ + bytes <= portion_bytes_) return OkStatus();
-  return {ErrorCode::kInternal, "a piece is larger than a portion"};
+  if (bytes_ + bytes <= batch_bytes_) return OkStatus();
+  return {ErrorCode::kInternal, "a piece is larger than a write batch"};
 }
 
-void PortionWriter::Take(uint64_t bytes) {
+void BatchWriter::Take(uint64_t bytes) {
   bytes_ += bytes;
   taken_bytes_ += bytes;
 }
 
 // The last run, where units at `first` to `last` may follow in it; else a new one.
-PortionRun& PortionWriter::RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last) {
+WriteBatchRun& BatchWriter::RunFor(uint32_t memory, uint32_t unit, uint64_t first, uint64_t last) {
   if (!runs_.empty()) {
-    PortionRun& run = runs_.back();
+    WriteBatchRun& run = runs_.back();
     if (run.memory == memory && run.unit == unit && first >= run.base && last - run.base <= UINT32_MAX) return run;
   }
-  Take(sizeof(PortionRun));
-  return runs_.emplace_back(PortionRun{memory, unit, first / kBaseStep * kBaseStep, 0});
+  Take(sizeof(WriteBatchRun));
+  return runs_.emplace_back(WriteBatchRun{memory, unit, first / kBaseStep * kBaseStep, 0});
 }
 
-Status PortionWriter::Scatter(uint32_t memory, uint32_t unit, uint64_t from, uint64_t to,
-                              std::span<const uint32_t> positions) {
+Status BatchWriter::Scatter(uint32_t memory, uint32_t unit, uint64_t from, uint64_t to,
+                            std::span<const uint32_t> positions) {
   while (!positions.empty()) {
-    const uint64_t most = std::max<uint64_t>(1, portion_bytes_ / 4 / (sizeof(uint32_t) + unit));
+    const uint64_t most = std::max<uint64_t>(1, batch_bytes_ / 4 / (sizeof(uint32_t) + unit));
     const std::span<const uint32_t> taken = positions.first(std::min<uint64_t>(most, positions.size()));
     positions = positions.subspan(taken.size());
     const uint64_t bytes = taken.size() * (sizeof(uint32_t) + unit);
-    LS_RETURN_IF_ERROR(MakeRoom(sizeof(PortionRun) + bytes));
+    LS_RETURN_IF_ERROR(MakeRoom(sizeof(WriteBatchRun) + bytes));
     Take(bytes);
-    PortionRun& run = RunFor(memory, unit, to + taken.front(), to + taken.back());
+    WriteBatchRun& run = RunFor(memory, unit, to + taken.front(), to + taken.back());
     run.units += taken.size();
     uint32_t* const offsets = offsets_.Take(taken.size());
     const auto shift = static_cast<uint32_t>(to - run.base);  // sums are right mod 2^32
@@ -102,11 +102,11 @@ Status PortionWriter::Scatter(uint32_t memory, uint32_t unit, uint64_t from, uin
   return OkStatus();
 }
 
-Status PortionWriter::Copy(uint32_t memory, const layout::StridedCopy& copy) {
+Status BatchWriter::Copy(uint32_t memory, const layout::StridedCopy& copy) {
   std::vector<layout::StridedCopy> pieces;
-  layout::AppendSplit(copy, portion_bytes_ / 4, layout::ElementBytes{}, pieces);
+  layout::AppendSplit(copy, batch_bytes_ / 4, layout::ElementBytes{}, pieces);
   for (const layout::StridedCopy& piece : pieces) {
-    const uint64_t bytes = sizeof(PortionRows) + kPortionAlignment + piece.bytes();
+    const uint64_t bytes = sizeof(WriteBatchRows) + kWriteBatchAlignment + piece.bytes();
     LS_RETURN_IF_ERROR(MakeRoom(bytes));
     Take(bytes);
     copies_.push_back({memory, piece});
@@ -115,15 +115,15 @@ Status PortionWriter::Copy(uint32_t memory, const layout::StridedCopy& copy) {
   return OkStatus();
 }
 
-Status PortionWriter::Zero(uint32_t memory, const StridedRange& range) {
-  LS_RETURN_IF_ERROR(MakeRoom(sizeof(PortionRows)));
-  Take(sizeof(PortionRows));
+Status BatchWriter::Zero(uint32_t memory, const StridedRange& range) {
+  LS_RETURN_IF_ERROR(MakeRoom(sizeof(WriteBatchRows)));
+  Take(sizeof(WriteBatchRows));
   zeros_.push_back({memory, range});
   written_bytes_ += range.bytes();
   return OkStatus();
 }
 
-Status PortionWriter::Fill(const RankPlacement& placement) {
+Status BatchWriter::Fill(const RankPlacement& placement) {
   for (const MemoryCopy& one : placement.copies()) LS_RETURN_IF_ERROR(Copy(one.memory, one.copy));
   for (const MemoryZeros& one : placement.zeros()) LS_RETURN_IF_ERROR(Zero(one.memory, one.range));
   return OkStatus();
@@ -131,24 +131,24 @@ Status PortionWriter::Fill(const RankPlacement& placement) {
 
 // ---- Passing on ----------------------------------------------------------------------------------------------------
 
-Status PortionWriter::Flush() {
+Status BatchWriter::Flush() {
   return bytes_ == kEmptyBytes ? OkStatus() : PassOn();
 }
 
-Status PortionWriter::PassOn() {
+Status BatchWriter::PassOn() {
   Coalesce();
-  const Result<os::UniqueFd> portion = Seal();
+  const Result<os::UniqueFd> batch = Seal();
   bytes_ = kEmptyBytes;
   runs_.clear();
   offsets_.used = values_.used = 0;
   copies_.clear();
   zeros_.clear();
-  LS_RETURN_IF_ERROR(portion.status());
-  return pass_(*portion);
+  LS_RETURN_IF_ERROR(batch.status());
+  return pass_(*batch);
 }
 
 // Neighbours that continue one another become one: those of blocks that are copied whole.
-void PortionWriter::Coalesce() {
+void BatchWriter::Coalesce() {
   std::vector<MemoryCopy> merged;
   std::vector<layout::StridedCopy> of_memory;
   for (size_t begin = 0; begin < copies_.size();) {
@@ -162,11 +162,11 @@ void PortionWriter::Coalesce() {
 }
 
 // The values of runs in `order`, behind their offsets.
-void PortionWriter::AppendUnits(os::SealedMemfd& to, const std::vector<size_t>& order) const {
+void BatchWriter::AppendUnits(os::SealedMemfd& to, const std::vector<size_t>& order) const {
   std::vector<size_t> first_offset, first_value;
   size_t offset = 0;
   size_t value = 0;
-  for (const PortionRun& run : runs_) {
+  for (const WriteBatchRun& run : runs_) {
     first_offset.push_back(offset);
     first_value.push_back(value);
     offset += run.units;
@@ -181,21 +181,21 @@ void PortionWriter::AppendUnits(os::SealedMemfd& to, const std::vector<size_t>& 
   }
 }
 
-Result<os::UniqueFd> PortionWriter::Seal() const {
+Result<os::UniqueFd> BatchWriter::Seal() const {
   // The widest first, so that all values are aligned.
   std::vector<size_t> order(runs_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return runs_[a].unit > runs_[b].unit; });
-  uint64_t bytes = sizeof(PortionHeader) + runs_.size() * sizeof(PortionRun) +
-                   (copies_.size() + zeros_.size()) * sizeof(PortionRows);
+  uint64_t bytes = sizeof(WriteBatchHeader) + runs_.size() * sizeof(WriteBatchRun) +
+                   (copies_.size() + zeros_.size()) * sizeof(WriteBatchRows);
   bytes = Aligned(Aligned(bytes + offsets_.used * sizeof(uint32_t)) + values_.used);
   for (const MemoryCopy& one : copies_) bytes += Aligned(one.copy.bytes());
-  PortionHeader header{.bytes = bytes,
-                       .runs = static_cast<uint32_t>(runs_.size()),
-                       .copies = static_cast<uint32_t>(copies_.size()),
-                       .zeros = static_cast<uint32_t>(zeros_.size())};
-  std::memcpy(header.magic, kPortionMagic, sizeof header.magic);
-  os::SealedMemfd to("lockstep-portion");
+  WriteBatchHeader header{.bytes = bytes,
+                          .runs = static_cast<uint32_t>(runs_.size()),
+                          .copies = static_cast<uint32_t>(copies_.size()),
+                          .zeros = static_cast<uint32_t>(zeros_.size())};
+  std::memcpy(header.magic, kWriteBatchMagic, sizeof header.magic);
+  os::SealedMemfd to("lockstep-write batch");
   AppendValue(to, header);
   for (const size_t i : order) AppendValue(to, runs_[i]);
   for (const auto& [memory, copy] : copies_) AppendValue(to, EntryOf(memory, layout::TargetRange(copy)));

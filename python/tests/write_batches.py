@@ -1,4 +1,4 @@
-"""Portions as a receiver makes them (raas_receiver/placement/writes/FORMAT.md)."""
+"""Write batches as a receiver makes them (raas_receiver/placement/writes/FORMAT.md)."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ Run = Tuple[int, int, int, Sequence[int], bytes]  # memory, unit, base, offsets,
 Rows = Tuple[int, int, int, int, int]  # memory, offset, rows, row_bytes, pitch
 
 
-def portion(
+def batch(
     runs: "Sequence[Run]" = (), copies: "Sequence[Tuple[Rows, bytes]]" = (), zeros: "Sequence[Rows]" = ()
 ) -> bytes:
     """Its bytes; runs come by falling unit whatever their order is here."""
@@ -27,7 +27,7 @@ def portion(
         _align(body)
         body += data
     _align(body)
-    body[:36] = struct.pack("<8sHHIQIII", b"LSPORTN1", 1, 64, 0, len(body), len(runs), len(copies), len(zeros))
+    body[:36] = struct.pack("<8sHHIQIII", b"LSWRITE1", 1, 64, 0, len(body), len(runs), len(copies), len(zeros))
     return bytes(body)
 
 
@@ -37,7 +37,7 @@ def _align(body: bytearray) -> None:
 
 def sealed(content: bytes, seals: int = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) -> int:
     """A memfd of it."""
-    fd = os.memfd_create("portion", os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("write batch", os.MFD_ALLOW_SEALING)
     os.write(fd, content)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
