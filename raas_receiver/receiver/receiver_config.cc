@@ -85,9 +85,9 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("control-socket", &to.control_socket,
              "unix socket of the own control plane, for processes of this user and root; none");
   parser.Add("health-listen", &to.health_listen,
-             "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
+             "HOST:PORT that answers questions about health, from any peer, in plaintext; empty: none");
   parser.Add("metrics-listen", &to.metrics_listen,
-             "HOST:PORT where GET /metrics answers anybody, for Prometheus, in plaintext; empty: nowhere");
+             "HOST:PORT that answers GET /metrics, from any peer, in plaintext, for Prometheus; empty: none");
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("owners", &config.owners, "file; the receiver ends once no process holds a lock (flock) on it");

@@ -132,9 +132,9 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
              "--socket; none");
   parser.Add("listen", &options->listen, "gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("health-listen", &options->health_listen,
-             "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
+             "HOST:PORT that answers questions about health, from any peer, in plaintext; empty: none");
   parser.Add("metrics-listen", &options->metrics_listen,
-             "HOST:PORT where GET /metrics answers anybody, for Prometheus, in plaintext; empty: nowhere");
+             "HOST:PORT that answers GET /metrics, from any peer, in plaintext, for Prometheus; empty: none");
   parser.Add("lane-listen", &options->lane_listen,
              Cat("address of the data lanes, HOST:PORT; port 0: the system chooses; empty: port ", kLanePort,
                  " of the host of --listen, or of loopback"));

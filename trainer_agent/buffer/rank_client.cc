@@ -69,7 +69,8 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
   Result<os::UnixConnection> connection = os::UnixConnect(options_.socket_path, timeout, options_.interrupted);
   if (connection.status().code() == ErrorCode::kPermission) {
-    return {ErrorCode::kPermission, Cat(connection.status().message(), "; the agent's --trainer-group says who may")};
+    return {ErrorCode::kPermission,
+            Cat(connection.status().message(), "; the agent's --trainer-group names the group that may")};
   }
   LS_ASSIGN_OR_RETURN(connection_, std::move(connection));
   connection_.KeepFromChildren();

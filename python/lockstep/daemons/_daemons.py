@@ -91,13 +91,13 @@ def ensure_agent(
         name: which one, where a host has several.
         listen: "HOST:PORT" for receivers on other hosts, HOST being the address by which they reach this one; with port
             0 the system chooses, anew for an agent that takes a dead one's place. Lanes listen there too. Beyond
-            loopback it needs ``tls_cert`` and the like, or the name of a network where everybody may read the weights,
-            ``allow_insecure_network="10.20.0.0/16"``. "": this host alone.
+            loopback it needs ``tls_cert`` and the like with ``tls_policy``, or the name of a network whose hosts may all
+            read the weights, ``allow_insecure_network="10.20.0.0/16"``. "": this host alone.
         end_with_owner: this process, and whoever else asks so, owns the agent: it ends when the last of them has
             ended, however it did, and leaves no memory behind (``segments="memfd"``, unless the options say otherwise).
             Otherwise it stays, and what it holds stays in memory until its directory is removed.
         timeout: seconds for all of this.
-        options: any other option of trainer_agent (docs/operations.md), ``retain_bytes="4GiB"``. Paths are absolute.
+        options: any other option of trainer_agent (docs/reference/options.md), ``retain_bytes="4GiB"``. Paths are absolute.
 
     Raises:
         BadDataError: the program does not take these options.

@@ -52,9 +52,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
         model: what the model is called.
         port: of the agent, for rollouts on other hosts, which are refused without; 0: any, another one for an agent that
             takes a dead one's place, which receivers do not find. None: all workers are on one host.
-        agent, receiver: options of these (docs/operations.md), which are started on the hosts that Ray chose, and end with
-            the workers there. With a port both need ``tls_cert`` and the like, or the name of a network
-            where everybody may read the weights, ``allow_insecure_network: 10.20.0.0/16``.
+        agent, receiver: options of these (docs/reference/options.md), which are started on the hosts that Ray chose, and end with
+            the workers there. With a port both need ``tls_cert`` and the like, and the agent ``tls_policy``; or both
+            the name of a network whose hosts may all read the weights, ``allow_insecure_network: 10.20.0.0/16``.
         socket: of daemons that are there already, instead: the agent's on the host of the trainer's rank 0.
         root: with a socket, the ``--root`` of the receiver on every host with rollouts; None: $LOCKSTEP_ROOT, then the
             usual one.
