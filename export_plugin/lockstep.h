@@ -12,7 +12,7 @@
  *
  * Sharded: a rank describes what it holds in a sheet (JSON, plan/FORMAT.md), gathers the sheets of all ranks, and opens
  * the model with them: a plan of what each rank copies is compiled once, and proved, on every rank alike. Ranks whose
- * sheet says "beside_agent" write into shared memory; the others send theirs to one of those through `exchange`. The
+ * sheet says "on_agent_host" write into shared memory; the others send theirs to one of those through `exchange`. The
  * plan decides which of several replicas writes; the rest return at once. Per step, on every rank:
  *
  *     lockstep_publish(publisher, version, label, NULL);

@@ -1,7 +1,7 @@
 // C++ trainers: sheets, publisher and importer over the C ABI of lockstep.h. Header-only, C++17, throws nothing of its
 // own.
 //
-//     lockstep::trainer::Sheet sheet(beside_agent);
+//     lockstep::trainer::Sheet sheet(on_agent_host);
 //     sheet.AddMegatron(config_json, place, parameters);
 //     options.sheets = gather(sheet.Json());          // of all ranks, by whatever the trainer has
 //     options.locals = sheet.locals();
@@ -79,7 +79,7 @@ struct Shard {
 // A rank's sheet (plan/FORMAT.md), and the local tensors in its order.
 class Sheet {
  public:
-  explicit Sheet(bool beside_agent) : beside_agent_(beside_agent) {}
+  explicit Sheet(bool on_agent_host) : on_agent_host_(on_agent_host) {}
 
   // `config_json`: the HuggingFace config.json, the same on every rank. Names as plan/FORMAT.md wants them.
   void AddMegatron(const std::string& config_json, const Place& place, const std::vector<Tensor>& parameters) {
@@ -105,7 +105,7 @@ class Sheet {
   }
 
   std::string Json() const {
-    return std::string("{\"format\":1,\"beside_agent\":") + (beside_agent_ ? "true" : "false") + ",\"parts\":[" +
+    return std::string("{\"format\":1,\"on_agent_host\":") + (on_agent_host_ ? "true" : "false") + ",\"parts\":[" +
            parts_ + "]}";
   }
   const std::vector<Tensor>& locals() const { return locals_; }
@@ -167,7 +167,7 @@ class Sheet {
 
   void AddPart(const std::string& part) { parts_ += (parts_.empty() ? "" : ",") + part; }
 
-  bool beside_agent_;
+  bool on_agent_host_;
   std::string parts_;
   std::vector<Tensor> locals_;
 };

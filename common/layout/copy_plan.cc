@@ -134,8 +134,8 @@ void SortEntries(const TrainingModel& model, RankPlan& plan) {
 // Chooses, shard by shard, who writes.
 class Chooser {
  public:
-  Chooser(const TrainingModel& model, const BySource& index, const std::vector<bool>& beside_agent)
-      : model_(model), index_(index), beside_agent_(beside_agent), ranks_(beside_agent.size()) {}
+  Chooser(const TrainingModel& model, const BySource& index, const std::vector<bool>& on_agent_host)
+      : model_(model), index_(index), on_agent_host_(on_agent_host), ranks_(on_agent_host.size()) {}
 
   std::vector<RankPlan> Run() {
     for (const uint32_t source : index_.FeedingOrder()) ChooseFor(source);
@@ -179,39 +179,39 @@ class Chooser {
     return &made.emplace_back(Normalize(std::move(coverage)));
   }
 
-  std::pair<bool, uint64_t> Cost(uint32_t rank) const { return {!beside_agent_[rank], ranks_[rank].bytes}; }
+  std::pair<bool, uint64_t> Cost(uint32_t rank) const { return {!on_agent_host_[rank], ranks_[rank].bytes}; }
 
   const TrainingModel& model_;
   const BySource& index_;
-  const std::vector<bool>& beside_agent_;
+  const std::vector<bool>& on_agent_host_;
   std::vector<RankPlan> ranks_;
 };
 
-Status CheckRanks(const TrainingModel& model, const std::vector<bool>& beside_agent) {
-  if (std::find(beside_agent.begin(), beside_agent.end(), true) == beside_agent.end()) {
-    return {ErrorCode::kBadData, Cat("none of ", beside_agent.size(),
+Status CheckRanks(const TrainingModel& model, const std::vector<bool>& on_agent_host) {
+  if (std::find(on_agent_host.begin(), on_agent_host.end(), true) == on_agent_host.end()) {
+    return {ErrorCode::kBadData, Cat("none of ", on_agent_host.size(),
                                      " ranks is on the agent's host: at least one must reach its shared memory")};
   }
   for (const Holding& holding : model.holdings) {
-    if (holding.rank < beside_agent.size()) continue;
+    if (holding.rank < on_agent_host.size()) continue;
     return {ErrorCode::kBadData, Cat("training tensor \"", model.sources[holding.source].name, "\" is held by rank ",
-                                     holding.rank, " of ", beside_agent.size())};
+                                     holding.rank, " of ", on_agent_host.size())};
   }
   return OkStatus();
 }
 
 }  // namespace
 
-Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& beside_agent) {
+Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& on_agent_host) {
   LS_RETURN_IF_ERROR(CheckTrainingModel(model));
-  LS_RETURN_IF_ERROR(CheckRanks(model, beside_agent));
+  LS_RETURN_IF_ERROR(CheckRanks(model, on_agent_host));
   const BySource index(model);
   LS_RETURN_IF_ERROR(index.CheckEqualCopies());
   CopyPlan plan;
-  plan.ranks = Chooser(model, index, beside_agent).Run();
+  plan.ranks = Chooser(model, index, on_agent_host).Run();
   LS_RETURN_IF_ERROR(ProveTiling(model, plan.ranks));
   for (const RankPlan& rank : plan.ranks) plan.bytes += rank.bytes;
-  plan.digest = DigestOf(model, beside_agent, plan.ranks);
+  plan.digest = DigestOf(model, on_agent_host, plan.ranks);
   return plan;
 }
 

@@ -37,10 +37,10 @@ struct CopyPlan {
   PlanDigest digest;
 };
 
-// `beside_agent[r]`: rank r reaches the agent's shared memory. kBadData names the tensor (and ranks) of the first rule
+// `on_agent_host[r]`: rank r reaches the agent's shared memory. kBadData names the tensor (and ranks) of the first rule
 // broken: a tensor that nobody or not everybody holds, shards that overlap without being the same, a conversion or
 // holding out of bounds.
-Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& beside_agent);
+Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& on_agent_host);
 
 // What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);

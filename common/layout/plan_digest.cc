@@ -33,7 +33,7 @@ void AppendEntry(Bytes& out, const TrainingModel& model, const PlanEntry& entry)
 
 }  // namespace
 
-PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_agent,
+PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& on_agent_host,
                     const std::vector<RankPlan>& ranks) {
   Bytes whole;
   AppendVarint(whole, model.tensors.size());
@@ -49,7 +49,7 @@ PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     one.clear();
     for (const PlanEntry& entry : ranks[rank].entries) AppendEntry(one, model, entry);
-    whole.push_back(std::byte{beside_agent[rank]});
+    whole.push_back(std::byte{on_agent_host[rank]});
     AppendBytes(whole, AsBytes(Hash128(one)));
   }
   return PlanDigest{Hash128(whole)};

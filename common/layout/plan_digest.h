@@ -9,7 +9,7 @@
 namespace lockstep::layout {
 
 // REQUIRES entries sorted as CompileExport leaves them.
-PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_agent,
+PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& on_agent_host,
                     const std::vector<RankPlan>& ranks);
 
 }  // namespace lockstep::layout

@@ -73,7 +73,7 @@ Json Copy(uint64_t source, uint64_t target, uint64_t rows, uint64_t row_bytes, u
 TEST_CASE("The second of two tensor-parallel ranks copies what is worked out by hand") {
   const Json plan = PlanJson(Model().PlanOfTwo({"--rank", "1", "--json"}));
   CHECK(plan["rank"] == 1);
-  CHECK(plan["beside_agent"] == false);
+  CHECK(plan["on_agent_host"] == false);
   CHECK(plan["bytes"] == 496);
   const std::vector<std::pair<std::string, Json>> expected = {
       {"model.embed_tokens.weight", Copy(0, 80, 1, 80, 0, 0)},
@@ -121,7 +121,7 @@ TEST_CASE("The summary adds up") {
   CHECK(plan["ranks"][0]["tensors"] == 12);
   CHECK(plan["ranks"][0]["buckets"] == 0);
   CHECK(plan["ranks"][1] == Json({{"rank", 1},
-                                  {"beside_agent", false},
+                                  {"on_agent_host", false},
                                   {"tensors", 9},
                                   {"bytes_written", 0},
                                   {"bytes_sent", 496},
@@ -185,7 +185,7 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   CHECK(Plan({"--sheets", model.path()}).status.code() == ErrorCode::kNotFound);
 
   REQUIRE(model.PlanOfTwo({"--write-sheets", model.path(), "--quiet"}).text.empty());
-  model.Write("rank-00001.json", R"({"format": 1, "beside_agent": true, "part": []})");
+  model.Write("rank-00001.json", R"({"format": 1, "on_agent_host": true, "part": []})");
   const Answer sheet = Plan({"--sheets", model.path()});
   CHECK(ExitCode(sheet.status.code()) == 65);
   CHECK_THAT(sheet.status, FailsWith(ErrorCode::kBadData, "rank-00001.json", "\"parts\" is missing"));

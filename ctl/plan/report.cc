@@ -37,7 +37,7 @@ Result<PlanReport> PlanReport::Create(std::vector<plan::RankSheet> sheets, uint6
   report.sheets_ = std::move(sheets);
   report.message_bytes_ = bucket_bytes / 2;  // one is filled while the other is under way
   LS_ASSIGN_OR_RETURN(report.model_, plan::BuildTrainingModel(report.sheets_));
-  LS_ASSIGN_OR_RETURN(report.plan_, layout::CompileExport(report.model_, plan::BesideAgent(report.sheets_)));
+  LS_ASSIGN_OR_RETURN(report.plan_, layout::CompileExport(report.model_, plan::OnAgentHost(report.sheets_)));
   report.first_holding_.resize(report.sheets_.size() + 1);
   for (const layout::Holding& holding : report.model_.holdings) ++report.first_holding_[holding.rank + 1];
   for (size_t rank = 0; rank < report.sheets_.size(); ++rank) {
@@ -75,7 +75,7 @@ std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
 }
 
 size_t PlanReport::BucketsOf(uint32_t rank) const {
-  if (sheets_[rank].beside_agent) return 0;
+  if (sheets_[rank].on_agent_host) return 0;
   std::vector<layout::BucketItem> items;
   for (const layout::PlanEntry& entry : plan_.ranks[rank].entries) {
     uint64_t bytes = layout::ElementCount(entry.pieces) * BytesOfElement(model_.tensors[entry.tensor].dtype);
@@ -122,12 +122,12 @@ Json PlanReport::Summary() const {
   Json ranks = Json::array();
   for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
     const Figures& figures = figures_[rank];
-    const bool beside_agent = sheets_[rank].beside_agent;
+    const bool on_agent_host = sheets_[rank].on_agent_host;
     ranks.push_back({{"rank", rank},
-                     {"beside_agent", beside_agent},
+                     {"on_agent_host", on_agent_host},
                      {"tensors", figures.tensors},
-                     {"bytes_written", beside_agent ? figures.bytes : 0},
-                     {"bytes_sent", beside_agent ? 0 : figures.bytes},
+                     {"bytes_written", on_agent_host ? figures.bytes : 0},
+                     {"bytes_sent", on_agent_host ? 0 : figures.bytes},
                      {"copies", figures.copies},
                      {"buckets", figures.buckets}});
   }
@@ -144,10 +144,10 @@ std::string PlanReport::SummaryText() const {
   Table table({">RANK", "AGENT", ">TENSORS", ">WRITES", ">SENDS", ">COPIES", ">BUCKETS"});
   for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
     const Figures& figures = figures_[rank];
-    const bool beside_agent = sheets_[rank].beside_agent;
-    table.AddRow({Cat(rank), beside_agent ? "beside" : "remote", Cat(figures.tensors),
-                  beside_agent ? HumanBytes(figures.bytes) : "-", beside_agent ? "-" : HumanBytes(figures.bytes),
-                  Cat(figures.copies), beside_agent ? "-" : Cat(figures.buckets)});
+    const bool on_agent_host = sheets_[rank].on_agent_host;
+    table.AddRow({Cat(rank), on_agent_host ? "beside" : "remote", Cat(figures.tensors),
+                  on_agent_host ? HumanBytes(figures.bytes) : "-", on_agent_host ? "-" : HumanBytes(figures.bytes),
+                  Cat(figures.copies), on_agent_host ? "-" : Cat(figures.buckets)});
   }
   std::string group;
   if (const auto largest = LargestGroup()) {
@@ -178,7 +178,7 @@ Json PlanReport::OfRank(uint32_t rank) const {
   }
   return {{"digest", ToHex(plan_.digest)},
           {"rank", rank},
-          {"beside_agent", sheets_[rank].beside_agent},
+          {"on_agent_host", sheets_[rank].on_agent_host},
           {"bytes", plan_.ranks[rank].bytes},
           {"entries", std::move(entries)}};
 }
@@ -197,7 +197,7 @@ std::string PlanReport::TextOfRank(uint32_t rank) const {
     }
   }
   return Cat("plan ", ToHex(plan_.digest), "\nrank ", rank,
-             sheets_[rank].beside_agent ? " writes " : " sends to a rank beside the agent ",
+             sheets_[rank].on_agent_host ? " writes " : " sends to a rank beside the agent ",
              HumanBytes(plan_.ranks[rank].bytes), " in ", figures_[rank].copies, " copies\n\n", table.ToString());
 }
 

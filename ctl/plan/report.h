@@ -21,11 +21,11 @@ class PlanReport {
 
   // {"digest", "bytes", "frozen_bytes", "tensors", "copies", "buckets", "largest_group": {"first", "tensors", "bytes"}
   // or null,
-  //  "ranks": [{"rank", "beside_agent", "tensors", "bytes_written", "bytes_sent", "copies", "buckets"}]}
+  //  "ranks": [{"rank", "on_agent_host", "tensors", "bytes_written", "bytes_sent", "copies", "buckets"}]}
   Json Summary() const;
   std::string SummaryText() const;
 
-  // {"digest", "rank", "beside_agent", "bytes", "entries": [{"tensor", "local_tensor", "pieces": [{"local", "global",
+  // {"digest", "rank", "on_agent_host", "bytes", "entries": [{"tensor", "local_tensor", "pieces": [{"local", "global",
   //  "size", "copies": [{"source_offset", "target_offset", "rows", "row_bytes", "source_pitch", "target_pitch"}]}]}]}
   // Source offsets count from the local tensor, target offsets from the data section. REQUIRES rank < ranks().
   Json OfRank(uint32_t rank) const;

@@ -77,14 +77,14 @@ void AppendBuckets(const layout::TrainingModel& model, const std::vector<Chunk>&
 
 }  // namespace
 
-std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& beside_agent) {
+std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& on_agent_host) {
   std::vector<std::optional<uint32_t>> proxies(plan.ranks.size());
   std::vector<uint64_t> taken(plan.ranks.size());
   for (uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    if (beside_agent[rank] || plan.ranks[rank].bytes == 0) continue;
+    if (on_agent_host[rank] || plan.ranks[rank].bytes == 0) continue;
     std::optional<uint32_t>& proxy = proxies[rank];
     for (uint32_t candidate = 0; candidate < plan.ranks.size(); ++candidate) {
-      if (beside_agent[candidate] && (!proxy || taken[candidate] < taken[*proxy])) proxy = candidate;
+      if (on_agent_host[candidate] && (!proxy || taken[candidate] < taken[*proxy])) proxy = candidate;
     }
     taken[*proxy] += plan.ranks[rank].bytes;
   }

@@ -14,7 +14,7 @@ namespace lockstep::exporter {
 
 // Of each rank, the rank on the agent's host that takes its buckets; nothing for ranks that send none. The one with the
 // fewest bytes to take so far, then the lowest. REQUIRES some rank on the agent's host, as CompileExport() does.
-std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& beside_agent);
+std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& on_agent_host);
 
 // A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
 struct PackedItem {

@@ -39,7 +39,7 @@ Status CheckOptions(const ExporterOptions& options) {
 Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan::RankSheet>& sheets) {
   LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank_]));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(sheets));
-  const std::vector<bool> beside = plan::BesideAgent(sheets);
+  const std::vector<bool> beside = plan::OnAgentHost(sheets);
   LS_ASSIGN_OR_RETURN(plan_, layout::CompileExport(model, beside));
   LS_ASSIGN_OR_RETURN(layout_,
                       model::ModelLayout::Create(model.tensors, model::kDefaultBlockBytes, options.attachments));
@@ -261,9 +261,9 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(sheets.status().WithContext(who));
   if (options.threads == 0) {
     // Of ranks that are not beside the agent it is not known on how many hosts they are.
-    const bool beside = (*sheets)[options.rank].beside_agent;
+    const bool beside = (*sheets)[options.rank].on_agent_host;
     options.threads = UsualCopyThreads(static_cast<size_t>(
-        std::ranges::count_if(*sheets, [&](const plan::RankSheet& sheet) { return sheet.beside_agent == beside; })));
+        std::ranges::count_if(*sheets, [&](const plan::RankSheet& sheet) { return sheet.on_agent_host == beside; })));
   }
   LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));

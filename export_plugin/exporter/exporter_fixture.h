@@ -73,8 +73,8 @@ struct TestRank {
   std::vector<std::vector<std::byte>> memory;
   std::vector<layout::Piece> boxes;  // of each local in its whole
 
-  TestRank(const std::vector<Whole2D>& model, bool beside_agent, uint64_t shard, uint64_t shards) {
-    sheet.beside_agent = beside_agent;
+  TestRank(const std::vector<Whole2D>& model, bool on_agent_host, uint64_t shard, uint64_t shards) {
+    sheet.on_agent_host = on_agent_host;
     std::vector<plan::TensorSheet> tensors;
     for (const Whole2D& tensor : model) {
       layout::Extents size{tensor.rows, tensor.columns};

@@ -88,9 +88,9 @@ std::vector<uint32_t> SourcesOfRank(const layout::TrainingModel& model, uint32_t
   return sources;
 }
 
-std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets) {
+std::vector<bool> OnAgentHost(const std::vector<RankSheet>& sheets) {
   std::vector<bool> beside;
-  for (const RankSheet& sheet : sheets) beside.push_back(sheet.beside_agent);
+  for (const RankSheet& sheet : sheets) beside.push_back(sheet.on_agent_host);
   return beside;
 }
 

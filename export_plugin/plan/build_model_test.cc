@@ -127,7 +127,7 @@ TEST_CASE("A stacked tensor becomes the tensors of its experts") {
   REQUIRE(model.ok());
   CHECK(model->tensors.size() == 4);
   CHECK(model->groups == std::vector<uint32_t>{0, 0, 1, 1});
-  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   REQUIRE(plan->ranks[1].entries.size() == 2);
@@ -209,7 +209,7 @@ TEST_CASE("A HuggingFace tensor that is made twice is refused") {
 TEST_CASE("Expected sheets say which ranks are on the agent's host, and survive being written") {
   const auto sheets = ExpectedSheets(kLlama, {.world = 4, .tensor = 2, .pipeline = 2, .expert_tensor = 2}, 2, true);
   REQUIRE(sheets.ok());
-  CHECK(BesideAgent(*sheets) == std::vector<bool>{true, true, false, false});
+  CHECK(OnAgentHost(*sheets) == std::vector<bool>{true, true, false, false});
   const auto& part = std::get<MegatronSheet>((*sheets)[3].parts[0]);
   CHECK(part.place.at.tensor == 1);
   CHECK(part.place.at.pipeline == 1);

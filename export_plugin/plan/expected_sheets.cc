@@ -19,7 +19,7 @@ Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, cons
   for (uint32_t rank = 0; rank < topology.world; ++rank) {
     MegatronSheet part{.config = normalised, .place = rules::PlaceOf(topology, rank)};
     LS_ASSIGN_OR_RETURN(part.parameters, rules.ExpectedParameters(topology, rank, fused_norms));
-    sheets.push_back({.beside_agent = ranks_per_host == 0 || rank < ranks_per_host, .parts = {std::move(part)}});
+    sheets.push_back({.on_agent_host = ranks_per_host == 0 || rank < ranks_per_host, .parts = {std::move(part)}});
   }
   return sheets;
 }

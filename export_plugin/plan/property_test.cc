@@ -212,7 +212,7 @@ void CheckIdentity(layout::Random& random, const std::vector<RankSheet>& sheets)
   const auto model = BuildTrainingModel(*read);
   INFO(model.status().ToString());
   REQUIRE(model.ok());
-  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
 
@@ -240,7 +240,7 @@ void CheckDigestIgnoresOrder(layout::Random& random, std::vector<RankSheet> shee
   const auto DigestOf = [](const std::vector<RankSheet>& of) {
     const auto model = BuildTrainingModel(of);
     REQUIRE(model.ok());
-    const auto plan = layout::CompileExport(*model, BesideAgent(of));
+    const auto plan = layout::CompileExport(*model, OnAgentHost(of));
     REQUIRE(plan.ok());
     return plan->digest;
   };
@@ -252,7 +252,7 @@ void CheckDigestIgnoresOrder(layout::Random& random, std::vector<RankSheet> shee
   }
   CHECK(DigestOf(sheets) == before);
   if (sheets.size() > 1) {
-    sheets.back().beside_agent = !sheets.back().beside_agent;
+    sheets.back().on_agent_host = !sheets.back().on_agent_host;
     CHECK(DigestOf(sheets) != before);
   }
 }

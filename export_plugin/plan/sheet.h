@@ -51,7 +51,7 @@ struct TensorSheet {
 using PartSheet = std::variant<MegatronSheet, std::vector<TensorSheet>>;
 
 struct RankSheet {
-  bool beside_agent = true;
+  bool on_agent_host = true;
   std::vector<PartSheet> parts;
 };
 
@@ -82,7 +82,7 @@ Result<layout::TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& s
 std::vector<uint32_t> SourcesOfRank(const layout::TrainingModel& model, uint32_t rank);
 
 // For CompileExport.
-std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets);
+std::vector<bool> OnAgentHost(const std::vector<RankSheet>& sheets);
 
 // The sheets that the ranks of a Megatron trainer of this shape would give: plans without a trainer. The first
 // `ranks_per_host` ranks are on the agent's host (0: all).

@@ -210,7 +210,7 @@ Result<RankSheet> ParseSheet(std::string_view json) {
     return top.Bad(Cat("is of format ", format, "; this build reads format ", kSheetFormat));
   }
   RankSheet sheet;
-  LS_RETURN_IF_ERROR(object.Read("beside_agent", sheet.beside_agent));
+  LS_RETURN_IF_ERROR(object.Read("on_agent_host", sheet.on_agent_host));
   LS_RETURN_IF_ERROR(object.ReadList("parts", kMaxSheetParts, sheet.parts, ReadPart));
   if (sheet.parts.empty()) return object.PathOf("parts").Bad("is empty: give at least one part");
   LS_RETURN_IF_ERROR(object.Finish());
@@ -223,7 +223,7 @@ std::string ToJson(const RankSheet& sheet) {
     parts.push_back(std::visit([](const auto& kind) { return ToJson(kind); }, part));
   }
   const OrderedJson document = {
-      {"format", kSheetFormat}, {"beside_agent", sheet.beside_agent}, {"parts", std::move(parts)}};
+      {"format", kSheetFormat}, {"on_agent_host", sheet.on_agent_host}, {"parts", std::move(parts)}};
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 

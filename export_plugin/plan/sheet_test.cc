@@ -62,7 +62,7 @@ const std::string kTensor = "/parts/1/tensors/0";
 
 TEST_CASE("The sheets of the format's example are read as they are written") {
   const RankSheet sheet = Parse(Example("rank 1"));
-  CHECK_FALSE(sheet.beside_agent);
+  CHECK_FALSE(sheet.on_agent_host);
   REQUIRE(sheet.parts.size() == 2);
   const auto& megatron = std::get<MegatronSheet>(sheet.parts[0]);
   CHECK(megatron.place.at.tensor == 1);
@@ -88,7 +88,7 @@ TEST_CASE("The example's plan is the one that the format describes") {
   REQUIRE(model->tensors.size() == 13);
   CHECK(model->tensors[2].name == "model.layers.0.self_attn.q_proj.weight");
   CHECK(model->tensors[12].name == "adapter.lora_A.weight");
-  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   CHECK(plan->bytes == 1136);
@@ -143,7 +143,7 @@ TEST_CASE("Unknown keys are refused by name, in every object") {
 
 TEST_CASE("Missing keys are refused by name") {
   CheckRefused(Without("", "format"), "", "\"format\" is missing");
-  CheckRefused(Without("", "beside_agent"), "", "\"beside_agent\" is missing");
+  CheckRefused(Without("", "on_agent_host"), "", "\"on_agent_host\" is missing");
   CheckRefused(Without("/parts/0", "config"), "parts[0]: ", "\"config\" is missing");
   CheckRefused(Without("/parts/0/place", "expert_size"), "parts[0].place: ", "\"expert_size\" is missing");
   CheckRefused(Without(kParameter, "dtype"), "parts[0].parameters[2]: ", "\"dtype\" is missing");
@@ -153,7 +153,7 @@ TEST_CASE("Missing keys are refused by name") {
 
 TEST_CASE("Values that cannot be are refused with their place") {
   CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 1");
-  CheckRefused(With("/beside_agent", 1), "beside_agent: ", "true or false");
+  CheckRefused(With("/on_agent_host", 1), "on_agent_host: ", "true or false");
   CheckRefused(With("/parts", Json::array()), "parts: ", "is empty");
   CheckRefused(With("/parts", 7), "parts: ", "must be an array");
   CheckRefused(With("/parts/0/kind", "fsdp"), "parts[0]: ", "\"fsdp\" is neither");

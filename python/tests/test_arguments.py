@@ -103,7 +103,7 @@ def test_the_agents_socket_has_a_default(monkeypatch):
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
         publisher(socket=None)
     with pytest.raises(lockstep.UnavailableError, match="/elsewhere.sock"):
-        lockstep.Publisher.from_tensors({"a": torch.zeros(1)}, model="actor", connect_timeout=0, beside_agent=True)
+        lockstep.Publisher.from_tensors({"a": torch.zeros(1)}, model="actor", connect_timeout=0, on_agent_host=True)
 
 
 def test_times_are_seconds():

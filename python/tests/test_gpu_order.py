@@ -64,7 +64,7 @@ def tensors():
 
 @pytest.fixture
 def exporter(events, tensors, tmp_path):
-    made = lockstep.Publisher.from_tensors(tensors, socket=tmp_path / "export.sock", model="actor", beside_agent=True)
+    made = lockstep.Publisher.from_tensors(tensors, socket=tmp_path / "export.sock", model="actor", on_agent_host=True)
     events.clear()
     yield made
     made.close()

@@ -175,7 +175,9 @@ Status Receiver::Listen() {
   if (!config_.engine_socket.empty()) {
     std::map<std::string, targets::FindTargets> models;
     for (const auto& [model, session] : sessions_) {
-      models[model] = [&engines = session->engines()](const targets::RankLink& link) { return engines.Find(link); };
+      models[model] = [&engines = session->engines()](const targets::RankConnection& link) {
+        return engines.Find(link);
+      };
     }
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(models)));
   }

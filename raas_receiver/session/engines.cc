@@ -9,7 +9,7 @@
 #include "common/net/host_port.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/engines/driver_kind.h"
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 namespace lockstep::session {
 namespace {
@@ -32,7 +32,7 @@ uint16_t LoopbackPort(std::string_view url) {
 }
 
 // A rank whose server pauses it, and may be one that is not configured.
-bool BringsServer(const targets::RankLink& link) {
+bool BringsServer(const targets::RankConnection& link) {
   return !link.server().empty() && !link.gated() && !link.compares();
 }
 
@@ -77,7 +77,7 @@ std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
   return nullptr;
 }
 
-Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::RankLink& link) {
+Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::RankConnection& link) {
   std::lock_guard lock(mutex_);
   const std::string& name = link.engine();
   std::shared_ptr<Engine> same, nearest;
@@ -120,7 +120,7 @@ Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::Ran
 }
 
 // A server that is not configured may come by itself, from a port that is admitted.
-Status Engines::CheckServer(const targets::RankLink& link) const {
+Status Engines::CheckServer(const targets::RankConnection& link) const {
   const uint16_t port = LoopbackPort(link.server());
   const bool admitted = port != 0 && std::ranges::any_of(admission_.ports, [&](const auto& range) {
                           return range.first <= port && port <= range.second;
@@ -144,7 +144,7 @@ bool Engines::MakeRoom() {
   return engines_.size() < in_table_ + 2 * kMostMade;
 }
 
-Result<std::shared_ptr<targets::EngineTargets>> Engines::Make(const targets::RankLink& link) {
+Result<std::shared_ptr<targets::EngineTargets>> Engines::Make(const targets::RankConnection& link) {
   const auto full = [&](std::string_view why) {
     return Status(ErrorCode::kResourceExhausted, Cat(link.Label(), ": ", why));
   };

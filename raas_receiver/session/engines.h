@@ -36,7 +36,7 @@ class Engines {
 
   // --- any thread ---
   // Where a rank of that engine attaches. kNotFound names those that there are; kPermission: its server may not come.
-  Result<std::shared_ptr<targets::EngineTargets>> Find(const targets::RankLink& link);
+  Result<std::shared_ptr<targets::EngineTargets>> Find(const targets::RankConnection& link);
   // Whether all serve some version, or nobody is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
@@ -84,10 +84,10 @@ class Engines {
   bool Any(bool (Engine::*is)() const) const;
 
   // REQUIRE mutex_.
-  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankLink& link);
+  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankConnection& link);
   std::shared_ptr<Engine> EngineAt(const std::string& url) const;
   bool MakeRoom();
-  Status CheckServer(const targets::RankLink& link) const;
+  Status CheckServer(const targets::RankConnection& link) const;
   void Forget();
 
   const EngineContext& context_;

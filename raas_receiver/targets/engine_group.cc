@@ -18,10 +18,10 @@ std::chrono::microseconds Since(Clock::time_point begin) {
 
 }  // namespace
 
-EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool)
+EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnection& first, WorkerPool& pool)
     : options_(options), pool_(pool), members_(options.model, first) {}
 
-Status EngineGroup::Join(std::shared_ptr<RankLink> link, const model::ModelLayout& layout) {
+Status EngineGroup::Join(std::shared_ptr<RankConnection> link, const model::ModelLayout& layout) {
   LS_RETURN_IF_ERROR(members_.MakeRoom(*link));
   placement::RankDescription completed = link->description();
   LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(link->Label()));
@@ -37,14 +37,14 @@ bool EngineGroup::At(const Held& held) const {
 }
 
 bool EngineGroup::awake() const {
-  const std::vector<std::shared_ptr<RankLink>> links = members_.present();
+  const std::vector<std::shared_ptr<RankConnection>> links = members_.present();
   return members_.complete() &&
          std::none_of(links.begin(), links.end(), [](const auto& link) { return link->asleep(); });
 }
 
 EngineReport EngineGroup::Describe() const {
   EngineReport report = report_;
-  const std::vector<std::shared_ptr<RankLink>> links = members_.present();
+  const std::vector<std::shared_ptr<RankConnection>> links = members_.present();
   report.engine = members_.engine();
   report.world = static_cast<uint32_t>(members_.world());
   report.attached = static_cast<uint32_t>(links.size());

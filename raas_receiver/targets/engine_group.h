@@ -33,12 +33,12 @@ struct CommitRequest {
 class EngineGroup {
  public:
   // `options` and `pool` outlive this. The group has the world of `first`, which has yet to Join.
-  EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool);
+  EngineGroup(const EngineTargetsOptions& options, const RankConnection& first, WorkerPool& pool);
 
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
   // GroupMembers::MakeRoom, and kBadData for a description that does not fit `layout`.
-  Status Join(std::shared_ptr<RankLink> link, const model::ModelLayout& layout);
+  Status Join(std::shared_ptr<RankConnection> link, const model::ModelLayout& layout);
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
@@ -49,7 +49,7 @@ class EngineGroup {
   // Whether all ranks are there, and at `held`.
   bool At(const Held& held) const;
   EngineReport Describe() const;
-  std::vector<std::shared_ptr<RankLink>> links() const { return members_.present(); }
+  std::vector<std::shared_ptr<RankConnection>> links() const { return members_.present(); }
 
   // As EngineTargets' calls of these names, for this group. An incomplete group, and one with a rank that is asleep,
   // has nothing to prepare. Prepare refuses ranks that do not fit the others.

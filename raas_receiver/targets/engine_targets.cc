@@ -13,12 +13,12 @@
 namespace lockstep::targets {
 namespace {
 
-bool Gone(const std::shared_ptr<RankLink>& link) {
+bool Gone(const std::shared_ptr<RankConnection>& link) {
   return link->gone();
 }
 
 // Waits until one of `links` has hung up, or `wake` is written to.
-void AwaitHangup(const std::vector<std::shared_ptr<RankLink>>& links, int wake) {
+void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& links, int wake) {
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
   for (const auto& link : links) polled.push_back({link->fd(), POLLRDHUP, 0});
   (void)::poll(polled.data(), polled.size(), -1);
@@ -48,7 +48,7 @@ void EngineTargets::Wake() const {
   ::eventfd_write(wake_.get(), 1);
 }
 
-void EngineTargets::Attach(std::shared_ptr<RankLink> link) {
+void EngineTargets::Attach(std::shared_ptr<RankConnection> link) {
   link->SetAnswerTimeout(options_.hold_timeout);
   std::function<void()> changed;
   {
@@ -121,7 +121,7 @@ void EngineTargets::Watch() {
   while (true) {
     idle_.wait(lock, [this] { return !busy_ || stopping_; });
     if (stopping_) return;
-    std::vector<std::shared_ptr<RankLink>> links = Links();
+    std::vector<std::shared_ptr<RankConnection>> links = Links();
     lock.unlock();
     AwaitHangup(links, wake_.get());
     lock.lock();
@@ -135,8 +135,8 @@ void EngineTargets::Watch() {
   }
 }
 
-std::vector<std::shared_ptr<RankLink>> EngineTargets::Links() const {
-  std::vector<std::shared_ptr<RankLink>> links = waiting_;
+std::vector<std::shared_ptr<RankConnection>> EngineTargets::Links() const {
+  std::vector<std::shared_ptr<RankConnection>> links = waiting_;
   for (const auto& [engine, group] : groups_) {
     const auto attached = group->links();
     links.insert(links.end(), attached.begin(), attached.end());
@@ -184,7 +184,7 @@ void EngineTargets::EndBusy() {
   Wake();
 }
 
-Status EngineTargets::CheckPurpose(const RankLink& link) const {
+Status EngineTargets::CheckPurpose(const RankConnection& link) const {
   if (options_.compare_only && !link.compares() && !link.asleep()) {
     return {ErrorCode::kState,
             Cat(link.Label(), " is to be written, and this receiver's engines load the directory: start the receiver ",
@@ -199,14 +199,14 @@ Status EngineTargets::CheckPurpose(const RankLink& link) const {
                                  "does not do; name the kind of the server with --engine")};
 }
 
-Status EngineTargets::CheckServer(const RankLink& link, const std::vector<std::string>& incarnations) const {
+Status EngineTargets::CheckServer(const RankConnection& link, const std::vector<std::string>& incarnations) const {
   if (std::ranges::find(incarnations, link.incarnation()) != incarnations.end()) return OkStatus();
   return {ErrorCode::kState, Cat(link.Label(), " is not of the server that is paused for engine ", options_.engine,
                                  "; set ", "LOCKSTEP_ENGINE_NAME of its own server to the engine that it is")};
 }
 
 Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
-  std::vector<std::shared_ptr<RankLink>> waiting;
+  std::vector<std::shared_ptr<RankConnection>> waiting;
   {
     std::lock_guard lock(mutex_);
     (void)DropGone();

@@ -26,7 +26,7 @@
 namespace lockstep::targets {
 
 class EngineGroup;
-class RankLink;
+class RankConnection;
 
 class EngineTargets {
  public:
@@ -37,7 +37,7 @@ class EngineTargets {
   ~EngineTargets();
 
   // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
-  void Attach(std::shared_ptr<RankLink> link);
+  void Attach(std::shared_ptr<RankConnection> link);
   // `changed` is called, from a thread of this' or the server's, after a rank came or went.
   void SetChanged(std::function<void()> changed);
 
@@ -81,17 +81,17 @@ class EngineTargets {
  private:
   void Watch();
   void Wake() const;
-  std::vector<std::shared_ptr<RankLink>> Links() const;  // REQUIRES mutex_
-  void SettleLosses();                                   // REQUIRES mutex_
-  bool DropGone();                                       // REQUIRES mutex_
-  void UpdateViews();                                    // REQUIRES mutex_
+  std::vector<std::shared_ptr<RankConnection>> Links() const;  // REQUIRES mutex_
+  void SettleLosses();                                         // REQUIRES mutex_
+  bool DropGone();                                             // REQUIRES mutex_
+  void UpdateViews();                                          // REQUIRES mutex_
   void BeginBusy();
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
   Status AdmitWaiting(const model::ModelLayout& layout);
-  Status CheckPurpose(const RankLink& link) const;
-  Status CheckServer(const RankLink& link, const std::vector<std::string>& incarnations) const;
+  Status CheckPurpose(const RankConnection& link) const;
+  Status CheckServer(const RankConnection& link, const std::vector<std::string>& incarnations) const;
 
   const EngineTargetsOptions options_;
   WorkerPool& pool_;
@@ -102,7 +102,7 @@ class EngineTargets {
   bool busy_ = false;  // groups_ is the session's, and not guarded by mutex_
   bool stopping_ = false;
   std::function<void()> changed_;
-  std::vector<std::shared_ptr<RankLink>> waiting_;
+  std::vector<std::shared_ptr<RankConnection>> waiting_;
   size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them

@@ -30,7 +30,7 @@ void GroupCommit::Step(std::string_view step) const {
 // As GroupMembers::ForEach, for those that take part.
 template <typename Call>
 Status GroupCommit::ForEachPart(const Call& call) {
-  return members_.ForEach([&](RankLink& link) { return held_[link.rank()] ? call(link) : OkStatus(); });
+  return members_.ForEach([&](RankConnection& link) { return held_[link.rank()] ? call(link) : OkStatus(); });
 }
 
 // --- phase one ---
@@ -60,9 +60,9 @@ Status GroupCommit::Run() {
 }
 
 Status GroupCommit::Hold() {
-  const Status asked = ForEachPart([&](RankLink& link) { return link.Hold(version(), version_.label); });
+  const Status asked = ForEachPart([&](RankConnection& link) { return link.Hold(version(), version_.label); });
   const os::Deadline deadline(options_.hold_timeout);
-  const Status held = ForEachPart([&](RankLink& link) { return link.AwaitHeld(deadline); });
+  const Status held = ForEachPart([&](RankConnection& link) { return link.AwaitHeld(deadline); });
   LS_RETURN_IF_ERROR(asked);
   LS_RETURN_IF_ERROR(held);
   Step("held");
@@ -84,7 +84,7 @@ Status GroupCommit::Write() {
 
 // From here on nothing is taken back.
 void GroupCommit::Serve() {
-  (void)ForEachPart([&](RankLink& link) {
+  (void)ForEachPart([&](RankConnection& link) {
     Step("serve");
     return link.Serve(version());
   });
@@ -95,13 +95,14 @@ void GroupCommit::Serve() {
 void GroupCommit::GiveUp() {
   DropStaged();
   (void)members_.DropGone();  // a rank that could not write has no connection any more
-  (void)ForEachPart([](RankLink& link) { return link.Resume(); });
+  (void)ForEachPart([](RankConnection& link) { return link.Resume(); });
   AwaitServing();
 }
 
 void GroupCommit::AwaitServing() {
   const os::Deadline deadline(options_.serve_timeout);
-  (void)ForEachPart([&](RankLink& link) { return link.reads().nothing() ? OkStatus() : link.AwaitServing(deadline); });
+  (void)ForEachPart(
+      [&](RankConnection& link) { return link.reads().nothing() ? OkStatus() : link.AwaitServing(deadline); });
 }
 
 }  // namespace lockstep::targets

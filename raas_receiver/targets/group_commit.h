@@ -63,9 +63,9 @@ class GroupCommit {
   const std::shared_ptr<const placement::PlacementPlan> plan_;
   const EngineTargetsOptions& options_;
   WorkerPool& pool_;
-  const std::vector<std::shared_ptr<RankLink>> ranks_;  // of the plan: those that are lost meanwhile too
-  HeldByRank held_;                                     // what those that take part held before
-  GroupWrites writes_;                                  // those of the pause
+  const std::vector<std::shared_ptr<RankConnection>> ranks_;  // of the plan: those that are lost meanwhile too
+  HeldByRank held_;                                           // what those that take part held before
+  GroupWrites writes_;                                        // those of the pause
 };
 
 }  // namespace lockstep::targets

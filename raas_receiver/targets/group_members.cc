@@ -8,20 +8,20 @@
 
 namespace lockstep::targets {
 
-GroupMembers::GroupMembers(std::string model, const RankLink& first)
+GroupMembers::GroupMembers(std::string model, const RankConnection& first)
     : model_(std::move(model)),
       engine_(first.engine()),
       incarnation_(first.incarnation()),
       ranks_(first.description().world),
       newcomers_(ranks_.size()) {}
 
-std::vector<std::shared_ptr<RankLink>> GroupMembers::present() const {
-  std::vector<std::shared_ptr<RankLink>> links;
+std::vector<std::shared_ptr<RankConnection>> GroupMembers::present() const {
+  std::vector<std::shared_ptr<RankConnection>> links;
   std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(links), [](const auto& link) { return link; });
   return links;
 }
 
-Status GroupMembers::MakeRoom(const RankLink& link) {
+Status GroupMembers::MakeRoom(const RankConnection& link) {
   const placement::RankDescription& described = link.description();
   if (described.world != world()) {
     return {ErrorCode::kBadData,
@@ -33,7 +33,7 @@ Status GroupMembers::MakeRoom(const RankLink& link) {
                 ", which is attached: end the processes of the earlier start, or give the ranks of one engine one ",
                 "incarnation")};
   }
-  const std::shared_ptr<RankLink>& taken = ranks_[described.rank];
+  const std::shared_ptr<RankConnection>& taken = ranks_[described.rank];
   if (!taken) return OkStatus();
   if (!taken->gone()) {
     return {ErrorCode::kState, Cat(link.Label(), ": process ", taken->pid(), " has that place; end it first")};
@@ -42,7 +42,7 @@ Status GroupMembers::MakeRoom(const RankLink& link) {
   return OkStatus();
 }
 
-void GroupMembers::Join(std::shared_ptr<RankLink> link) {
+void GroupMembers::Join(std::shared_ptr<RankConnection> link) {
   const uint32_t rank = link->rank();
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
                  {{"model", model_},
@@ -77,11 +77,11 @@ void GroupMembers::Forget(size_t rank) {
 
 bool GroupMembers::DropGone() {
   const Status gone(ErrorCode::kUnavailable, "its connection ended");
-  return !ForEach([&](RankLink& link) { return link.gone() ? gone : OkStatus(); }).ok();
+  return !ForEach([&](RankConnection& link) { return link.gone() ? gone : OkStatus(); }).ok();
 }
 
 Status GroupMembers::Welcome() {
-  return ForEach([&](RankLink& link) {
+  return ForEach([&](RankConnection& link) {
     const bool newcomer = newcomers_[link.rank()];
     newcomers_[link.rank()] = false;
     return newcomer ? link.SendAttached() : OkStatus();

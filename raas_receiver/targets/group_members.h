@@ -15,28 +15,28 @@
 
 #include "common/base/status.h"
 #include "raas_receiver/targets/group_writes.h"
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 namespace lockstep::targets {
 
 class GroupMembers {
  public:
   // For ranks of `model` with the engine, world and incarnation of `first`, which has yet to Join.
-  GroupMembers(std::string model, const RankLink& first);
+  GroupMembers(std::string model, const RankConnection& first);
 
   const std::string& engine() const { return engine_; }
   size_t world() const { return ranks_.size(); }
   size_t attached() const { return present().size(); }
   bool complete() const { return attached() == world(); }
   EngineRanks ranks() const { return ranks_; }  // by rank; null: not there
-  std::vector<std::shared_ptr<RankLink>> present() const;
+  std::vector<std::shared_ptr<RankConnection>> present() const;
   uint64_t changes() const { return changes_; }  // ranks that came or went so far
 
   // Why `link` must be refused: kBadData for another world than the group's, kState for another incarnation, and when
   // its place is taken. A rank in its place whose connection has ended is dropped.
-  Status MakeRoom(const RankLink& link);
+  Status MakeRoom(const RankConnection& link);
   // REQUIRES MakeRoom.
-  void Join(std::shared_ptr<RankLink> link);
+  void Join(std::shared_ptr<RankConnection> link);
   // Ends the connection of a rank, and forgets it.
   void Drop(size_t rank, const Status& why);
   // The same, with REFUSED.
@@ -60,7 +60,7 @@ class GroupMembers {
   const std::string model_;
   const std::string engine_;
   const std::string incarnation_;
-  std::vector<std::shared_ptr<RankLink>> ranks_;
+  std::vector<std::shared_ptr<RankConnection>> ranks_;
   std::vector<bool> newcomers_;
   std::vector<Held> lost_;
   uint64_t changes_ = 0;

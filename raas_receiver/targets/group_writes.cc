@@ -85,13 +85,13 @@ Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
       }
     }
   };
-  if (first.ok()) for_each([&](RankLink& link) { return link.FinishWriting(version_); });
+  if (first.ok()) for_each([&](RankConnection& link) { return link.FinishWriting(version_); });
   // After an error too: nobody is to be at it still.
-  for_each([](RankLink& link) { return link.AwaitWritten(); });
+  for_each([](RankConnection& link) { return link.AwaitWritten(); });
   return first;
 }
 
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& link, const TargetVersion& version,
                           uint64_t batch_bytes) {
   bool equal = true;
   const auto compare = [&](const os::UniqueFd& batch) -> Status {

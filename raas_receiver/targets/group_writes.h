@@ -12,13 +12,13 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/placement/writes/delta_writes.h"
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 #include "raas_receiver/targets/target_version.h"
 
 namespace lockstep::targets {
 
 // By rank, complete, in the order in which the plan was compiled.
-using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
+using EngineRanks = std::span<const std::shared_ptr<RankConnection>>;
 
 // What a rank's memory holds; nullopt: it is not to be written.
 using HeldByRank = std::vector<std::optional<Held>>;
@@ -60,7 +60,7 @@ class GroupWrites {
 };
 
 // Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version,
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& link, const TargetVersion& version,
                           uint64_t batch_bytes);
 
 }  // namespace lockstep::targets

@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/peer_log.h"
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 namespace lockstep::targets {
 namespace {
@@ -19,7 +19,7 @@ Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono:
 
 // Takes the connection where it answers OK.
 Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Models& models) {
-  LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
+  LS_ASSIGN_OR_RETURN(std::shared_ptr<RankConnection> link, RankConnection::Open(connection, std::move(attach)));
   const auto model = models.find(link->model());
   Result<std::shared_ptr<EngineTargets>> targets =
       Status(ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here"));

@@ -95,7 +95,8 @@ class RankHandle {
 
 // Every rank attaches here.
 inline FindTargets Always(EngineTargets& targets) {
-  return [&targets](const RankLink&) { return std::shared_ptr<EngineTargets>(std::shared_ptr<void>(), &targets); };
+  return
+      [&targets](const RankConnection&) { return std::shared_ptr<EngineTargets>(std::shared_ptr<void>(), &targets); };
 }
 
 struct TargetsFixture {

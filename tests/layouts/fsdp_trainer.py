@@ -150,7 +150,7 @@ def open_exporter(
     options.setdefault("call_timeout", 30)
     module = torch.compile(rank.model) if rank.layout.wrapped else rank.model
     rank.exporter = lockstep.Publisher.from_fsdp(
-        module, socket=socket, model=model, beside_agent=rank.number not in remote, **options
+        module, socket=socket, model=model, on_agent_host=rank.number not in remote, **options
     )
     return {"plan": rank.exporter.plan_digest, "tensors": rank.exporter.layout, "writes": rank.exporter.writes}
 

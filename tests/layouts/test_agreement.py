@@ -29,7 +29,7 @@ def open_halves(rank, sockets, remote=(), **options):
         lambda: rank.tensors,
         socket=sockets[rank.number],
         model="actor",
-        beside_agent=rank.number not in remote,
+        on_agent_host=rank.number not in remote,
         call_timeout=20,
         **options,
     )

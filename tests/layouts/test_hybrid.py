@@ -161,7 +161,7 @@ def whole_model(rank: Rank) -> Tensors:
 def open_exporter(rank: Rank, socket: Path, remote: "tuple[int, ...]" = (), **options: Any) -> "list[str]":
     on_agents_host = rank.number not in remote
     rank.exporter = lockstep.Publisher.from_parts(
-        parts_of(rank), socket=socket, model=MODEL, beside_agent=on_agents_host, **options
+        parts_of(rank), socket=socket, model=MODEL, on_agent_host=on_agents_host, **options
     )
     return [meta.name for meta, _ in rank.exporter.layout]
 

@@ -20,7 +20,7 @@ def write_sheet(rank: Rank, checkpoint: Path, te_names: bool, directory: Path) -
     """This rank's sheet, as a file."""
     trainer.build(rank, checkpoint, te_names)
     part = lockstep.megatron(rank.chunks, rank.hf).sheet()
-    sheet = {"format": 1, "beside_agent": True, "parts": [part]}
+    sheet = {"format": 1, "on_agent_host": True, "parts": [part]}
     (directory / f"rank-{rank.number:05}.json").write_text(json.dumps(sheet))
 
 

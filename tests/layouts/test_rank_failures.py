@@ -23,7 +23,7 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 8190, "head
 def open_on_host(rank: Rank, socket: Path, remote: "tuple[int, ...]", run: "str | None" = None) -> str:
     """Opens the exporter, in small buckets; the run."""
     on_agents_host = rank.number not in remote
-    options = {"beside_agent": on_agents_host, "bucket_bytes": 1 << 20, "run": run, "call_timeout": 10}
+    options = {"on_agent_host": on_agents_host, "bucket_bytes": 1 << 20, "run": run, "call_timeout": 10}
     return trainer.open_exporter(rank, socket, MODEL, **options)["run"]
 
 

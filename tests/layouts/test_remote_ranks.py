@@ -19,7 +19,7 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 32_000, "he
 def open_on_host(rank: Rank, socket: Path, remote: "tuple[int, ...]", decide: bool) -> "dict[str, object]":
     """Opens the exporter; `decide`: forced to be on another host, or left to find out that the socket is not there."""
     on_agents_host = rank.number not in remote if decide else None
-    return trainer.open_exporter(rank, socket, MODEL, beside_agent=on_agents_host, bucket_bytes=BUCKET_BYTES)
+    return trainer.open_exporter(rank, socket, MODEL, on_agent_host=on_agents_host, bucket_bytes=BUCKET_BYTES)
 
 
 def total_bytes(tensors) -> int:

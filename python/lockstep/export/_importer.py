@@ -48,7 +48,7 @@ class Importer:
         shape or dtype; NotFoundError and IoError the file. Nothing else may use the tensors until it returns.
         """
         library = abi.load()
-        sheet = {"format": SHEET_FORMAT, "beside_agent": True, "parts": [part.sheet() for part in self._parts]}
+        sheet = {"format": SHEET_FORMAT, "on_agent_host": True, "parts": [part.sheet() for part in self._parts]}
         tensors = [local for part in self._parts for local in part.locals()]
         refuse_gpu_tensors((tensor.name, tensor.owner) for tensor in tensors)
         wait_for_gpu(

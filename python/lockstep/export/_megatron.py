@@ -109,7 +109,7 @@ def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
     library = abi.load()
     place = {key: int(key.endswith("_size")) for key in _PLACE_KEYS}
     part = {"kind": "megatron", "config": json.loads(config_json(hf_config)), "place": place, "parameters": []}
-    sheet = json.dumps({"format": SHEET_FORMAT, "beside_agent": True, "parts": [part]}).encode()
+    sheet = json.dumps({"format": SHEET_FORMAT, "on_agent_host": True, "parts": [part]}).encode()
     text = ctypes.c_void_p()
     abi.raise_failure(library.lockstep_tensors_meta((ctypes.c_char_p * 1)(sheet), 1, ctypes.byref(text)))
     try:

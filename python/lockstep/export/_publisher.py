@@ -26,7 +26,7 @@ class ShardedOptions(CommonOptions, total=False):
     """Beside these, where all ranks of a group make it together."""
 
     group: Any
-    beside_agent: "bool | None"
+    on_agent_host: "bool | None"
     bucket_bytes: int
 
 
@@ -82,7 +82,7 @@ class Publisher:
     Args:
         group: the process group of all ranks that hold the model; None: the default one, or just this process when
             torch.distributed is not initialised.
-        beside_agent: whether this rank is on the agent's host; None: whether ``socket`` exists here, for which all wait
+        on_agent_host: whether this rank is on the agent's host; None: whether ``socket`` exists here, for which all wait
             until it does on one. The others send
             their shards to a rank there. ``skip_while_away`` is then refused.
         bucket_bytes: memory for that, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.

@@ -44,15 +44,15 @@ class ShardedWriter(Writer):
         *,
         model: str,
         group: Any = None,
-        beside_agent: "bool | None" = None,
+        on_agent_host: "bool | None" = None,
         bucket_bytes: int = 0,
         **options: "Unpack[CommonOptions]",
     ) -> None:
         super().__init__(model=model, **options)
         self._parts = list(parts)
         self._group = resolved(group)
-        self._finds_out = beside_agent is None
-        self._beside_agent = self._has_socket() if beside_agent is None else beside_agent
+        self._finds_out = on_agent_host is None
+        self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
         ranks = gather_sheets(self._describe, self._group)
         if not _any_beside(ranks) and self._comes_beside():
             ranks = gather_sheets(self._describe, self._group)
@@ -118,8 +118,8 @@ class ShardedWriter(Writer):
             addresses = _addresses(current)
             yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
-    def _is_beside_agent(self) -> bool:
-        return self._beside_agent
+    def _is_on_agent_host(self) -> bool:
+        return self._on_agent_host
 
     def _has_socket(self) -> bool:
         return Path(self._socket).is_socket()
@@ -128,11 +128,11 @@ class ShardedWriter(Writer):
         """Waits until a rank finds an agent on its host; False: no rank is to find out. Ranks decide by the same answers."""
         deadline = None if self._connect_timeout is None else time.monotonic() + self._connect_timeout
         while True:
-            self._beside_agent = self._finds_out and self._has_socket()
+            self._on_agent_host = self._finds_out and self._has_socket()
             late = deadline is not None and time.monotonic() >= deadline
-            answers = all_gather((self._finds_out, self._beside_agent, late), self._group)
+            answers = all_gather((self._finds_out, self._on_agent_host, late), self._group)
             if any(beside for _, beside, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
-                self._beside_agent = self._finds_out and self._has_socket()  # it may have come since this rank looked
+                self._on_agent_host = self._finds_out and self._has_socket()  # it may have come since this rank looked
                 return any(beside for _, beside, _ in answers)
             if any(late for _, _, late in answers):
                 raise UnavailableError(
@@ -210,7 +210,7 @@ class ShardedWriter(Writer):
         if len(runs) > 1:
             raise AbortedError(
                 f"ranks publish in runs {', '.join(f'{run} (rank {rank})' for run, rank in runs.items())}: they reach "
-                "different agents; give beside_agent=False on the hosts whose agent is not the model's"
+                "different agents; give on_agent_host=False on the hosts whose agent is not the model's"
             )
         return str(next(iter(runs)))
 
@@ -226,7 +226,7 @@ class ShardedWriter(Writer):
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.sheet() for part in self._parts]
         return json.dumps(
-            {"format": SHEET_FORMAT, "beside_agent": self._beside_agent, "parts": parts}, separators=(",", ":")
+            {"format": SHEET_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
         )
 
     def _current_locals(self) -> "list[LocalTensor]":
@@ -254,11 +254,11 @@ def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
 
 
 def _any_beside(ranks: Ranks) -> bool:
-    return any(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets)
+    return any(json.loads(sheet)["on_agent_host"] for sheet in ranks.sheets)
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]") -> Any:
-    if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
+    if all(json.loads(sheet)["on_agent_host"] for sheet in ranks.sheets):
         return None
     if len(ranks.sheets) == 1:
         return None  # no rank on the agent's host: the library refuses that

@@ -105,7 +105,7 @@ class Writer(Handle):
             raise BadDataError("wait_served: give a label or a version, one of them")
         number = 0 if version is None else arguments.version_number(version)
         self._open_handle()
-        if not self._is_beside_agent():
+        if not self._is_on_agent_host():
             raise StateError("wait_served: this rank is not on the agent's host; call it on one that is")
         began = time.monotonic()
         self._served_stats = {}
@@ -113,7 +113,7 @@ class Writer(Handle):
         self._served_stats = self._stats_of(served, began)
         return served.version
 
-    def _is_beside_agent(self) -> bool:
+    def _is_on_agent_host(self) -> bool:
         return True
 
     def _number(self, version: "int | None") -> int:

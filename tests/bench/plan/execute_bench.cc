@@ -45,7 +45,7 @@ void Run(bool quick) {
   const auto sheets = OrDie(plan::ExpectedSheets(
       LlamaConfig(quick, /*copies=*/2), {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
   const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
-  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::BesideAgent(sheets)));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(sheets)));
   std::vector<RankMemory> ranks;
   std::vector<exporter::CopyList> lists;
   uint64_t held = 0;

@@ -59,7 +59,7 @@ uint64_t CompileAll(const std::vector<std::string>& texts, size_t tensors) {
   std::vector<plan::RankSheet> sheets;
   for (const std::string& text : texts) sheets.push_back(OrDie(plan::ParseSheet(text)));
   const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
-  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::BesideAgent(sheets)));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(sheets)));
   if (model.tensors.size() != tensors || CopiesOf(model, plan, 0).empty()) {
     std::fprintf(stderr, "plan_bench: %zu tensors, not %zu, or nothing to copy\n", model.tensors.size(), tensors);
     std::exit(1);

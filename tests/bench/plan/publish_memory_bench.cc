@@ -113,7 +113,7 @@ void Run(bool quick) {
   }
   std::filesystem::remove_all(directory);
   const layout::CopyPlan plan =
-      OrDie(layout::CompileExport(OrDie(plan::BuildTrainingModel(sheets)), plan::BesideAgent(sheets)));
+      OrDie(layout::CompileExport(OrDie(plan::BuildTrainingModel(sheets)), plan::OnAgentHost(sheets)));
   PrintResult("publish_extra_memory", "MiB", plan.bytes, growths, {kBoundMiB});
 }
 

@@ -4,7 +4,7 @@
 
 #include "common/os/segment.h"
 #include "raas_receiver/targets/messages.h"
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 #include "tests/fuzz/stream.h"
@@ -33,7 +33,7 @@ Bytes Encoded(EngineMessageType type, const Held& held, ByteView body) {
 }
 
 // A rank that was let in: what it described is there, and every parameter lies inside.
-Steps CheckLink(targets::RankLink& link) {
+Steps CheckLink(targets::RankConnection& link) {
   const placement::RankDescription& said = link.description();
   LS_FUZZ_RULE(said.rank < said.world);
   for (const placement::EngineParameter& parameter : said.parameters) {
@@ -44,7 +44,7 @@ Steps CheckLink(targets::RankLink& link) {
 
 // False: it was refused.
 bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& steps) {
-  const auto link = targets::RankLink::Open(connection, std::move(attach));
+  const auto link = targets::RankConnection::Open(connection, std::move(attach));
   if (!link.ok()) CheckRefusal(link.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
   if (link.ok()) steps = CheckLink(**link);
   return link.ok();

@@ -31,7 +31,7 @@ uint64_t TensorBytes(const layout::TrainingModel& model) {
 void TestPlan(const std::vector<plan::RankSheet>& sheets) {
   const auto model = plan::BuildTrainingModel(sheets);
   if (!model.ok()) return CheckRefusal(model.status(), {ErrorCode::kBadData});
-  const auto compiled = layout::CompileExport(*model, plan::BesideAgent(sheets));
+  const auto compiled = layout::CompileExport(*model, plan::OnAgentHost(sheets));
   if (!compiled.ok()) return CheckRefusal(compiled.status(), {ErrorCode::kBadData});
   LS_FUZZ_RULE(compiled->bytes == TensorBytes(*model));
   LS_FUZZ_RULE(compiled->ranks.size() == sheets.size());
@@ -56,7 +56,7 @@ Steps StepsOf(const plan::RankSheet& sheet) {
 
 std::vector<Bytes> Seeds() {
   const std::string_view whole =
-      R"({"format":1,"beside_agent":true,"parts":[{"kind":"tensors","tensors":[)"
+      R"({"format":1,"on_agent_host":true,"parts":[{"kind":"tensors","tensors":[)"
       R"({"name":"experts","dtype":"F32","shape":[2,3,4],"local_shape":[2,3,4],"frozen":false,)"
       R"("boxes":[{"local":[0,0,0],"global":[0,0,0],"size":[2,3,4]}],)"
       R"("into":[{"name":"e.0","shape":[3,4],"from":[0,0,0]},{"name":"e.1","shape":[3,4],"from":[1,0,0]}]},)"

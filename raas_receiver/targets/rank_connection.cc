@@ -1,4 +1,4 @@
-#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 #include <poll.h>
 
@@ -48,8 +48,8 @@ void SendRefusal(os::UnixConnection& connection, const Status& why) {
   connection.Shutdown();
 }
 
-Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection, EngineMessage attach) {
-  std::shared_ptr<RankLink> link(new RankLink());
+Result<std::shared_ptr<RankConnection>> RankConnection::Open(os::UnixConnection& connection, EngineMessage attach) {
+  std::shared_ptr<RankConnection> link(new RankConnection());
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   link->pid_ = peer.pid;
   link->claim_ = attach.held;
@@ -59,7 +59,7 @@ Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection,
   return link;
 }
 
-Status RankLink::ReadBody(ByteView text) {
+Status RankConnection::ReadBody(ByteView text) {
   const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxNesting; };
   const Json body = Json::parse(AsText(text), shallow, /*allow_exceptions=*/false);
   if (!body.is_object()) return {ErrorCode::kBadData, "ATTACH is not a JSON object"};
@@ -85,7 +85,7 @@ Status RankLink::ReadBody(ByteView text) {
   return OkStatus();
 }
 
-Status RankLink::ReadState(const std::string& state) {
+Status RankConnection::ReadState(const std::string& state) {
   const bool holds = !claim_.nothing();
   if (state == "reading" && holds) {
     reads_ = claim_;
@@ -102,65 +102,65 @@ Status RankLink::ReadState(const std::string& state) {
   return OkStatus();
 }
 
-std::string RankLink::Label() const {
+std::string RankConnection::Label() const {
   return Cat("engine ", engine_, ", ", RankLabel());
 }
 
-std::string RankLink::RankLabel() const {
+std::string RankConnection::RankLabel() const {
   return Cat("rank ", description_.rank, " (process ", pid_, ")");
 }
 
-bool RankLink::gone() const {
+bool RankConnection::gone() const {
   pollfd hung_up{connection_.fd(), POLLRDHUP, 0};
   return ::poll(&hung_up, 1, 0) > 0;
 }
 
-Status RankLink::SendAttached() {
+Status RankConnection::SendAttached() {
   return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
-void RankLink::SendRefused(const Status& why) {
+void RankConnection::SendRefused(const Status& why) {
   SendRefusal(connection_, why);
 }
 
-Status RankLink::Hold(const Held& next, std::string_view label) {
+Status RankConnection::Hold(const Held& next, std::string_view label) {
   resumes_ = std::exchange(reads_, {});
   EngineMessage hold{.type = EngineMessageType::kHold, .held = next};
   AppendBytes(hold.body, AsBytes(label));
   return SendEngineMessage(connection_, hold, {}, kSendTimeout).WithContext(RankLabel());
 }
 
-Status RankLink::AwaitHeld(const os::Deadline& deadline) {
+Status RankConnection::AwaitHeld(const os::Deadline& deadline) {
   return Await(EngineMessageType::kHeld, deadline);
 }
 
-Status RankLink::Serve(Held held) {
+Status RankConnection::Serve(Held held) {
   reads_ = held;
   resumes_ = {};
   return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
-Status RankLink::AwaitServing(const os::Deadline& deadline) {
+Status RankConnection::AwaitServing(const os::Deadline& deadline) {
   return Await(EngineMessageType::kServing, deadline);
 }
 
 // --- write batches ---
 
-Status RankLink::Checked(Status status) {
+Status RankConnection::Checked(Status status) {
   if (status.ok()) return status;
   HangUp();
   failed_ = status;
   return status;
 }
 
-Status RankLink::Ask(EngineMessageType type, const Held& held, std::span<const int> fds) {
+Status RankConnection::Ask(EngineMessageType type, const Held& held, std::span<const int> fds) {
   return Checked(
       SendEngineMessage(connection_, {.type = type, .held = held}, fds, kSendTimeout).WithContext(RankLabel()));
 }
 
-Status RankLink::AwaitStarted() {
+Status RankConnection::AwaitStarted() {
   if (!failed_.ok()) return failed_;
   if (!std::exchange(writes_, false)) return OkStatus();
   LS_RETURN_IF_ERROR(Checked(Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_))));
@@ -168,7 +168,7 @@ Status RankLink::AwaitStarted() {
   return OkStatus();
 }
 
-Status RankLink::Stage(const os::UniqueFd& batch) {
+Status RankConnection::Stage(const os::UniqueFd& batch) {
   LS_RETURN_IF_ERROR(AwaitStarted());
   staged_ = true;
   const int fd = batch.get();
@@ -176,7 +176,7 @@ Status RankLink::Stage(const os::UniqueFd& batch) {
   return Checked(Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_)));
 }
 
-Status RankLink::StartWrite(const Held& after) {
+Status RankConnection::StartWrite(const Held& after) {
   staged_ = false;
   writing_ = after;
   holds_ = resumes_ = {};
@@ -185,29 +185,29 @@ Status RankLink::StartWrite(const Held& after) {
   return OkStatus();
 }
 
-Status RankLink::HandOver(const os::UniqueFd& batch) {
+Status RankConnection::HandOver(const os::UniqueFd& batch) {
   std::lock_guard lock(write_batches_mutex_);
   return Stage(batch);
 }
 
-Status RankLink::Write(const os::UniqueFd& batch) {
+Status RankConnection::Write(const os::UniqueFd& batch) {
   std::lock_guard lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(Stage(batch));
   return StartWrite({});
 }
 
-Status RankLink::FinishWriting(const Held& after) {
+Status RankConnection::FinishWriting(const Held& after) {
   std::lock_guard lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(AwaitStarted());
   return StartWrite(after);
 }
 
-Status RankLink::AwaitWritten() {
+Status RankConnection::AwaitWritten() {
   std::lock_guard lock(write_batches_mutex_);
   return AwaitStarted();
 }
 
-Result<bool> RankLink::Compare(const os::UniqueFd& batch) {
+Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
   std::lock_guard lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(Stage(batch));
   staged_ = false;
@@ -218,19 +218,19 @@ Result<bool> RankLink::Compare(const os::UniqueFd& batch) {
   return Checked({ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer->body.size(), " bytes")});
 }
 
-void RankLink::DropStaged() {
+void RankConnection::DropStaged() {
   if (!std::exchange(staged_, false)) return;
   // A rank that keeps it would write it with the next version.
   if (!SendEngineMessage(connection_, {.type = EngineMessageType::kDrop}, {}, kSendTimeout).ok()) HangUp();
 }
 
-Status RankLink::Await(EngineMessageType type, const os::Deadline& deadline) {
+Status RankConnection::Await(EngineMessageType type, const os::Deadline& deadline) {
   LS_ASSIGN_OR_RETURN(const EngineMessage message, Receive(type, deadline));
   if (message.body.empty()) return OkStatus();
   return {ErrorCode::kProtocol, Cat(RankLabel(), " said ", Name(type), " with ", message.body.size(), " bytes")};
 }
 
-Result<EngineMessage> RankLink::Receive(EngineMessageType type, const os::Deadline& deadline) {
+Result<EngineMessage> RankConnection::Receive(EngineMessageType type, const os::Deadline& deadline) {
   const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
   Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
   if (!message.ok()) return message.status().WithContext(Cat(RankLabel(), ", waiting for ", Name(type)));

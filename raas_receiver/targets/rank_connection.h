@@ -1,4 +1,5 @@
-// RankLink: one attached rank of an engine: its connection, what it said of its memory, and what is known to be in it.
+// RankConnection: one attached rank of an engine: its connection, what it said of its memory, and what is known to be
+// in it.
 //
 //   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
 //
@@ -26,15 +27,15 @@
 
 namespace lockstep::targets {
 
-class RankLink {
+class RankConnection {
  public:
   // From a connection on which `attach` came. Takes the connection when it answers a link, and leaves it otherwise.
   // kBadData or kProtocol say what is wrong with the message or the description.
-  static Result<std::shared_ptr<RankLink>> Open(os::UnixConnection& connection, EngineMessage attach);
+  static Result<std::shared_ptr<RankConnection>> Open(os::UnixConnection& connection, EngineMessage attach);
   // The peer sees the connection end.
-  ~RankLink() { connection_.Shutdown(); }
-  RankLink(const RankLink&) = delete;
-  RankLink& operator=(const RankLink&) = delete;
+  ~RankConnection() { connection_.Shutdown(); }
+  RankConnection(const RankConnection&) = delete;
+  RankConnection& operator=(const RankConnection&) = delete;
 
   const std::string& model() const { return model_; }
   const std::string& engine() const { return engine_; }
@@ -103,7 +104,7 @@ class RankLink {
   void DropStaged();
 
  private:
-  RankLink() = default;
+  RankConnection() = default;
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
   Status ReadState(const std::string& state);
