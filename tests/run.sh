@@ -97,6 +97,7 @@ main() {
   fi
 
   summary+=(--note "$(python3 tests/gpu/gpu_last.py)")
+  summary+=(--note "$(python3 tests/docs/prose.py --count)")
   python3 tests/summarize.py "${summary[@]}"
 }
 

@@ -7,7 +7,7 @@
 //
 // A protocol is everything that two programs have to agree on without asking: one number for all formats, raised when
 // one of them changes so that a peer of before would misread it. What can be added beside that is a feature: a word
-// that a peer which does not know it passes over. docs/operations.md, "Versions that differ", has the policy.
+// that a peer which does not know it passes over. docs/howto/upgrades.md has the policy.
 #pragma once
 
 #include <cstdint>

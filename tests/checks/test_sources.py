@@ -85,7 +85,7 @@ def test_no_document_is_an_island():
 
 def test_security_names_tests_that_there_are():
     """By their target and case, or file and function."""
-    page = (ROOT / "docs/security.md").read_text()
+    page = (ROOT / "docs/reference/threats.md").read_text()
     sources = {Path(name).stem: (ROOT / name).read_text() for name in tracked("*_test.cc", "*/test_*.py")}
     rules = "".join((ROOT / name).read_text() for name in tracked("*BUILD"))
     targets = dict(re.findall(r'name = "(\w+)",\s*srcs = \["(\w+)\.cc"', rules))

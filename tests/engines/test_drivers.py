@@ -207,7 +207,7 @@ def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_cal
 def test_every_kind_of_engine_has_a_row_in_the_operators_table():
     shown = subprocess.run([RAAS_RECEIVER, "--help"], capture_output=True, text=True, check=True).stdout
     [kinds] = re.findall(r"hook:COMMAND, KIND (.+?); without", " ".join(shown.split()))
-    table = (ROOT / "docs/operations.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs/howto/engines.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(?:(\w+):)?http", table, re.MULTILINE)
     assert rows[0] == "" and {*rows[1:], "server"} == set(re.split(", | or ", kinds))
 

@@ -1,4 +1,4 @@
-"""Each alert, raised by what it is for on real daemons, and healed by what its line of docs/operations.md says."""
+"""Each alert, raised by what it is for on real daemons, and healed by what its line of docs/howto/runbook.md says."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the daemons log: every event is in the table of docs/operations.md, DEBUG shows the way of a version,
+"""What the daemons log: every event is in the table of docs/reference/events.md, DEBUG shows the way of a version,
 and a reader that is stopped stops nobody."""
 
 import contextlib
@@ -30,8 +30,8 @@ def events_in_the_sources() -> "set[str]":
 
 
 def events_in_the_table() -> "set[str]":
-    section = (ROOT / "docs/operations.md").read_text().split("\n## Logs\n")[1].split("\n## ")[0]
-    return {event for row in TABLE.findall(section) for event in re.findall(r"\w+", row)}
+    page = (ROOT / "docs/reference/events.md").read_text()
+    return {event for row in TABLE.findall(page) for event in re.findall(r"\w+", row)}
 
 
 def test_every_event_is_in_the_table_and_every_event_of_the_table_is_logged():

@@ -60,7 +60,7 @@ def test_each_alert_is_raised_when_it_must_be_and_leads_to_a_line_that_helps():
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
     raised = re.findall(r"alertname: (\w+)\n *eval_time: \w+\n *exp_alerts:\n", TESTS.read_text())
     assert set(alerts) == set(raised)
-    helped = re.findall(r"`(Lockstep\w+)`", (ROOT / "docs/operations.md").read_text())
+    helped = re.findall(r"`(Lockstep\w+)`", (ROOT / "docs/howto/runbook.md").read_text())
     assert sorted(alerts) == sorted(helped)
     metrics = set(re.findall(r"\b((?:trainer_agent|raas_receiver)_\w+)", ALERTS.read_text()))
     assert metrics <= set(listed())

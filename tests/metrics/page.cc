@@ -20,7 +20,7 @@ constexpr std::string_view kHead =
     "      - targets: [\"trainer-0:7703\", \"inference-0:7713\", \"inference-1:7713\"]\n"
     "```\n\n"
     "[deploy/alerts.yaml](../deploy/alerts.yaml) has the alerts, which lead to "
-    "[the lines that help](operations.md#when-something-is-wrong);\n"
+    "[the lines that help](howto/runbook.md#alerts);\n"
     "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana. What its queries "
     "answer, "
     "drawn by\n"

@@ -3,7 +3,7 @@
 //
 // The kernel copies while the call lasts, and nothing refers to the memory after it: that is what lets a slot be sent
 // from while a trainer waits for it at most as long as one call takes. (sendfile and MSG_ZEROCOPY leave pages of the
-// slot in flight, whose bytes a trainer would change; they were also slower, docs/performance.md.)
+// slot in flight, whose bytes a trainer would change; they were also slower, docs/reference/performance-notes.md.)
 #pragma once
 
 #include <sys/uio.h>

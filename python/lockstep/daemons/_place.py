@@ -37,7 +37,7 @@ class Running(NamedTuple):
     """A daemon that listens."""
 
     pid: int
-    addresses: "dict[str, str]"  # as it announces them (docs/operations.md)
+    addresses: "dict[str, str]"  # as it announces them (docs/reference/daemons.md)
     started: "dict[str, str]"  # how: see Command.description
 
 

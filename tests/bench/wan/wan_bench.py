@@ -32,7 +32,7 @@ COPIES = 5.0 * FAST_LINKS
 WARMING, DELTAS_PER_PULL = 2, 3
 PAUSE_S = 0.5  # between versions: longer than any retransmission timeout, so that congestion windows grow old
 
-# Of both hosts, as docs/operations.md says for long links: room for twice rate x round trip / lanes, and windows that
+# Of both hosts, as docs/howto/sizing.md says for long links: room for twice rate x round trip / lanes, and windows that
 # a pause between versions does not close.
 HOSTS = {
     "net.ipv4.tcp_rmem": "4096 131072 67108864",
