@@ -106,9 +106,10 @@ void AddCommands(CLI::App& app, Words& words) {
   AddCommand(app, "completion", "A script that completes commands and options: source <(lockstepctl completion bash)")
       ->add_option("shell", words.shell, "bash, zsh or fish")
       ->required();
-  AddDoctorOptions(*AddCommand(app, "doctor",
-                               "What of this host would keep daemons from working, and what mends it; asks no daemon"),
-                   words.doctor);
+  AddDoctorOptions(
+      *AddCommand(app, "doctor",
+                  "What of this host would keep daemons from working, and what corrects it; asks no daemon"),
+      words.doctor);
   AddLogOptions(
       *AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
       words.log);

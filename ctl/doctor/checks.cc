@@ -31,24 +31,24 @@ uint64_t UsedBytes(const std::string& directory) {
 }
 
 Finding CheckDirectory(const std::string& directory, uint64_t model_bytes) {
-  Finding finding{.about = directory, .found = {}, .mend = {}};
+  Finding finding{.about = directory, .found = {}, .remedy = {}};
   const Result<os::FileSystem> there = os::FileSystemOf(directory);
   const uint64_t wanted = 2 * model_bytes;
   if (!there.ok()) {
     finding.health = Health::kBad;
     finding.found = there.status().message();
-    finding.mend = Cat("install -d ", directory);
+    finding.remedy = Cat("install -d ", directory);
     return finding;
   }
   finding.found = Cat(there->name, ", ", HumanBytes(there->free_bytes), " free");
   if (there->free_bytes < wanted) {
     finding.health = Health::kBad;
     finding.found += Cat("; two copies of the model need ", HumanBytes(wanted));
-    finding.mend = Cat("mount -o remount,size=", (UsedBytes(directory) + wanted) / (1 << 20) + 1, "M ", directory);
+    finding.remedy = Cat("mount -o remount,size=", (UsedBytes(directory) + wanted) / (1 << 20) + 1, "M ", directory);
   } else if (!there->in_memory) {
-    finding.health = Health::kDoubtful;
+    finding.health = Health::kWarning;
     finding.found += "; every version would go to a disk";
-    finding.mend = Cat("mount -t tmpfs tmpfs ", directory);
+    finding.remedy = Cat("mount -t tmpfs tmpfs ", directory);
   }
   return finding;
 }
@@ -60,19 +60,19 @@ std::string Limit(rlim_t value) {
 Finding CheckFiles() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  Finding finding{.about = "open files", .found = Limit(limit.rlim_cur), .mend = {}};
+  Finding finding{.about = "open files", .found = Limit(limit.rlim_cur), .remedy = {}};
   if (limit.rlim_cur >= kLeastFiles) return finding;
   finding.health = Health::kBad;
   finding.found += Cat("; a daemon with many peers needs ", kLeastFiles, " or more");
-  finding.mend = "ulimit -n 65536    # of a unit: LimitNOFILE=65536";
+  finding.remedy = "ulimit -n 65536    # of a unit: LimitNOFILE=65536";
   return finding;
 }
 
 Finding CheckGpu(bool wanted) {
-  Finding finding{.about = "GPU", .found = "none", .mend = {}};
+  Finding finding{.about = "GPU", .found = "none", .remedy = {}};
   if (::access(kGpuControl, F_OK) != 0) {
     if (wanted) finding.health = Health::kBad;
-    if (wanted) finding.mend = "nvidia-smi    # of a container: run it with --gpus all";
+    if (wanted) finding.remedy = "nvidia-smi    # of a container: run it with --gpus all";
     return finding;
   }
   const Result<std::string> version = os::ReadFile("/proc/driver/nvidia/version", 4096);
@@ -80,7 +80,7 @@ Finding CheckGpu(bool wanted) {
   if (::access(kGpuControl, R_OK | W_OK) == 0) return finding;
   finding.health = Health::kBad;
   finding.found = Cat(kGpuControl, " may not be used by this user");
-  finding.mend = Cat("ls -l ", kGpuControl, "    # which group it belongs to");
+  finding.remedy = Cat("ls -l ", kGpuControl, "    # which group it belongs to");
   return finding;
 }
 
@@ -88,16 +88,16 @@ Finding CheckGpu(bool wanted) {
 Finding CheckLockedMemory(bool gpu) {
   rlimit limit{};
   ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  Finding finding{.about = "locked memory", .found = Limit(limit.rlim_cur), .mend = {}};
+  Finding finding{.about = "locked memory", .found = Limit(limit.rlim_cur), .remedy = {}};
   if (limit.rlim_cur == RLIM_INFINITY || !(gpu || ::access(kGpuControl, F_OK) == 0)) return finding;
-  finding.health = Health::kDoubtful;
+  finding.health = Health::kWarning;
   finding.found += "; copies from GPUs may be slow";
-  finding.mend = "ulimit -l unlimited    # of a unit: LimitMEMLOCK=infinity";
+  finding.remedy = "ulimit -l unlimited    # of a unit: LimitMEMLOCK=infinity";
   return finding;
 }
 
 Finding CheckPort(const std::string& text) {
-  Finding finding{.about = Cat("port ", CleanText(text, 128)), .found = "free", .mend = {}};
+  Finding finding{.about = Cat("port ", CleanText(text, 128)), .found = "free", .remedy = {}};
   const Result<net::HostPort> parsed = net::ParseHostPort(text);
   asio::error_code error;
   asio::ip::address address;
@@ -117,7 +117,7 @@ Finding CheckPort(const std::string& text) {
   if (!error) return finding;
   finding.health = Health::kBad;
   finding.found = error.message();
-  finding.mend = Cat("ss -ltnp 'sport = :", parsed->port, "'    # which process has it");
+  finding.remedy = Cat("ss -ltnp 'sport = :", parsed->port, "'    # which process has it");
   return finding;
 }
 
@@ -125,22 +125,22 @@ Finding CheckPort(const std::string& text) {
 Finding CheckClock() {
   timex clock{};
   const bool synchronised = ::adjtimex(&clock) != TIME_ERROR && (clock.status & STA_UNSYNC) == 0;
-  Finding finding{.about = "clock", .found = "synchronised", .mend = {}};
+  Finding finding{.about = "clock", .found = "synchronised", .remedy = {}};
   if (synchronised) return finding;
-  finding.health = Health::kDoubtful;
+  finding.health = Health::kWarning;
   finding.found = "nothing synchronises it, as far as the kernel knows";
-  finding.mend = "timedatectl set-ntp true";
+  finding.remedy = "timedatectl set-ntp true";
   return finding;
 }
 
 Finding CheckCertificate(const rpc::TlsOptions& tls) {
-  Finding finding{.about = "certificate", .found = "none is given", .mend = {}};
+  Finding finding{.about = "certificate", .found = "none is given", .remedy = {}};
   const Status usable = rpc::PrepareTls(tls);
   if (!usable.ok()) {
     finding.health = Health::kBad;
     finding.found = usable.message();
     if (usable.message().find(tls.key) != std::string::npos && !tls.key.empty())
-      finding.mend = Cat("chmod 600 ", tls.key);
+      finding.remedy = Cat("chmod 600 ", tls.key);
     return finding;
   }
   const auto end = rpc::CertificateEnd(tls);
@@ -148,15 +148,15 @@ Finding CheckCertificate(const rpc::TlsOptions& tls) {
   const auto left = std::chrono::duration_cast<std::chrono::hours>(*end - std::chrono::system_clock::now());
   finding.found = left.count() > 0 ? Cat("good for ", left.count() / 24, " days") : Cat(tls.cert, " has expired");
   if (left >= kSoon) return finding;
-  finding.health = left.count() > 0 ? Health::kDoubtful : Health::kBad;
-  finding.mend = Cat("openssl x509 -noout -subject -enddate -in ", tls.cert, "    # then issue it anew");
+  finding.health = left.count() > 0 ? Health::kWarning : Health::kBad;
+  finding.remedy = Cat("openssl x509 -noout -subject -enddate -in ", tls.cert, "    # then issue it anew");
   return finding;
 }
 
 Finding CheckKernel() {
   utsname kernel{};
   ::uname(&kernel);
-  Finding finding{.about = "kernel", .found = kernel.release, .mend = {}};
+  Finding finding{.about = "kernel", .found = kernel.release, .remedy = {}};
   int major = 0;
   int minor = 0;
   std::sscanf(kernel.release, "%d.%d", &major, &minor);
@@ -181,7 +181,7 @@ constexpr Setting kSettings[] = {
 };
 
 Finding CheckSetting(const Setting& setting) {
-  Finding finding{.about = setting.name, .found = {}, .mend = {}};
+  Finding finding{.about = setting.name, .found = {}, .remedy = {}};
   std::string path = Cat("/proc/sys/", setting.name);
   for (char& c : path) c = c == '.' ? '/' : c;
   const Result<std::string> text = os::ReadFile(path, 64);
@@ -192,9 +192,9 @@ Finding CheckSetting(const Setting& setting) {
   }
   finding.found = Cat(value);
   if (value >= setting.least && value <= setting.most) return finding;
-  finding.health = Health::kDoubtful;
+  finding.health = Health::kWarning;
   finding.found += Cat("; ", setting.why);
-  finding.mend = Cat("sysctl -w ", setting.name, "=", setting.least);
+  finding.remedy = Cat("sysctl -w ", setting.name, "=", setting.least);
   return finding;
 }
 

@@ -8,13 +8,13 @@
 
 namespace lockstep::ctl {
 
-enum class Health { kGood, kDoubtful, kBad };
+enum class Health { kGood, kWarning, kBad };
 
 struct Finding {
   std::string about;
   Health health = Health::kGood;
   std::string found;
-  std::string mend;  // a command; empty where nothing is to be mended
+  std::string remedy;  // a command; empty where nothing is to be corrected
 };
 
 // Of everything, in the order in which it is shown.

@@ -14,8 +14,8 @@ const char* Word(Health health) {
   switch (health) {
     case Health::kGood:
       return "good";
-    case Health::kDoubtful:
-      return "doubtful";
+    case Health::kWarning:
+      return "warning";
     case Health::kBad:
       return "bad";
   }
@@ -43,17 +43,19 @@ Status RunDoctorCommand(const DoctorOptions& options, const Output& output) {
   const std::vector<Finding> findings = Examine(options);
   Json document = Json::array();
   Table table({"WHAT", "STATE", "FOUND"});
-  std::string mends;
+  std::string remedies;
   for (const Finding& finding : findings) {
-    document.push_back(
-        {{"about", finding.about}, {"state", Word(finding.health)}, {"found", finding.found}, {"mend", finding.mend}});
+    document.push_back({{"about", finding.about},
+                        {"state", Word(finding.health)},
+                        {"found", finding.found},
+                        {"remedy", finding.remedy}});
     table.AddRow({finding.about, Word(finding.health), finding.found});
-    if (!finding.mend.empty()) mends += Cat("  ", finding.mend, "\n");
+    if (!finding.remedy.empty()) remedies += Cat("  ", finding.remedy, "\n");
   }
-  output.Print(document, table.ToString() + (mends.empty() ? "" : Cat("\nTo mend it:\n", mends)));
+  output.Print(document, table.ToString() + (remedies.empty() ? "" : Cat("\nTo correct it:\n", remedies)));
   const auto bad = std::ranges::count(findings, Health::kBad, &Finding::health);
   return bad == 0 ? OkStatus()
-                  : Status(ErrorCode::kConfig, Cat("this host: ", bad, " findings have to be mended first"));
+                  : Status(ErrorCode::kConfig, Cat("this host: ", bad, " findings have to be corrected first"));
 }
 
 }  // namespace lockstep::ctl

@@ -1,4 +1,4 @@
-// `lockstepctl doctor`: what of this host would keep daemons from working, and the command that mends it. It asks no
+// `lockstepctl doctor`: what of this host would keep daemons from working, and the command that remedies it. It asks no
 // daemon and changes nothing.
 #pragma once
 
@@ -27,7 +27,7 @@ struct DoctorOptions {
 // REQUIRES options to outlive `command`.
 void AddDoctorOptions(CLI::App& command, DoctorOptions& options);
 
-// kConfig: something has to be mended first. What may do harm is shown, and is no error.
+// kConfig: something has to be corrected first. What may do harm is shown, and is no error.
 Status RunDoctorCommand(const DoctorOptions& options, const Output& output);
 
 }  // namespace lockstep::ctl

@@ -27,7 +27,7 @@ Result<ClockReading> ReadItsClock(const DaemonClient& client, std::chrono::milli
                         client.Call(&DaemonClient::Stub::GetTimeline, request, timeout));
     const auto reading = ReadClock(called.unix_ns(), called.NanosSince(), answer.now_unix_ns());
     if (!reading.ok()) return reading.status().WithContext(client.name());
-    if (!best || reading->doubt_ns < best->doubt_ns) best = *reading;
+    if (!best || reading->uncertainty_ns < best->uncertainty_ns) best = *reading;
   }
   return *best;
 }

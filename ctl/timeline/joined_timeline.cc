@@ -30,10 +30,10 @@ JoinedTimeline::Daemon Describe(const DaemonTimeline& timeline, const ClockReadi
   JoinedTimeline::Daemon daemon{.title = TitleOf(timeline.spans),
                                 .address = timeline.address,
                                 .ahead_ns = timeline.clock.ahead_ns - first.ahead_ns,
-                                .doubt_ns = timeline.clock.doubt_ns + first.doubt_ns,
+                                .uncertainty_ns = timeline.clock.uncertainty_ns + first.uncertainty_ns,
                                 .corrected = false,
                                 .dropped = timeline.spans.dropped()};
-  daemon.corrected = std::abs(daemon.ahead_ns) > daemon.doubt_ns;
+  daemon.corrected = std::abs(daemon.ahead_ns) > daemon.uncertainty_ns;
   return daemon;
 }
 
@@ -92,7 +92,7 @@ Result<ClockReading> ReadClock(int64_t called_unix_ns, int64_t took_ns, int64_t 
   if (reported_unix_ns < 0 || reported_unix_ns > kLatestUnixNs || std::abs(reported_unix_ns - ours) > kMostAheadNs) {
     return Status(ErrorCode::kProtocol, Cat("its clock says ", reported_unix_ns, " ns after 1970, ours ", ours));
   }
-  return ClockReading{.ahead_ns = reported_unix_ns - ours, .doubt_ns = took_ns / 2};
+  return ClockReading{.ahead_ns = reported_unix_ns - ours, .uncertainty_ns = took_ns / 2};
 }
 
 Result<JoinedTimeline> Join(std::vector<DaemonTimeline> timelines, const TimelineOptions& options) {

@@ -17,7 +17,7 @@ namespace lockstep::ctl {
 // A daemon's clock against the caller's.
 struct ClockReading {
   int64_t ahead_ns = 0;
-  int64_t doubt_ns = 0;  // as much as it may be off either way
+  int64_t uncertainty_ns = 0;  // as much as it may be off either way
 };
 
 // From one call: the caller's clock when it was made, how long it took, and what the daemon's clock said meanwhile.
@@ -36,7 +36,7 @@ struct JoinedTimeline {
     std::string title;  // "trainer_agent", "raas_receiver host-3"
     std::string address;
     int64_t ahead_ns = 0;  // of the first one's clock
-    int64_t doubt_ns = 0;
+    int64_t uncertainty_ns = 0;
     bool corrected = false;
     uint64_t dropped = 0;
   };

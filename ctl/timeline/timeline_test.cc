@@ -84,7 +84,7 @@ TEST_CASE("A clock is read at the middle of the call, and half the call is in do
   const auto reading = ReadClock(kBegin, 4 * kMillisecond, kBegin + 12 * kMillisecond);
   REQUIRE(reading.ok());
   CHECK(reading->ahead_ns == 10 * kMillisecond);
-  CHECK(reading->doubt_ns == 2 * kMillisecond);
+  CHECK(reading->uncertainty_ns == 2 * kMillisecond);
   for (const int64_t timelines : {int64_t{-1}, int64_t{0}, std::numeric_limits<int64_t>::max()}) {
     CHECK(ReadClock(kBegin, kMillisecond, timelines).status().code() == ErrorCode::kProtocol);
   }
@@ -92,7 +92,7 @@ TEST_CASE("A clock is read at the middle of the call, and half the call is in do
 
 TEST_CASE("A receiver's spans are shifted to the agent's clock when its clock is proved to be another") {
   const JoinedTimeline joined =
-      Joined({AnAgent(), AReceiver({.ahead_ns = 5'000 * kMillisecond, .doubt_ns = kMillisecond})});
+      Joined({AnAgent(), AReceiver({.ahead_ns = 5'000 * kMillisecond, .uncertainty_ns = kMillisecond})});
   CHECK(joined.daemons[1].corrected);
   CHECK(joined.daemons[1].ahead_ns == 5'000 * kMillisecond);
   REQUIRE(joined.versions.size() == 1);
@@ -103,13 +103,13 @@ TEST_CASE("A receiver's spans are shifted to the agent's clock when its clock is
 
 TEST_CASE("A clock that may be the agent's is left alone, and clocks are against the agent's, not the caller's") {
   DaemonTimeline agent = AnAgent();
-  agent.clock = {.ahead_ns = 90 * kMillisecond, .doubt_ns = kMillisecond};
+  agent.clock = {.ahead_ns = 90 * kMillisecond, .uncertainty_ns = kMillisecond};
   DaemonTimeline receiver = AReceiver();
-  receiver.clock = {.ahead_ns = 89 * kMillisecond, .doubt_ns = kMillisecond};
+  receiver.clock = {.ahead_ns = 89 * kMillisecond, .uncertainty_ns = kMillisecond};
   const JoinedTimeline joined = Joined({agent, receiver});
   CHECK_FALSE(joined.daemons[1].corrected);
   CHECK(joined.daemons[1].ahead_ns == -kMillisecond);
-  CHECK(joined.daemons[1].doubt_ns == 2 * kMillisecond);
+  CHECK(joined.daemons[1].uncertainty_ns == 2 * kMillisecond);
   CHECK(joined.versions[0].end_unix_ns == kBegin + 61 * kMillisecond);
 }
 

@@ -41,7 +41,7 @@ std::string DaemonLine(const JoinedTimeline::Daemon& daemon, bool first) {
   std::string line = Cat(daemon.title, " ", daemon.address);
   if (!first) {
     line += Cat(", its clock ", Millis(std::abs(daemon.ahead_ns)), " ms ", daemon.ahead_ns < 0 ? "behind" : "ahead",
-                " (+- ", Millis(daemon.doubt_ns), ")", daemon.corrected ? ", corrected" : "");
+                " (+- ", Millis(daemon.uncertainty_ns), ")", daemon.corrected ? ", corrected" : "");
   }
   if (daemon.dropped > 0) line += Cat(", ", daemon.dropped, " older spans forgotten");
   return line + "\n";
@@ -92,7 +92,7 @@ Json TimelineJson(const JoinedTimeline& timeline) {
     daemons.push_back({{"daemon", daemon.title},
                        {"address", daemon.address},
                        {"ahead_us", static_cast<double>(daemon.ahead_ns) / 1000},
-                       {"doubt_us", static_cast<double>(daemon.doubt_ns) / 1000},
+                       {"uncertainty_us", static_cast<double>(daemon.uncertainty_ns) / 1000},
                        {"corrected", daemon.corrected},
                        {"dropped", daemon.dropped}});
   }

@@ -11,7 +11,7 @@ namespace lockstep::ctl {
 // A line per daemon; then, per version, a table with a line per stage of each daemon and pull, and its bar.
 std::string TimelineText(const JoinedTimeline& timeline);
 
-// {"daemons": [{"daemon", "address", "ahead_us", "doubt_us", "corrected", "dropped"}],
+// {"daemons": [{"daemon", "address", "ahead_us", "uncertainty_us", "corrected", "dropped"}],
 //  "versions": [{"model", "run", "version", "begin_unix_ns", "end_unix_ns", "publish_to_commit_us",
 //                "spans": [a TimelineSpan, and "daemon", its place in "daemons"]}]}
 // publish_to_commit_us is null when the trainer's commit or every receiver's is not among the spans.

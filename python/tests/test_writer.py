@@ -161,7 +161,7 @@ def test_what_is_dropped_or_written_is_not_written_again():
 def test_lists_that_were_written_take_memory_until_they_are_tidied_or_the_next_are_staged():
     memories = Memories(64)
     writer = memories.writer
-    for give_back in (writer.tidy, lambda: writer.stage(sealed(batch())), writer.drop):
+    for give_back in (writer.release, lambda: writer.stage(sealed(batch())), writer.drop):
         writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
         index = weakref.ref(writer._staged[-1][1].scatters[0].index)
         writer.write()

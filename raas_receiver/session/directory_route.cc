@@ -86,7 +86,7 @@ class DirectoryRoute final : public EngineRoute {
   }
 
   void Took(const EngineOutcome& outcome) override { SetServed(outcome.served); }
-  void Distrust(bool) override { SetServed({}); }  // also for the receiver after this one
+  void Invalidate(bool) override { SetServed({}); }  // also for the receiver after this one
 
  private:
   void SetServed(const Held& served) {

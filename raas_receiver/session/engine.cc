@@ -310,8 +310,8 @@ EngineOutcome Engine::Take() {
   {
     std::lock_guard lock(mutex_);
     outcome = *std::move(attempt_->outcome);
-    outcome.distrusted = attempt_->distrusted;
-    if (outcome.distrusted) outcome.served = {};
+    outcome.invalidated = attempt_->invalidated;
+    if (outcome.invalidated) outcome.served = {};
     outcome.status = Explain(std::move(outcome.status), *attempt_);
     if (attempt_->cancelled && !cancelled_) driver_->Reset();
     attempt_.reset();
@@ -352,14 +352,14 @@ Result<size_t> Engine::Verify() {
   return *verified;
 }
 
-void Engine::Distrust() {
+void Engine::Invalidate() {
   const bool under_way = this->under_way();
   if (under_way) {
     std::lock_guard lock(mutex_);
-    attempt_->distrusted = true;
-    return route_->Distrust(true);
+    attempt_->invalidated = true;
+    return route_->Invalidate(true);
   }
-  OnThread([&] { route_->Distrust(false); });
+  OnThread([&] { route_->Invalidate(false); });
 }
 
 }  // namespace lockstep::session

@@ -84,14 +84,14 @@ class Engine {
   // Compares the memory of its ranks that are attached with the version that it is to serve, as EngineRoute::Verify.
   // REQUIRES that no attempt is under way.
   Result<size_t> Verify();
-  // As EngineRoute::Distrust. REQUIRES a current version.
-  void Distrust();
+  // As EngineRoute::Invalidate. REQUIRES a current version.
+  void Invalidate();
 
  private:
   struct Attempt {
     EngineAttempt with;
     Clock::time_point begun = Clock::now();
-    bool distrusted = false;  // as EngineOutcome's
+    bool invalidated = false;  // as EngineOutcome's
     bool cancelled = false;
     bool gave_way = false;                 // and for that
     std::optional<EngineOutcome> outcome;  // once it has ended

@@ -53,11 +53,11 @@ struct EngineAttempt {
 
 // How an attempt went.
 struct EngineOutcome {
-  Status status;            // why the engine does not serve `version`
-  Held version;             // that it was to serve
-  Held served;              // by the directory: what it serves now; nothing: nothing, or nobody knows
-  bool reverted = false;    // it could not load `version`, and loaded the one before again
-  bool distrusted = false;  // what it took may not be what it is called: it is to take it again
+  Status status;             // why the engine does not serve `version`
+  Held version;              // that it was to serve
+  Held served;               // by the directory: what it serves now; nothing: nothing, or nobody knows
+  bool reverted = false;     // it could not load `version`, and loaded the one before again
+  bool invalidated = false;  // what it took may not be what it is called: it is to take it again
   uint64_t total_us = 0;
   uint64_t prepare_us = 0;
   uint64_t pause_us = 0;
@@ -94,7 +94,7 @@ class EngineRoute {
   virtual void Took(const EngineOutcome& outcome) = 0;
   // What the engine was known to serve may not be what it is called: it is behind, but for memory in place that equals
   // the current version, seen now unless an attempt is under way.
-  virtual void Distrust(bool under_way) = 0;
+  virtual void Invalidate(bool under_way) = 0;
 };
 
 // All that is given outlives the route.

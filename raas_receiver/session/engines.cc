@@ -307,8 +307,8 @@ Result<size_t> Engines::Verify() {
   return groups;
 }
 
-void Engines::Distrust() {
-  for (const auto& engine : all()) engine->Distrust();
+void Engines::Invalidate() {
+  for (const auto& engine : all()) engine->Invalidate();
 }
 
 std::vector<std::shared_ptr<const Engine>> Engines::Waiting() const {

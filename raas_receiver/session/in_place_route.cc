@@ -62,13 +62,13 @@ class InPlaceRoute final : public EngineRoute {
       paused_at_ = {};
     }
     prepared_ = false;
-    if (outcome.distrusted) Distrust(false);
+    if (outcome.invalidated) Invalidate(false);
   }
 
-  void Distrust(bool under_way) override {
+  void Invalidate(bool under_way) override {
     if (under_way) return;  // once it has ended
     const replica::PublishedVersion current = context_.replicas.current();
-    targets_.Distrust({current.held, current.layout, context_.replicas.current_data()});
+    targets_.Invalidate({current.held, current.layout, context_.replicas.current_data()});
   }
 
  private:

@@ -64,7 +64,7 @@ struct ScrubbedFixture : SessionFixture {
   }
 };
 
-TEST_CASE("A bit that flips in what is held is found, mended with one block of the agent's, and counted") {
+TEST_CASE("A bit that flips in what is held is found, repaired with one block of the agent's, and counted") {
   ScrubbedFixture fixture;
   fixture.options.follow = GENERATE(true, false);  // either way it is not for a sync to find it
   const auto records = fixture.feed.Subscribe("actor");
@@ -92,7 +92,7 @@ TEST_CASE("A bit that flips in what is held is found, mended with one block of t
   fixture.WaitHeld(2);
 }
 
-TEST_CASE("A block that the other replica has whole is mended from there, and the agent is not asked") {
+TEST_CASE("A block that the other replica has whole is repaired from there, and the agent is not asked") {
   ScrubbedFixture fixture;
   fixture.options.follow = false;
   fixture.Start();
@@ -240,7 +240,7 @@ TEST_CASE("A session whose version is damaged is not ready, and has no verified 
   fixture.Stop();
 }
 
-TEST_CASE("A version that was rolled back to and is damaged is mended, and stays") {
+TEST_CASE("A version that was rolled back to and is damaged is repaired, and stays") {
   ScrubbedFixture fixture;
   fixture.Start();
   fixture.WaitHeld(1);

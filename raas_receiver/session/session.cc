@@ -234,7 +234,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
   } else if (record.mode() != "up_to_date") {
     repair_backoff_.Reset();
     // Engines may have read what is not what it is called.
-    if (sync.forced() || sync.base().damaged || sync.base().held == replicas_->current().held) engines_.Distrust();
+    if (sync.forced() || sync.base().damaged || sync.base().held == replicas_->current().held) engines_.Invalidate();
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
     transfer_ = record.transfer();
@@ -303,7 +303,7 @@ Status Session::FinishServe() {
   Status first;
   engines_.Take([&](const Engine& engine, const EngineOutcome& outcome) {
     if (first.ok()) first = outcome.status;
-    if (!unanswered_ || unanswered_->to != outcome.version || outcome.distrusted) return;
+    if (!unanswered_ || unanswered_->to != outcome.version || outcome.invalidated) return;
     Record(outcome, unanswered_->record);
     std::erase_if(unanswered_->waiting, [&](const auto& waiting) { return waiting.get() == &engine; });
   });

@@ -105,7 +105,7 @@ Status Session::Return(const replica::Rollback& chosen) {
   const Held now = replicas_->current().held;
   sync_again_ = {};
   origin_->Follow({}, stop_.get_token());
-  if (now != before && left.damaged) engines_.Distrust();  // they may have read it
+  if (now != before && left.damaged) engines_.Invalidate();  // they may have read it
   // They would lead on at once.
   AnswerAll(orders_.Take(Order::kPull),
             Status(ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")));

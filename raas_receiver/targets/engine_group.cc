@@ -203,7 +203,7 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   return OkStatus();
 }
 
-void EngineGroup::Distrust(const TargetVersion& version) {
+void EngineGroup::Invalidate(const TargetVersion& version) {
   if (At(version.held) && Verify(version).ok()) return;
   for (const auto& link : members_.present()) link->SetHolds({});
 }

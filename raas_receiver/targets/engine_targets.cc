@@ -291,9 +291,9 @@ Status EngineTargets::Admit(const model::ModelLayout& layout) {
   return status;
 }
 
-void EngineTargets::Distrust(const TargetVersion& version) {
+void EngineTargets::Invalidate(const TargetVersion& version) {
   BeginBusy();
-  for (const auto& [engine, group] : groups_) group->Distrust(version);
+  for (const auto& [engine, group] : groups_) group->Invalidate(version);
   EndBusy();
 }
 

@@ -76,7 +76,7 @@ class EngineTargets {
   Status Admit(const model::ModelLayout& layout);
   // Compares too, engines that may hold something else than was written: those that differ are behind from here on, and
   // are written wholly. So are incomplete ones, once they are complete.
-  void Distrust(const TargetVersion& version);
+  void Invalidate(const TargetVersion& version);
 
  private:
   void Watch();

@@ -124,7 +124,7 @@ def test_memory_that_loses_bits(cluster, prometheus):
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
     prometheus.wait_for("LockstepRepairs")
-    wait_until(lambda: receiver.ctl("verify").returncode == 0, "what was found is mended")
+    wait_until(lambda: receiver.ctl("verify").returncode == 0, "what was found is repaired")
     prometheus.wait_for_none()
 
 

@@ -46,7 +46,7 @@ def test_a_slot_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
             receiver.wait_for(model.tensors)
 
 
-def test_a_bit_that_flips_in_a_replica_is_mended_and_its_reader_told_by_a_new_directory(cluster):
+def test_a_bit_that_flips_in_a_replica_is_repaired_and_its_reader_told_by_a_new_directory(cluster):
     model = ToyModel(blocks=8)
     agent = cluster.agent()
     receiver = cluster.receiver(agent, scrub_round="200ms")

@@ -1,4 +1,4 @@
-"""lockstepctl doctor: faults that are planted on this host are found, and what it says mends them."""
+"""lockstepctl doctor: faults that are planted on this host are found, and what it says corrects them."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ def tls(files) -> "list[object]":
     return [part for name, file in files.items() for part in (f"--{name.replace('_', '-')}", file)]
 
 
-def test_a_host_with_planted_faults_is_told_each_of_them_and_what_mends_it(cluster, ca):
+def test_a_host_with_planted_faults_is_told_each_of_them_and_what_corrects_it(cluster, ca):
     small = cluster.small_tmpfs("small", 20)
     (small / "used").write_bytes(bytes(1 << 20))
     ca.issue("late", days=0)
@@ -42,9 +42,9 @@ def test_a_host_with_planted_faults_is_told_each_of_them_and_what_mends_it(clust
     assert status == CONFIG
     assert bad(found) >= {str(small), "open files", f"port {port}", "certificate"}
     assert "need 32.0 MiB" in found[str(small)]["found"] and "has expired" in found["certificate"]["found"]
-    assert found["open files"]["mend"].startswith("ulimit -n 65536")
-    assert found["GPU"]["state"] != "bad" or "nvidia-smi" in found["GPU"]["mend"]
-    subprocess.run(shlex.split(found[str(small)]["mend"]), check=True)
+    assert found["open files"]["remedy"].startswith("ulimit -n 65536")
+    assert found["GPU"]["state"] != "bad" or "nvidia-smi" in found["GPU"]["remedy"]
+    subprocess.run(shlex.split(found[str(small)]["remedy"]), check=True)
     ca.issue("agent")
     status, found = doctor("--directory", small, "--model-bytes", "16MiB", "--port", port, *tls(ca.files("agent")))
     assert status == 0 and not bad(found) and found["certificate"]["found"].startswith("good for 2")
@@ -57,7 +57,7 @@ def test_a_key_that_others_may_read_a_directory_that_is_not_there_and_a_host_tha
     assert status == CONFIG
     assert bad(found) == {str(tmp_path / "none"), "port 192.0.2.7:7700", "port 7700", "certificate"}
     for about in (str(tmp_path / "none"), "certificate"):
-        subprocess.run(shlex.split(found[about]["mend"]), check=True)
+        subprocess.run(shlex.split(found[about]["remedy"]), check=True)
     status, found = doctor("--directory", tmp_path / "none", *tls(files))
     assert status == 0 and not bad(found)
 

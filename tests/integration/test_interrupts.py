@@ -6,6 +6,7 @@ LOCKSTEP_TEST_INTERRUPTS=500 interrupts as often, in place of 40 times.
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -67,8 +68,13 @@ class CtrlC:
 
 
 @pytest.fixture
-def ctrl_c():
+def ctrl_c(monkeypatch):
     ctrl_c = CtrlC()
+    # One that comes in a destructor or callback is lost, as Python has it; pytest's own hook would be interrupted by the next.
+    report = sys.unraisablehook
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda lost: None if lost.exc_type is KeyboardInterrupt else report(lost)
+    )
     before = signal.signal(signal.SIGINT, ctrl_c.handle)
     yield ctrl_c
     signal.signal(signal.SIGINT, before)

@@ -95,7 +95,7 @@ class Rank:
 
 
 class Trainer:
-    """All ranks; those that were killed are replaced with ``mend``."""
+    """All ranks; those that were killed are replaced with ``replace``."""
 
     def __init__(self, agent) -> None:
         self._agent = agent
@@ -109,7 +109,7 @@ class Trainer:
         for rank in self.ranks:
             rank.publish(*versions)
 
-    def mend(self, killed: "set[int]") -> None:
+    def replace(self, killed: "set[int]") -> None:
         if len(killed) == len(self.ranks):
             self._start()
             return
@@ -161,7 +161,7 @@ def test_ranks_that_fork_die_or_are_interrupted_amid_a_publish_leave_nobody_wait
                     assert re.search(REASONS[end], error), f"{told}: rank {number}: {error}"
         for number in killed:
             trainer.ranks[number].kill()
-        trainer.mend(killed)
+        trainer.replace(killed)
 
         start = time.monotonic()
         trainer.publish(version + 2)

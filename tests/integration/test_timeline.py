@@ -133,7 +133,7 @@ def test_clocks_of_one_machine_are_left_alone_and_json_says_how_late_the_version
     agent, receivers = fleet
     answer = json.loads(timeline(agent, receivers, "--json", "--last", 1).stdout)
     assert [daemon["corrected"] for daemon in answer["daemons"]] == [False, False, False]
-    assert all(abs(daemon["ahead_us"]) <= daemon["doubt_us"] for daemon in answer["daemons"])
+    assert all(abs(daemon["ahead_us"]) <= daemon["uncertainty_us"] for daemon in answer["daemons"])
     (version,) = answer["versions"]
     assert version["version"] == 3
     # The receivers' own idea of it ends a little earlier: before the version's directory is there.

@@ -320,7 +320,7 @@ class Follower:
         if answer is not None:
             connection.send(answer)
         if order.type == MessageType.SERVE:
-            self._rank.tidy()
+            self._rank.release()
 
 
 def _starter() -> str:

@@ -154,9 +154,9 @@ class Rank:
         self._serve(order.version)
         return Message(MessageType.SERVING)
 
-    def tidy(self) -> None:
+    def release(self) -> None:
         """Gives back the memory of lists that were written: for when the engine goes on."""
-        self._writer.tidy()
+        self._writer.release()
 
     def drop(self) -> None:
         """The connection has ended, and what it staged with it."""

@@ -98,7 +98,7 @@ class Writer:
 
     def stage(self, fd: int) -> None:
         """Takes ``fd`` over: a write batch, to be written or compared with those that are staged already."""
-        self.tidy()
+        self.release()
         batch = open_batch(fd, self._sizes)
         if self._staged_bytes + len(batch.content) > self._most_staged:
             raise ProtocolError(
@@ -112,7 +112,7 @@ class Writer:
         self._staged_bytes += len(batch.content)
 
     def write(self) -> None:
-        """Writes what is staged, and waits until all is there. The lists take memory until ``tidy``: to give it back takes
+        """Writes what is staged, and waits until all is there. The lists take memory until ``release``: to give it back takes
         a third as long as to write."""
         self._written, self._staged, self._staged_bytes = self._staged, [], 0
         for space, batches in self._by_space(self._written):
@@ -139,9 +139,9 @@ class Writer:
     def drop(self) -> None:
         """Forgets what is staged."""
         self._staged, self._staged_bytes = [], 0
-        self.tidy()
+        self.release()
 
-    def tidy(self) -> None:
+    def release(self) -> None:
         """Gives back the memory of what was written."""
         self._written = []
 

@@ -286,7 +286,7 @@ class Publisher:
 
     @property
     def stats(self) -> "dict[str, float]":
-        """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as python/README.md
+        """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as docs/howto/trainers.md
         lists it. Nothing of one that failed or was skipped."""
         return self._writer.stats
 
