@@ -367,7 +367,8 @@ TEST_CASE("Rollback says where the receiver is now") {
 
 TEST_CASE("Drop names its model, goes to the agent, and says what is free") {
   Fleet fleet;
-  CHECK(fleet.Agent({"drop", "actor"}).text == "actor is dropped: 6.0 MiB are free; receivers keep what they hold\n");
+  CHECK(fleet.Agent({"drop", "actor"}).text ==
+        "actor is dropped: 6.0 MiB are free once open pulls end; receivers keep what they hold\n");
   CHECK(Json::parse(fleet.Agent({"drop", "actor", "--json"}).text)["freed_bytes"] == 6 << 20);
   CHECK(fleet.Agent({"drop", "critic"}).status.code() == ErrorCode::kNotFound);
   CHECK(fleet.Agent({"drop"}).status.code() == ErrorCode::kUsage);

@@ -29,9 +29,9 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     v1::DropModelRequest request;
     request.set_model(options_.model);
     LS_ASSIGN_OR_RETURN(const v1::DropModelResponse dropped,
-                        client_.Call(&Stub::DropModel, request, Timeout(kQuickTimeout)));
+                        client_.Call(&Stub::DropModel, request, Timeout(kWorkTimeout)));
     output_.Print(ToJson(dropped), Cat(options_.model, " is dropped: ", HumanBytes(dropped.freed_bytes()),
-                                       " are free; receivers keep what they hold\n"));
+                                       " are free once open pulls end; receivers keep what they hold\n"));
     return OkStatus();
   }
 

@@ -19,7 +19,7 @@ struct PlanOptions {
   std::string sheets;        // directory of rank-00000.json, rank-00001.json, ...
   bool shape_given = false;  // one of those below up to fused_norms
   rules::Topology topology;
-  uint32_t ranks_per_host = 0;  // 0: all ranks are beside the agent
+  uint32_t ranks_per_host = 0;  // 0: all ranks are on the agent's host
   bool fused_norms = false;
   uint64_t bucket_bytes = uint64_t{512} << 20;
   std::optional<uint32_t> rank;  // whose copies to list; nothing: a summary

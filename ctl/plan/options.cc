@@ -52,7 +52,7 @@ void AddShapeOptions(CLI::App& command, PlanOptions& options) {
   shape.Flag("--loss-in-split", topology.loss_in_split, "The loss counts as a layer of the last stage");
   shape.Number("--make-vocab-size-divisible-by", topology.vocabulary_divisible_by, "[128]");
   shape.Flag("--fused-norms", options.fused_norms, "Names as of Transformer Engine's layers");
-  shape.Number("--ranks-per-host", options.ranks_per_host, "The first so many ranks are beside the agent [all]");
+  shape.Number("--ranks-per-host", options.ranks_per_host, "The first so many ranks are on the agent's host [all]");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ class Model {
   const std::string& path() const { return directory_.path(); }
   void Write(const std::string& name, const std::string& text) { std::ofstream(path() + "/" + name) << text; }
 
-  // Two tensor-parallel ranks, only the first of them beside the agent, no padding of the vocabulary.
+  // Two tensor-parallel ranks, only the first of them on the agent's host, no padding of the vocabulary.
   Answer PlanOfTwo(std::vector<std::string> more) const {
     std::vector<std::string> words = {"--config",         path(), "--tensor-parallel-size",         "2",
                                       "--ranks-per-host", "1",    "--make-vocab-size-divisible-by", "1"};
@@ -102,7 +102,7 @@ TEST_CASE("The second of two tensor-parallel ranks copies what is worked out by 
 TEST_CASE("A rank's copies are a table for people") {
   const Answer answer = Model().PlanOfTwo({"--rank", "1"});
   REQUIRE(answer.status.ok());
-  CHECK(Has(answer.text, "rank 1 sends to a rank beside the agent 496 B in 9 copies"));
+  CHECK(Has(answer.text, "rank 1 sends to a rank on the agent's host 496 B in 9 copies"));
   CHECK(Has(answer.text, "[0:4, 0:8]  [4:8, 0:8]"));
   CHECK(Has(answer.text, "8 -> 16"));
 }

@@ -145,7 +145,7 @@ std::string PlanReport::SummaryText() const {
   for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
     const Figures& figures = figures_[rank];
     const bool on_agent_host = sheets_[rank].on_agent_host;
-    table.AddRow({Cat(rank), on_agent_host ? "beside" : "remote", Cat(figures.tensors),
+    table.AddRow({Cat(rank), on_agent_host ? "here" : "remote", Cat(figures.tensors),
                   on_agent_host ? HumanBytes(figures.bytes) : "-", on_agent_host ? "-" : HumanBytes(figures.bytes),
                   Cat(figures.copies), on_agent_host ? "-" : Cat(figures.buckets)});
   }
@@ -197,7 +197,7 @@ std::string PlanReport::TextOfRank(uint32_t rank) const {
     }
   }
   return Cat("plan ", ToHex(plan_.digest), "\nrank ", rank,
-             sheets_[rank].on_agent_host ? " writes " : " sends to a rank beside the agent ",
+             sheets_[rank].on_agent_host ? " writes " : " sends to a rank on the agent's host ",
              HumanBytes(plan_.ranks[rank].bytes), " in ", figures_[rank].copies, " copies\n\n", table.ToString());
 }
 

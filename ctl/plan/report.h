@@ -43,7 +43,7 @@ class PlanReport {
     size_t tensors = 0;
     uint64_t bytes = 0;
     size_t copies = 0;
-    size_t buckets = 0;  // none beside the agent
+    size_t buckets = 0;  // none on the agent's host
   };
   // Tensors that stay in one bucket.
   struct Group {

@@ -263,13 +263,15 @@ class Agent(_Daemon):
             if wanted is None and now.newest_version > 0:
                 wanted = now.newest_version
             there = [peer for peer in now.receivers if peer.presence == "connected"]
-            serving = [peer.receiver for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
+            serving = [peer for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
+            late = {peer.receiver for peer in there if peer not in serving}  # a name stands for all that have it
             every = {peer.receiver for peer in there} or {EVERY}
-            missing = {each for name in names for each in (every if name == EVERY else {name})} - set(serving)
+            asked = {each for name in names for each in (every if name == EVERY else {name})}
+            missing = asked - ({peer.receiver for peer in serving} - late)
             if not missing and len(serving) >= count and wanted is not None:
                 return now
             if deadline is not None and time.monotonic() >= deadline:
-                lacking = [peer for peer in now.receivers if peer.receiver not in serving]
+                lacking = [peer for peer in now.receivers if peer not in serving]
                 unknown = missing - {EVERY} - {peer.receiver for peer in lacking}
                 lacking += [Peer(name, presence="unknown") for name in unknown]
                 raise DeadlineError(

@@ -60,12 +60,16 @@ def test_a_checkpoint_is_a_directory_or_what_was_downloaded_from_the_hub(tmp_pat
 
 
 def test_a_host_without_room_for_two_copies_is_refused_with_what_helps(published, tmp_path):
-    published.publish("v1", {"w": torch.zeros(1 << 20)})
+    replica = tmp_path / "actor"
+    replica.mkdir(exist_ok=True)
+    (replica / "weights").write_bytes(bytes(8 << 20))
+    (replica / "same").hardlink_to(replica / "weights")  # counts once
     free = shutil.disk_usage(tmp_path).free
-    check_room(str(published.path), free // 2)  # what is there already counts
+    check_room(str(replica), free // 2)
     with pytest.raises(lockstep.ResourceExhaustedError, match="two copies of the model.*--shm-size"):
-        check_room(str(published.path), free)
-    check_room(str(tmp_path / "not yet" / "actor"), 1)
+        check_room(str(replica), free // 2 + (6 << 20))
+    published.publish("v1", {"w": torch.zeros(1)})
+    check_room(str(published.path), free)  # what there is was pulled
 
 
 def test_a_rollout_on_another_host_is_refused_where_the_agent_has_no_port():

@@ -190,7 +190,9 @@ Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig
   const bool in_place = std::ranges::any_of(config.engines, [](const auto& each) { return each.engine.in_place; });
   if (config.engine_socket.empty() && (in_place || !config.admission.ports.empty())) {
     if (config.control_socket.empty()) {
-      return {ErrorCode::kConfig, "engine-load in-place and allow-engines need engine-socket, where ranks attach"};
+      return {ErrorCode::kConfig,
+              "engine-load in-place and allow-engines need engine-socket, where ranks attach, since there is no "
+              "control-socket"};
     }
     config.engine_socket = fs::path(config.control_socket).parent_path() / "engine.sock";
   }

@@ -10,6 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -42,11 +43,12 @@ def options() -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(page)).rstrip() + "\n"
 
 
+@cache
 def commands(program: str) -> "list[str]":
     """A program's commands, as "log verify"."""
     [path] = [path for path in PROGRAMS if path.name == program]
     page = subprocess.run([path, "--man"], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"^\.SS (.+)$", page, re.MULTILINE)
+    return [plain(command) for command in re.findall(r"^\.SS (.+)$", page, re.MULTILINE)]
 
 
 def manual(page: str) -> "Iterator[str]":

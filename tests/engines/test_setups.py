@@ -151,7 +151,8 @@ def test_a_fleet_on_two_hosts_with_certificates_needs_ten_settings_and_a_policy(
     def tls(name: str, host: str) -> "dict[str, object]":
         ca.issue(name, sans=f"DNS:{host},DNS:localhost,IP:127.0.0.1")
         files = ca.files(name)
-        return {f"/etc/lockstep/tls/{short}.pem": files[f"tls_{short}"] for short in ("cert", "key", "ca")}
+        names = {"cert": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+        return {f"/etc/lockstep/tls/{file}": files[f"tls_{short}"] for short, file in names.items()}
 
     policy = written(directories["policy"], POLICY, {})
     agent = cluster.agent(start=False)

@@ -78,6 +78,9 @@ def test_a_trainer_of_another_user_exports_by_its_group_and_no_other_does(cluste
     receiver = cluster.receiver(agent)
     receiver.wait_for(model.tensors)
     assert outcome_as(TRAINER, [GROUP], agent.socket, model, waits=True) == "published"
+    link = cluster.directory / "link.sock"
+    link.symlink_to(agent.socket)
+    assert "PermissionDeniedError" in outcome_as(TRAINER, [GROUP], link, model, waits=True)
     agent.socket.chmod(0o666)
     refused = outcome_as(OTHER, [], agent.socket, model)
     assert f"uid {OTHER} may not export to an agent of uid {AGENT}" in refused and f"in group {GROUP}" in refused

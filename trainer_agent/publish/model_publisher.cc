@@ -307,6 +307,7 @@ void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProce
   }
   const bool ended = process->Ended();
   gone_[rank] = std::move(process);
+  if (!ended) looked_for_gone_ = std::chrono::steady_clock::now() + kLookForGone;
   if (lacks() && (ended || draft_->joined.count(rank) > 0)) GiveUpDraft(rank);
 }
 
@@ -320,7 +321,6 @@ Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
 void ModelPublisher::GiveUpDraft(uint32_t rank) {
   AbortDraft(Gone(rank, Cat("version ", draft_->version, " was given up, and what is served stays")));
   aborted_.known_by.insert(rank);
-  looked_for_gone_ = std::chrono::steady_clock::now() + kLookForGone;
 }
 
 std::optional<uint32_t> ModelPublisher::DeadRank() const {

@@ -127,7 +127,7 @@ class ModelPublisher {
   Version newest_ = 0;                // committed, served or about to be
   Version dropped_ = 0;               // committed once, and lost with an earlier agent: a number that is used up
   Aborted aborted_;                   // the last one
-  std::chrono::steady_clock::time_point looked_for_gone_;  // a draft was given up: until then its rank may be ending
+  std::chrono::steady_clock::time_point looked_for_gone_;  // a connection was lost: until then its rank may be ending
   std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_;  // ranks that had a connection, and have none
   PublisherStatus status_;
   bool stopped_ = false;

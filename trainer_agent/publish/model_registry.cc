@@ -154,6 +154,7 @@ Result<ModelRegistry::Dropped> ModelRegistry::Drop(const std::string& model) {
   Dropped dropped;
   {
     std::lock_guard lock(mutex_);
+    if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
     const auto at = entries_.find(model);
     if (at == entries_.end()) return Status(ErrorCode::kNotFound, Cat("model ", CleanText(model), " is not open here"));
     if (const size_t ranks = at->second.connected.size(); ranks != 0) {

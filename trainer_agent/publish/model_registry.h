@@ -59,7 +59,8 @@ class ModelRegistry {
     RunId run;
     uint64_t bytes = 0;  // of both slots and of deltas
   };
-  // Ends the model's run and frees its memory; waits for ranks as Open does. kNotFound: nobody opened it; kState: ranks
+  // Ends the model's run and frees its memory; waits for ranks as Open does. A trainer that is away and still has the
+  // buffers may resume the run with them. kNotFound: nobody opened it; kState: ranks
   // are connected.
   Result<Dropped> Drop(const std::string& model);
 

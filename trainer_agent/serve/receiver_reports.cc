@@ -7,6 +7,7 @@
 #include "common/base/text.h"
 #include "common/model/model_name.h"
 #include "common/telemetry/log.h"
+#include "trainer_agent/buffer/rank_messages.h"
 
 namespace lockstep::serve {
 namespace {
@@ -29,8 +30,10 @@ Status CheckKey(const ReceiverKey& receiver) {
 }  // namespace
 
 Status CheckReceiverName(const std::string& name) {
-  if (CleanText(name, kMaxName) == name && name.find_first_of("\n\t") == std::string::npos) return OkStatus();
-  return {ErrorCode::kBadData, Cat("a receiver's name has at most ", kMaxName, " bytes and no control characters")};
+  const bool clean = CleanText(name, kMaxName) == name && name.find_first_of("\n\t") == std::string::npos;
+  if (clean && name != buffer::kEveryReceiver) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("a receiver's name has at most ", kMaxName, " bytes, no control characters, and is not \"*\"")};
 }
 
 ReceiverReports::Entry* ReceiverReports::Find(const ReceiverKey& receiver) {

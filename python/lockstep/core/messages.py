@@ -61,8 +61,16 @@ class Received(NamedTuple):
 
 
 def _is_place_of(uid: int, path: str) -> bool:
-    """Whether no other user than ``uid`` and root may write in a directory on the way to ``path``."""
-    ways = [os.stat(directory) for directory in Path(os.path.realpath(path)).parents]
+    """Whether ``path`` is a socket of ``uid``'s, reached by no link, and no other user than that and root may write in a
+    directory on the way to it."""
+    if os.path.realpath(path) != os.path.abspath(path):
+        return False
+    try:
+        if os.lstat(path).st_uid != uid:
+            return False
+        ways = [os.lstat(directory) for directory in Path(os.path.abspath(path)).parents]
+    except OSError:
+        return False
     return all(way.st_uid in (0, uid) and not way.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for way in ways)
 
 

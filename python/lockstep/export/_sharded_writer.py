@@ -54,7 +54,7 @@ class ShardedWriter(Writer):
         self._finds_out = on_agent_host is None
         self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
         ranks = gather_sheets(self._describe, self._group)
-        if not _any_beside(ranks) and self._comes_beside():
+        if not _any_on_agent_host(ranks) and self._comes_on_agent_host():
             ranks = gather_sheets(self._describe, self._group)
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, self._call_timeout, self._locals)
@@ -124,16 +124,16 @@ class ShardedWriter(Writer):
     def _has_socket(self) -> bool:
         return Path(self._socket).is_socket()
 
-    def _comes_beside(self) -> bool:
+    def _comes_on_agent_host(self) -> bool:
         """Waits until a rank finds an agent on its host; False: no rank is to find out. Ranks decide by the same answers."""
         deadline = None if self._connect_timeout is None else time.monotonic() + self._connect_timeout
         while True:
             self._on_agent_host = self._finds_out and self._has_socket()
             late = deadline is not None and time.monotonic() >= deadline
             answers = all_gather((self._finds_out, self._on_agent_host, late), self._group)
-            if any(beside for _, beside, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
+            if any(here for _, here, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
                 self._on_agent_host = self._finds_out and self._has_socket()  # it may have come since this rank looked
-                return any(beside for _, beside, _ in answers)
+                return any(here for _, here, _ in answers)
             if any(late for _, _, late in answers):
                 raise UnavailableError(
                     f"there is no agent's socket {os.fspath(self._socket)} on the host of any of {len(answers)} ranks; "
@@ -253,7 +253,7 @@ def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
     return (ctypes.c_void_p * len(tensors))(*(local.address for local in tensors))
 
 
-def _any_beside(ranks: Ranks) -> bool:
+def _any_on_agent_host(ranks: Ranks) -> bool:
     return any(json.loads(sheet)["on_agent_host"] for sheet in ranks.sheets)
 
 

@@ -1,10 +1,11 @@
 """What checkpoint engines have in common: whose weights they publish, and which version they read."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
-from typing import Callable
+from typing import Callable, Tuple
 
 from lockstep import control
 from lockstep.core.errors import AbortedError, BadDataError, DeadlineError, Error, ResourceExhaustedError
@@ -35,12 +36,16 @@ def check_reachable(agent: str, its_host: str, here: str) -> None:
 def check_room(replica: str, model_bytes: int) -> None:
     """ResourceExhaustedError: the file system of ``replica``, the receiver's directory of a model, is too small for the
     two copies that it keeps."""
+    if published(replica) is not None:
+        return
     root = os.path.dirname(replica)
-    os.makedirs(root, exist_ok=True)
-    there = sum(
-        os.lstat(os.path.join(path, name)).st_blocks * 512 for path, _, names in os.walk(replica) for name in names
-    )
-    room = shutil.disk_usage(root).free + there
+    files: "dict[Tuple[int, int], int]" = {}  # a file may have several names
+    for path, _, names in os.walk(replica):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # the receiver is at work
+                info = os.lstat(os.path.join(path, name))
+                files[info.st_dev, info.st_ino] = info.st_blocks * 512
+    room = shutil.disk_usage(root).free + sum(files.values())
     if room < 2 * model_bytes:
         raise ResourceExhaustedError(
             f"{root}: {room / 1e9:.2f} GB are free where two copies of the model are to be kept, {2 * model_bytes / 1e9:.2f} GB; "
@@ -55,8 +60,9 @@ def _why(replica: str, receiver: "str | None") -> str:
         for model in control.Receiver(receiver, timeout=_STATUS_SECONDS).status().models:
             if os.path.dirname(model.current_path) == replica:
                 says = f", and says: {model.last_error}" if model.last_error else ""
-                return f"its receiver holds version {model.held.version}, is in state {model.state}{says}"
-    except Error:
+                held = f"version {model.held.version}" if model.held.version else "nothing"
+                return f"its receiver holds {held}, is in state {model.state}{says}"
+    except (Error, OSError):
         pass  # what is waited for in vain is the error
     return "the receiver's `lockstepctl status` says why"
 

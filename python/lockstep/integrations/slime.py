@@ -4,8 +4,8 @@ proved.
     --custom-megatron-init-path lockstep.integrations.slime.install --custom-config-path lockstep.yaml
 
 with a file of what is not as usual: ``lockstep_model`` ("actor"); ``lockstep_socket``, of the agent on the host of the
-trainer's rank 0; ``lockstep_root``, the ``--root`` of the receivers, one on every host of SGLang;
-``lockstep_timeout_s`` (600). Servers load the receiver's ``current`` in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
+trainer's rank 0; ``lockstep_root``, the ``--root`` of the receivers, one on every host of SGLang; ``lockstep_receivers``,
+how many these are or their names, where a server is on several hosts; ``lockstep_timeout_s`` (600). Servers load the receiver's ``current`` in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
 """
 
 import os
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.core.publication import Publication
+from lockstep.core.served import Receivers
 from lockstep.export import Publisher
 
 
@@ -27,14 +28,16 @@ def install(args: Any) -> None:
     than over NCCL."""
     if args.colocate or (args.update_weight_mode, args.update_weight_transport) != ("full", "nccl"):
         raise BadDataError("lockstep takes the place of slime's NCCL; give neither --colocate nor --update-weight-*")
+    if hasattr(args, "lockstep_replica"):
+        raise BadDataError("lockstep_replica, <root>/<model>, is lockstep_root now, the <root> alone")
     from slime.backends.megatron_utils import actor
 
     actor.UpdateWeightFromDistributed = UpdateWeightByLockstep
 
 
 class UpdateWeightByLockstep:
-    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until as
-    many receivers hold the version as there are hosts of servers, and has the servers load it. ``weight_version``, slime's, is the version's label."""
+    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until every connected
+    receiver holds the version, and as many as there are hosts of servers, and has the servers load it. ``weight_version``, slime's, is the version's label."""
 
     def __init__(
         self, args: Any, model: "Sequence[torch.nn.Module]", weights_getter: Any, *, model_name: str, **options: Any
@@ -47,6 +50,7 @@ class UpdateWeightByLockstep:
         self._model_name: str = getattr(args, "lockstep_model", "actor")
         self._root = arguments.replica_root(getattr(args, "lockstep_root", None))
         self._timeout_s: float = getattr(args, "lockstep_timeout_s", 600.0)
+        self._receivers: "Receivers | None" = getattr(args, "lockstep_receivers", None)
         self._iterator = HfWeightIteratorBase.create(args=args, model=model, model_name=model_name, **options)
         self._publisher = Publisher.from_stream(
             args.hf_checkpoint,
@@ -86,8 +90,8 @@ class UpdateWeightByLockstep:
             yield from chunk
 
     def _load(self, publication: Publication) -> None:
-        hosts = {urlsplit(url).hostname for url in self._tell("get_url")}
-        publication.wait(receivers=len(hosts), timeout=self._timeout_s)
+        publication.wait(timeout=self._timeout_s)  # every one that is connected,
+        publication.wait(receivers=self._receivers or self._hosts(), timeout=self._timeout_s)  # and so many at least
         self._tell("pause_generation")
         self._tell("flush_cache")
         self._tell(
@@ -96,6 +100,15 @@ class UpdateWeightByLockstep:
             weight_version=str(self.weight_version),
         )
         self._tell("continue_generation")
+
+    def _hosts(self) -> int:
+        urls = self._tell("get_url")
+        hosts = {urlsplit(url or "").hostname for url in urls}
+        if not hosts or None in hosts:
+            raise BadDataError(
+                f"slime's servers are at {urls}; give lockstep_receivers, how many hosts of servers there are"
+            )
+        return len(hosts)
 
     def _tell(self, method: str, **words: Any) -> "list[Any]":
         answers: "list[Any]" = ray.get([getattr(engine, method).remote(**words) for engine in self.rollout_engines])

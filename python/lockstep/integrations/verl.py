@@ -83,7 +83,8 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._checkpoint, self._model = checkpoint, model
         self._port, self._agent_options, self._receiver_options = port, agent or {}, receiver or {}
         self._starts_daemons = not socket
-        self._socket, self._replica = socket, os.path.join(arguments.replica_root(root), model)
+        self._socket = socket
+        self._replica = os.path.join(arguments.replica_root(root), model) if socket else ""
         self._receiver: "str | None" = None
         self._dtype = getattr(torch, dtype)
         self._timeout_s = timeout_s
