@@ -89,8 +89,8 @@ Status CheckOptions(const DriverKind& kind, const EngineOptions& options) {
     return {ErrorCode::kConfig,
             Cat("engine-check is ", CleanText(options.check, 40), "; give ", kCheckChecksums, ", or leave it out")};
   }
-  if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout-ms must be at least 1"};
-  if (options.load_timeout.count() < 1) return {ErrorCode::kConfig, "engine-load-timeout-ms must be at least 1"};
+  if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout must be at least 1ms"};
+  if (options.load_timeout.count() < 1) return {ErrorCode::kConfig, "engine-load-timeout must be at least 1ms"};
   if (options.attempts < 1) return {ErrorCode::kConfig, "engine-attempts must be at least 1"};
   return OkStatus();
 }
