@@ -22,8 +22,8 @@ const std::string kRun(16, '\x11');
 const std::string kDigest(16, '\xab');
 const std::string kOtherDigest(16, '\xcd');
 
-v1::Held HeldVersion(uint64_t version) {
-  v1::Held held;
+v1::VersionRef VersionOf(uint64_t version) {
+  v1::VersionRef held;
   held.set_run(kRun);
   held.set_version(version);
   return held;
@@ -55,7 +55,7 @@ class FakeAgent final : public v1::TrainerAgent::Service {
       model.set_newest_committed_unix_ns(kCommitted);
       v1::ReceiverState& receiver = *model.add_receivers();
       receiver.set_receiver("host-3");
-      *receiver.mutable_held() = HeldVersion(6);
+      *receiver.mutable_held() = VersionOf(6);
       receivers(model);
     }
     status->set_now_unix_ns(kCommitted + 300'000'000'000);
@@ -76,19 +76,19 @@ class FakeAgent final : public v1::TrainerAgent::Service {
     for (uint64_t version = 7; version < 9; ++version) {
       v1::VersionEvent event;
       event.set_model(request->model());
-      *event.mutable_newest() = HeldVersion(version);
+      *event.mutable_newest() = VersionOf(version);
       writer->Write(event);
     }
     return grpc::Status::OK;
   }
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest* request,
                            v1::Manifest* manifest) override {
-    *manifest->mutable_held() = HeldVersion(request->version());
+    *manifest->mutable_held() = VersionOf(request->version());
     manifest->set_digest(manifest_digest);
     return grpc::Status::OK;
   }
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult* result) override {
-    *result->mutable_held() = HeldVersion(7);
+    *result->mutable_held() = VersionOf(7);
     result->set_recorded_digest(kDigest);
     result->set_computed_digest(kOtherDigest);
     result->add_bad_blocks(3);
@@ -124,14 +124,14 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
   }
   grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request, v1::SyncRecord* record) override {
     record->set_model(request->model());
-    *record->mutable_to() = HeldVersion(7);
+    *record->mutable_to() = VersionOf(7);
     record->set_mode(request->force_full() ? "full" : "delta");
     record->set_engine_error(engine_error);
     record->set_verified(true);
     if (!request->force_full()) {
       record->set_payload_bytes(3072);
       record->set_model_bytes(3 << 20);
-      record->set_live_bytes(2048);
+      record->set_streamed_bytes(2048);
       record->set_link_bytes_per_s(5 << 20);
     }
     return grpc::Status::OK;
@@ -142,7 +142,7 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     return grpc::Status::OK;
   }
   grpc::Status Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest*, v1::VerifyResult* result) override {
-    *result->mutable_held() = HeldVersion(7);
+    *result->mutable_held() = VersionOf(7);
     result->set_recorded_digest(kDigest);
     result->set_computed_digest(computed_digest);
     result->set_engines(engines);
@@ -160,7 +160,7 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     model.set_name("actor");
     model.set_source(agent_address);
     model.set_state(v1::SESSION_STATE_HELD);
-    *model.mutable_held() = HeldVersion(version);
+    *model.mutable_held() = VersionOf(version);
     return model;
   }
 };
@@ -346,10 +346,10 @@ TEST_CASE("A sync's line says how its bytes came") {
   Fleet fleet;
   const std::string line = fleet.Receiver({"pull"}).text;
   INFO(line);
-  CHECK(Has(line, "3.0 KiB of 3.0 MiB, 2.0 KiB live, at 5.0 MiB/s, publish to commit"));
+  CHECK(Has(line, "3.0 KiB of 3.0 MiB, 2.0 KiB streamed, at 5.0 MiB/s, publish to commit"));
   CHECK(Has(fleet.Receiver({"pull", "--full"}).text, "0 B of 0 B, publish to commit"));
   const Json json = Json::parse(fleet.Receiver({"pull", "--json"}).text);
-  CHECK(json["live_bytes"] == 2048);
+  CHECK(json["streamed_bytes"] == 2048);
 }
 
 TEST_CASE("Rollback says where the receiver is now") {

@@ -98,7 +98,7 @@ class CallbackExchange : public exporter::Exchange {
 Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options) {
   buffer::RankOptions converted;
   LS_RETURN_IF_ERROR(ConvertCommon(options, converted));
-  if (options.tensors == nullptr) return Status(ErrorCode::kBadData, "tensors, or sheets, must be given");
+  if (options.tensors == nullptr) return Status(ErrorCode::kBadData, "tensors, or descriptions, must be given");
   if (options.ranks == 0 || options.ranks > buffer::kMaxRanks || options.rank >= options.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", options.rank, " of ", options.ranks,
                                            ": ranks count from 0 and are at most ", buffer::kMaxRanks));
@@ -122,20 +122,22 @@ Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options) {
 Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& options) {
   exporter::ExporterOptions converted{.threads = options.threads};
   LS_RETURN_IF_ERROR(ConvertCommon(options, converted));
-  if (options.tensors != nullptr) return Status(ErrorCode::kBadData, "tensors or sheets must be given, not both");
+  if (options.tensors != nullptr) return Status(ErrorCode::kBadData, "tensors or descriptions must be given, not both");
   if (options.bucket_bytes != 0) converted.bucket_bytes = options.bucket_bytes;
-  LS_ASSIGN_OR_RETURN(converted.sheets, ToSheets(options.sheets, options.ranks));
+  LS_ASSIGN_OR_RETURN(converted.descriptions, ToDescriptions(options.descriptions, options.ranks));
   LS_ASSIGN_OR_RETURN(converted.attachments, model::ParseAttachments(TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.locals, ToLocals(options.locals, options.local_count));
   return converted;
 }
 
-Result<std::vector<std::string>> ToSheets(const char* const* sheets, uint32_t ranks) {
-  if (sheets == nullptr || ranks == 0) return Status(ErrorCode::kBadData, "the sheets of all ranks must be given");
+Result<std::vector<std::string>> ToDescriptions(const char* const* descriptions, uint32_t ranks) {
+  if (descriptions == nullptr || ranks == 0)
+    return Status(ErrorCode::kBadData, "the descriptions of all ranks must be given");
   std::vector<std::string> converted;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
-    if (sheets[rank] == nullptr) return Status(ErrorCode::kBadData, Cat("the sheet of rank ", rank, " is null"));
-    converted.emplace_back(sheets[rank]);
+    if (descriptions[rank] == nullptr)
+      return Status(ErrorCode::kBadData, Cat("the description of rank ", rank, " is null"));
+    converted.emplace_back(descriptions[rank]);
   }
   return converted;
 }

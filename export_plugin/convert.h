@@ -14,11 +14,11 @@
 
 namespace lockstep::abi {
 
-// Of options with tensors, and of options with sheets. kBadData, kProtocol.
+// Of options with tensors, and of options with descriptions. kBadData, kProtocol.
 Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options);
 Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& options);
 
-Result<std::vector<std::string>> ToSheets(const char* const* sheets, uint32_t ranks);
+Result<std::vector<std::string>> ToDescriptions(const char* const* descriptions, uint32_t ranks);
 Result<std::vector<exporter::LocalTensor>> ToLocals(const lockstep_local_tensor* locals, size_t count);
 
 // The exchange that a host program gives, whose table is copied.

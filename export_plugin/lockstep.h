@@ -10,10 +10,11 @@
  *     lockstep_ranges_done(publisher, ranges, n);   as they become complete, in any order, each byte once over all
  * ranks lockstep_commit(publisher, label);            this rank is done
  *
- * Sharded: a rank describes what it holds in a sheet (JSON, plan/FORMAT.md), gathers the sheets of all ranks, and opens
- * the model with them: a plan of what each rank copies is compiled once, and proved, on every rank alike. Ranks whose
- * sheet says "on_agent_host" write into shared memory; the others send theirs to one of those through `exchange`. The
- * plan decides which of several replicas writes; the rest return at once. Per step, on every rank:
+ * Sharded: a rank describes what it holds in a description (JSON, plan/FORMAT.md), gathers the descriptions of all
+ * ranks, and opens the model with them: a plan of what each rank copies is compiled once, and proved, on every rank
+ * alike. Ranks whose description says "on_agent_host" write into shared memory; the others send theirs to one of those
+ * through `exchange`. The plan decides which of several replicas writes; the rest return at once. Per step, on every
+ * rank:
  *
  *     lockstep_publish(publisher, version, label, NULL);
  *
@@ -66,9 +67,9 @@ typedef struct lockstep_tensor {
   uint64_t offset; /* bytes into the data section; tensors lie back to back, each aligned to its element size */
 } lockstep_tensor;
 
-/* A local tensor's memory, in the order of the rank's sheet: parts in order, parameters in order. */
+/* A local tensor's memory, in the order of the rank's description: parts in order, parameters in order. */
 typedef struct lockstep_local_tensor {
-  const char* name; /* as in the sheet */
+  const char* name; /* as in the description */
   const char* dtype;
   const uint64_t* shape;
   const uint64_t* strides; /* in elements; null: contiguous */
@@ -98,7 +99,7 @@ typedef struct lockstep_options {
   const char* socket_path; /* the agent's unix socket */
   const char* model;       /* [A-Za-z0-9._-]{1,128} */
   uint32_t rank;           /* of this process, below `ranks` */
-  uint32_t ranks;          /* in place: writers on this host, 1 for a plain trainer; sharded: all, one sheet each */
+  uint32_t ranks;   /* in place: writers on this host, 1 for a plain trainer; sharded: all, one description each */
   uint32_t threads; /* that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at
                        most 4 */
   uint32_t connect_timeout_ms;   /* 0: 10,000 */
@@ -121,7 +122,7 @@ typedef struct lockstep_options {
   size_t tensor_count;
 
   /* Sharded. */
-  const char* const* sheets; /* of all ranks, in rank order; null: in place */
+  const char* const* descriptions; /* of all ranks, in rank order; null: in place */
   const lockstep_local_tensor* locals;
   size_t local_count;
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
@@ -236,15 +237,15 @@ const char* lockstep_last_error(const lockstep_publisher* publisher);
 
 /* ---- Without a publisher ----------------------------------------------------------------------------------------- */
 
-/* The inverse: fills every local tensor from the HuggingFace checkpoint in `directory`, by this rank's own sheet. What
- * the checkpoint has nothing for (rows of a padded vocabulary) becomes zero. Everything is checked before anything is
- * written. lockstep_last_error(NULL) has the sentence. */
-int lockstep_import(const char* directory, const char* sheet, const lockstep_local_tensor* locals, size_t local_count,
-                    uint32_t threads);
+/* The inverse: fills every local tensor from the HuggingFace checkpoint in `directory`, by this rank's own description.
+ * What the checkpoint has nothing for (rows of a padded vocabulary) becomes zero. Everything is checked before anything
+ * is written. lockstep_last_error(NULL) has the sentence. */
+int lockstep_import(const char* directory, const char* description, const lockstep_local_tensor* locals,
+                    size_t local_count, uint32_t threads);
 
 /* The metadata-only dry run: *json is tensors_meta in export order, [{"name", "dtype", "shape", "offset"}, ...], from
- * sheets in which no rank need hold anything. Free it with lockstep_free. */
-int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json);
+ * descriptions in which no rank need hold anything. Free it with lockstep_free. */
+int lockstep_tensors_meta(const char* const* descriptions, uint32_t ranks, char** json);
 void lockstep_free(void* memory);
 
 /* 1: this library was built with --config=cuda. */

@@ -1,10 +1,10 @@
-// C++ trainers: sheets, publisher and importer over the C ABI of lockstep.h. Header-only, C++17, throws nothing of its
-// own.
+// C++ trainers: descriptions, publisher and importer over the C ABI of lockstep.h. Header-only, C++17, throws nothing
+// of its own.
 //
-//     lockstep::trainer::Sheet sheet(on_agent_host);
-//     sheet.AddMegatron(config_json, place, parameters);
-//     options.sheets = gather(sheet.Json());          // of all ranks, by whatever the trainer has
-//     options.locals = sheet.locals();
+//     lockstep::trainer::ShardDescription description(on_agent_host);
+//     description.AddMegatron(config_json, place, parameters);
+//     options.descriptions = gather(description.Json());          // of all ranks, by whatever the trainer has
+//     options.locals = description.locals();
 //     lockstep::trainer::Publisher publisher;
 //     if (auto error = lockstep::trainer::Publisher::Open(options, publisher)) ...
 //     if (auto error = publisher.Publish(version)) ...    // once a step, on every rank
@@ -76,10 +76,10 @@ struct Shard {
   std::vector<Into> into;  // HuggingFace tensors made of the whole; none: one of the same name
 };
 
-// A rank's sheet (plan/FORMAT.md), and the local tensors in its order.
-class Sheet {
+// A rank's description (plan/FORMAT.md), and the local tensors in its order.
+class ShardDescription {
  public:
-  explicit Sheet(bool on_agent_host) : on_agent_host_(on_agent_host) {}
+  explicit ShardDescription(bool on_agent_host) : on_agent_host_(on_agent_host) {}
 
   // `config_json`: the HuggingFace config.json, the same on every rank. Names as plan/FORMAT.md wants them.
   void AddMegatron(const std::string& config_json, const Place& place, const std::vector<Tensor>& parameters) {
@@ -187,9 +187,9 @@ class Exchange {
 struct Options {
   std::string socket_path;
   std::string model;
-  std::vector<std::string> sheets;  // of all ranks
+  std::vector<std::string> descriptions;  // of all ranks
   uint32_t rank = 0;
-  std::vector<Tensor> locals;    // Sheet::locals()
+  std::vector<Tensor> locals;    // ShardDescription::locals()
   uint32_t threads = 0;          // as in lockstep_options
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
   Exchange* exchange = nullptr;  // outlives the publisher; null when all ranks are on the agent's host
@@ -261,14 +261,14 @@ class Publisher {
   static Error Open(const Options& options, Publisher& publisher) {
     Publisher opened;
     if (options.exchange != nullptr) opened.callbacks_ = std::make_unique<internal::Callbacks>(options.exchange);
-    const std::vector<const char*> sheets = internal::Texts(options.sheets);
+    const std::vector<const char*> descriptions = internal::Texts(options.descriptions);
     const std::vector<lockstep_local_tensor> locals = internal::Views(options.locals);
     lockstep_options converted{};
     converted.abi_version = LOCKSTEP_ABI_VERSION;
     converted.socket_path = options.socket_path.c_str();
     converted.model = options.model.c_str();
-    converted.sheets = sheets.data();
-    converted.ranks = static_cast<uint32_t>(sheets.size());
+    converted.descriptions = descriptions.data();
+    converted.ranks = static_cast<uint32_t>(descriptions.size());
     converted.rank = options.rank;
     converted.locals = locals.data();
     converted.local_count = locals.size();
@@ -336,16 +336,17 @@ class Publisher {
   size_t locals_ = 0;
 };
 
-// Fills the sheet's local tensors from the HuggingFace checkpoint in `directory`.
-inline Error Import(const std::string& directory, const Sheet& sheet, uint32_t threads = 1) {
-  const std::vector<lockstep_local_tensor> locals = internal::Views(sheet.locals());
-  const int code = lockstep_import(directory.c_str(), sheet.Json().c_str(), locals.data(), locals.size(), threads);
+// Fills the description's local tensors from the HuggingFace checkpoint in `directory`.
+inline Error Import(const std::string& directory, const ShardDescription& description, uint32_t threads = 1) {
+  const std::vector<lockstep_local_tensor> locals = internal::Views(description.locals());
+  const int code =
+      lockstep_import(directory.c_str(), description.Json().c_str(), locals.data(), locals.size(), threads);
   return {code, code == LOCKSTEP_OK ? "" : lockstep_last_error(nullptr)};
 }
 
-// tensors_meta of these sheets as JSON: the dry run.
-inline Error TensorsMeta(const std::vector<std::string>& sheets, std::string& json) {
-  const std::vector<const char*> texts = internal::Texts(sheets);
+// tensors_meta of these descriptions as JSON: the dry run.
+inline Error TensorsMeta(const std::vector<std::string>& descriptions, std::string& json) {
+  const std::vector<const char*> texts = internal::Texts(descriptions);
   char* made = nullptr;
   const int code = lockstep_tensors_meta(texts.data(), static_cast<uint32_t>(texts.size()), &made);
   if (code != LOCKSTEP_OK) return {code, lockstep_last_error(nullptr)};

@@ -1,11 +1,11 @@
 // NcclExchange: the exchange of C++ trainers that have NCCL between their hosts. Header-only, C++17; CUDA 12.5 and NCCL
 // 2.14, or newer.
 //
-// It makes a communicator of its own, over all ranks in the order of their sheets, and moves what the exporter packs in
-// GPU memory; liblockstep.so must be one with CUDA. No call waits for a peer past its deadline: the communicator is one
-// that does not block, which this asks how far it is, and that is aborted as soon as something is wrong. NCCL cannot
-// lose one peer and go on with the others: the exchange is broken then, on this rank at once, on the others by their
-// own deadlines at the latest.
+// It makes a communicator of its own, over all ranks in the order of their descriptions, and moves what the exporter
+// packs in GPU memory; liblockstep.so must be one with CUDA. No call waits for a peer past its deadline: the
+// communicator is one that does not block, which this asks how far it is, and that is aborted as soon as something is
+// wrong. NCCL cannot lose one peer and go on with the others: the exchange is broken then, on this rank at once, on the
+// others by their own deadlines at the latest.
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 #define LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 

@@ -15,7 +15,7 @@
 #include "export_plugin/exporter/importer.h"
 #include "export_plugin/in_place.h"
 #include "export_plugin/lockstep.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
@@ -49,7 +49,7 @@ template <typename Body>
 int InPlace(lockstep_publisher* publisher, Body body) {
   return OnHandle(publisher, [&]() -> Status {
     if (publisher->in_place != nullptr) return body(*publisher->in_place);
-    return {ErrorCode::kState, "the model was opened with sheets; call lockstep_publish"};
+    return {ErrorCode::kState, "the model was opened with descriptions; call lockstep_publish"};
   });
 }
 
@@ -65,7 +65,7 @@ int Sharded(lockstep_publisher* publisher, Body body) {
 Status Open(const lockstep_options* options, lockstep_publisher** out) {
   if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and publisher must be given"};
   auto publisher = std::make_unique<lockstep_publisher>();
-  if (options->sheets == nullptr) {
+  if (options->descriptions == nullptr) {
     LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, abi::ToRankOptions(*options));
     std::vector<std::string> names;
     for (size_t i = 0; i < options->tensor_count; ++i) names.emplace_back(options->tensors[i].name);
@@ -112,10 +112,10 @@ std::string Describe(const exporter::Exporter& exporter) {
       .dump();
 }
 
-Status TensorsMeta(const char* const* sheets, uint32_t ranks, char** json) {
+Status TensorsMeta(const char* const* descriptions, uint32_t ranks, char** json) {
   if (json == nullptr) return {ErrorCode::kBadData, "json must be given"};
-  LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, abi::ToSheets(sheets, ranks));
-  LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> parsed, exporter::ParseSheets(texts));
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, abi::ToDescriptions(descriptions, ranks));
+  LS_ASSIGN_OR_RETURN(const std::vector<plan::ShardDescription> parsed, exporter::ParseDescriptions(texts));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(parsed));
   *json = ::strdup(DescribeTensors(model.tensors).dump().c_str());
   return *json != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
@@ -228,19 +228,20 @@ const char* lockstep_last_error(const lockstep_publisher* publisher) {
   return publisher == nullptr ? ThreadError().c_str() : publisher->error.c_str();
 }
 
-int lockstep_import(const char* directory, const char* sheet, const lockstep_local_tensor* locals, size_t local_count,
-                    uint32_t threads) {
+int lockstep_import(const char* directory, const char* description, const lockstep_local_tensor* locals,
+                    size_t local_count, uint32_t threads) {
   return abi::Guarded(ThreadError(), [&]() -> Status {
-    if (directory == nullptr || sheet == nullptr) return {ErrorCode::kBadData, "directory and sheet must be given"};
+    if (directory == nullptr || description == nullptr)
+      return {ErrorCode::kBadData, "directory and description must be given"};
     LS_ASSIGN_OR_RETURN(const std::vector<exporter::LocalTensor> converted, abi::ToLocals(locals, local_count));
-    LS_RETURN_IF_ERROR(exporter::ImportCheckpoint(directory, sheet, converted, threads == 0 ? 1 : threads));
+    LS_RETURN_IF_ERROR(exporter::ImportCheckpoint(directory, description, converted, threads == 0 ? 1 : threads));
     return OkStatus();
   });
 }
 
-int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json) {
+int lockstep_tensors_meta(const char* const* descriptions, uint32_t ranks, char** json) {
   if (json != nullptr) *json = nullptr;
-  return abi::Guarded(ThreadError(), [&] { return TensorsMeta(sheets, ranks, json); });
+  return abi::Guarded(ThreadError(), [&] { return TensorsMeta(descriptions, ranks, json); });
 }
 
 void lockstep_free(void* memory) {

@@ -83,12 +83,12 @@ struct StridedRange {
 };
 
 // What a replica or a slot holds: one whole version of one run, or nothing (version 0).
-struct Held {
+struct VersionRef {
   RunId run;
   Version version = 0;
 
   bool nothing() const { return version == 0; }
-  auto operator<=>(const Held&) const = default;
+  auto operator<=>(const VersionRef&) const = default;
 };
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // Checked values out of JSON that anybody may have written, for formats that refuse what they do not know. An error
-// says what is wrong and where: "sheet: parts[0].parameters[3].shape: must be an array".
+// says what is wrong and where: "description: parts[0].parameters[3].shape: must be an array".
 //
 // A key that nobody asked for is refused, so that a typo does not pass for a default; of a key that is there twice the
 // last one counts, as in every JSON parser of note.
@@ -31,7 +31,7 @@ struct JsonPath {
   std::string_view key;              // in an object; empty: in an array. Of a document its name
   size_t index = 0;                  // in an array
 
-  std::string ToString() const;  // "sheet: parts[0].parameters[3].shape"
+  std::string ToString() const;  // "description: parts[0].parameters[3].shape"
   Status Bad(std::string_view problem) const;
 };
 

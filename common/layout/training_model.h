@@ -2,7 +2,7 @@
 //
 //   Holding (of a rank) --pieces--> SourceTensor --Conversion--> HuggingFace tensor
 //
-// The rules of a framework or the sheets of the ranks fill it (export_plugin/rules and plan); the plans
+// The rules of a framework or the descriptions of the ranks fill it (export_plugin/rules and plan); the plans
 // below are compiled from it.
 #pragma once
 

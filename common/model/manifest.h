@@ -17,7 +17,7 @@ uint64_t BlockHash(ByteView block);
 ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vector<uint64_t>& block_hashes);
 
 struct Manifest {
-  Held held;
+  VersionRef held;
   std::vector<uint64_t> block_hashes;  // block_count() of them
   ManifestDigest digest;
 };

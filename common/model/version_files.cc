@@ -9,7 +9,7 @@ std::string_view WeightsFile(const ModelLayout& layout) {
                                                                      : "model.safetensors";
 }
 
-Attachments SmallFiles(const ModelLayout& layout, const Held& held, const ManifestDigest& digest,
+Attachments SmallFiles(const ModelLayout& layout, const VersionRef& held, const ManifestDigest& digest,
                        int64_t committed_unix_ns, const std::string& label) {
   Attachments files = layout.attachments();
   files[std::string(kVersionFile)] = nlohmann::ordered_json{{"run", ToHex(held.run)},

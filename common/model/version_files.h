@@ -21,7 +21,7 @@ inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 std::string_view WeightsFile(const ModelLayout& layout);
 
 // The small files, name to content: the layout's attachments, and kVersionFile.
-Attachments SmallFiles(const ModelLayout& layout, const Held& held, const ManifestDigest& digest,
+Attachments SmallFiles(const ModelLayout& layout, const VersionRef& held, const ManifestDigest& digest,
                        int64_t committed_unix_ns, const std::string& label);
 
 }  // namespace lockstep::model

@@ -110,8 +110,8 @@ class Payload {
   static Result<std::shared_ptr<const Payload>> Open(const model::ModelLayout& layout, Storage storage);
 
   const PayloadHeader& header() const { return *reinterpret_cast<const PayloadHeader*>(storage_.bytes.data()); }
-  Held base() const { return {header().run, header().base}; }
-  Held target() const { return {header().run, header().target}; }
+  VersionRef base() const { return {header().run, header().base}; }
+  VersionRef target() const { return {header().run, header().target}; }
   std::span<const PayloadEntry> entries() const;
   ByteView data(const PayloadEntry& entry) const;
   const PayloadEntry* Find(BlockIndex block) const;  // null: the block is equal in both versions

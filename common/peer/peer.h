@@ -3,7 +3,7 @@
 //
 // It travels as one line of text, the same on gRPC, on the rank socket and in an engine rank's ATTACH:
 //
-//   trainer_agent/0.2.0 protocol=1-1 live local lane-tls
+//   trainer_agent/0.2.0 protocol=1-1 streaming local lane-tls
 //
 // A protocol is everything that two programs have to agree on without asking: one number for all formats, raised when
 // one of them changes so that a peer of before would misread it. What can be added beside that is a feature: a word

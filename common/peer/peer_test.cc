@@ -9,15 +9,15 @@ namespace lockstep::peer {
 namespace {
 
 Peer Agent(uint32_t oldest, uint32_t newest) {
-  return {"trainer_agent", "1.4.0", oldest, newest, {"live", "codec-fast"}};
+  return {"trainer_agent", "1.4.0", oldest, newest, {"streaming", "codec-fast"}};
 }
 
 TEST_CASE("a line carries everything that a peer says of itself") {
   const auto parsed = ParsePeer(ToLine(Agent(2, 5)));
   REQUIRE(parsed.ok());
-  CHECK(ToLine(*parsed) == "trainer_agent/1.4.0 protocol=2-5 live codec-fast");
+  CHECK(ToLine(*parsed) == "trainer_agent/1.4.0 protocol=2-5 streaming codec-fast");
   CHECK(parsed->name() == "trainer_agent 1.4.0");
-  CHECK(parsed->Can("live"));
+  CHECK(parsed->Can("streaming"));
   CHECK_FALSE(parsed->Can("liv"));
 }
 
@@ -49,7 +49,7 @@ TEST_CASE("peers without a common protocol: the refusal names both, and which to
 TEST_CASE("what is no such line is refused, whole and quoted") {
   for (const std::string line :
        {"", "trainer_agent", "trainer_agent/1.0", "trainer_agent/ protocol=1-1", "/1.0 protocol=1-1",
-        "a/1 protocol=0-1", "a/1 protocol=2-1", "a/1 protocol=1", "a/1 protocol=1-1x", "a/1 protocol=1-1  live",
+        "a/1 protocol=0-1", "a/1 protocol=2-1", "a/1 protocol=1", "a/1 protocol=1-1x", "a/1 protocol=1-1  streaming",
         "a/1 protocol=1-1 li\nve", "a/1 protocol=1-99999999999"}) {
     const auto parsed = ParsePeer(line);
     CAPTURE(line);

@@ -7,7 +7,7 @@
 //             encode     inside diff: the first changed block is coded .. the last one; bytes: coded
 //             store      the delta is put together and kept; bytes: its own
 //             serve      a lane's share of a pull, first request .. last byte sent; bytes: sent
-//   receiver  live       the first block taken while the version was being made .. the last one; bytes: of them all
+//   receiver  streaming  the first block taken while the version was being made .. the last one; bytes: of them all
 //             negotiate  asking for a pull .. a plan that was checked
 //             pull       until every byte wanted is here; bytes: received, by lanes and from local memory
 //             stage      inside pull: a delta's blocks become one payload
@@ -38,8 +38,8 @@
 namespace lockstep::telemetry {
 
 inline constexpr auto kSpanNames =
-    std::to_array<std::string_view>({"export", "diff", "encode", "store", "serve", "live", "negotiate", "pull", "stage",
-                                     "verify", "apply", "repair", "commit", "engine"});
+    std::to_array<std::string_view>({"export", "diff", "encode", "store", "serve", "streaming", "negotiate", "pull",
+                                     "stage", "verify", "apply", "repair", "commit", "engine"});
 
 // Now, by the clock that other daemons share.
 int64_t UnixNanos();

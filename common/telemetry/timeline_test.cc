@@ -94,7 +94,7 @@ TEST_CASE("A span that is past lies where it was") {
   Timeline timeline;
   const auto now = std::chrono::steady_clock::now();
   const int64_t unix_now = UnixNanos();
-  AddSpan(&timeline, SpanOf("live", "actor", 1), Moment(now - std::chrono::hours(5)), now - std::chrono::hours(2));
+  AddSpan(&timeline, SpanOf("streaming", "actor", 1), Moment(now - std::chrono::hours(5)), now - std::chrono::hours(2));
   const Span span = timeline.Select("", 0).at(0);
   CHECK(span.end_unix_ns - span.begin_unix_ns == std::chrono::nanoseconds(std::chrono::hours(3)).count());
   const int64_t begun = unix_now - std::chrono::nanoseconds(std::chrono::hours(5)).count();

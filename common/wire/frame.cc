@@ -11,12 +11,12 @@ Status CheckFormat(const char* what, uint16_t format) {
                            "); use matching releases on both ends"));
 }
 
-Status CheckLiveRequest(const BlockRequest& request) {
+Status CheckStreamRequest(const BlockRequest& request) {
   if (request.payload_id != 0 || request.exact_version == 0) {
-    return Foreign("block request", "a live one names the version that it starts from, and no payload");
+    return Foreign("block request", "a stream request names the version that it starts from, and no payload");
   }
-  if (request.block_count > kMaxLiveShares || request.first_block >= request.block_count) {
-    return Foreign("block request", Cat("live share ", request.first_block, " of ", request.block_count));
+  if (request.block_count > kMaxStreamShares || request.first_block >= request.block_count) {
+    return Foreign("block request", Cat("stream share ", request.first_block, " of ", request.block_count));
   }
   return OkStatus();
 }
@@ -60,7 +60,7 @@ Status CheckRequest(const BlockRequest& request, uint32_t layout_blocks) {
   LS_RETURN_IF_ERROR(CheckEnvelope("block request", request, kRequestMagic));
   const bool full = request.kind == static_cast<uint8_t>(RequestKind::kFull);
   const bool delta = request.kind == static_cast<uint8_t>(RequestKind::kDelta);
-  if (request.kind == static_cast<uint8_t>(RequestKind::kLive)) return CheckLiveRequest(request);
+  if (request.kind == static_cast<uint8_t>(RequestKind::kStream)) return CheckStreamRequest(request);
   if (!full && !delta) return Foreign("block request", Cat("unknown kind ", static_cast<int>(request.kind)));
   if (full != (request.payload_id == 0)) return Foreign("block request", "its kind and its payload id disagree");
   if (request.block_count == 0 || request.first_block >= layout_blocks ||

@@ -20,7 +20,7 @@ inline constexpr uint32_t kWelcomeMagic = 0x4157534c;  // "LSWA"
 inline constexpr uint32_t kRequestMagic = 0x5152534c;  // "LSRQ"
 inline constexpr uint32_t kFrameMagic = 0x5246534c;    // "LSFR"
 inline constexpr uint32_t kMaxErrorText = 4096;
-inline constexpr uint32_t kMaxLiveShares = 64;
+inline constexpr uint32_t kMaxStreamShares = 64;
 
 struct LaneHello {  // 48 bytes, receiver -> agent
   uint32_t magic = kHelloMagic;
@@ -45,9 +45,9 @@ struct LaneWelcome {  // 24 bytes, agent -> receiver; a refusal is a closed conn
 static_assert(sizeof(LaneWelcome) == 24);
 
 enum class RequestKind : uint8_t {
-  kFull = 1,   // blocks as they are in the pull's target version, or the newest one when that is gone
-  kDelta = 2,  // the entries of delta payload `payload_id` whose block lies in the range
-  kLive = 3,   // a share of the delta that starts at version `exact_version`, its blocks as they are made
+  kFull = 1,    // blocks as they are in the pull's target version, or the newest one when that is gone
+  kDelta = 2,   // the entries of delta payload `payload_id` whose block lies in the range
+  kStream = 3,  // a share of the delta that starts at version `exact_version`, its blocks as they are made
 };
 
 struct BlockRequest {  // 48 bytes, receiver -> agent
@@ -56,12 +56,12 @@ struct BlockRequest {  // 48 bytes, receiver -> agent
   uint8_t reserved0 = 0;
   uint16_t bytes = 48;
   uint32_t request_id = 0;   // the receiver's own, echoed in every answering frame
-  uint32_t first_block = 0;  // kLive: the share, from 0
-  uint32_t block_count = 0;  // at least 1. kLive: of so many shares: block b belongs to share b % block_count
+  uint32_t first_block = 0;  // kStream: the share, from 0
+  uint32_t block_count = 0;  // at least 1. kStream: of so many shares: block b belongs to share b % block_count
   uint32_t reserved1 = 0;
-  uint64_t payload_id = 0;     // of a DeltaStep; 0 for kFull and kLive
+  uint64_t payload_id = 0;     // of a DeltaStep; 0 for kFull and kStream
   uint64_t exact_version = 0;  // kFull: this version or an error (repair); 0: any, not older than the plan's target.
-                               // kLive: the delta's base, that the receiver holds
+                               // kStream: the delta's base, that the receiver holds
   uint64_t check = 0;
 };
 static_assert(sizeof(BlockRequest) == 48);

@@ -14,7 +14,7 @@ namespace lockstep::ctl {
 // What the agent's manifest says about the version.
 struct AgentProof {
   std::string address;
-  v1::Held held;
+  v1::VersionRef held;
   std::string digest;  // 16 raw bytes
 };
 

@@ -19,7 +19,7 @@ std::string VersionOrDash(uint64_t version) {
   return version == 0 ? "-" : std::to_string(version);
 }
 
-std::string RunOrDash(const v1::Held& held) {
+std::string RunOrDash(const v1::VersionRef& held) {
   return held.version() == 0 ? "-" : ShortHex(held.run());
 }
 
@@ -39,10 +39,10 @@ std::string ValueText(const google::protobuf::EnumDescriptor& kind, int value, c
   return known == nullptr ? Cat(what, " ", value) : EnumText(*known);
 }
 
-// How the bytes of a sync came, as far as that says something: how many live, at what rate.
+// How the bytes of a sync came, as far as that says something: how many were streamed, at what rate.
 std::string WayOf(const v1::SyncRecord& record) {
   std::string way;
-  if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
+  if (record.streamed_bytes() > 0) way += Cat(", ", HumanBytes(record.streamed_bytes()), " streamed");
   if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
   if (record.plain_bytes() > 0) way += Cat(", ", HumanBytes(record.plain_bytes()), " in plaintext");
   if (record.link_bytes_per_s() > 0) way += Cat(", at ", HumanBytes(record.link_bytes_per_s()), "/s");

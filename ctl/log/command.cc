@@ -205,7 +205,7 @@ class LogCommand {
     const v1::LogVersion about = newest                               ? history.newest()
                                  : described == history.steps().end() ? v1::LogVersion()
                                                                       : described->target();
-    const Held held{{*Bytes16(history.run())}, version};
+    const VersionRef held{{*Bytes16(history.run())}, version};
     for (const auto& [name, text] :
          model::SmallFiles(*layout, held, digest, about.committed_unix_ns(), about.label())) {
       LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(directory, "/", name), text));

@@ -13,14 +13,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path SheetFile(const std::string& directory, size_t rank) {
+fs::path DescriptionFile(const std::string& directory, size_t rank) {
   std::array<char, 32> name{};
   std::snprintf(name.data(), name.size(), "rank-%05zu.json", rank);
   return fs::path(directory) / name.data();
 }
 
-// How many sheets there are, to tell a missing one from the end.
-Result<size_t> CountSheets(const std::string& directory) {
+// How many descriptions there are, to tell a missing one from the end.
+Result<size_t> CountDescriptions(const std::string& directory) {
   std::error_code error;
   size_t count = 0;
   fs::directory_iterator entries(directory, error);
@@ -34,34 +34,34 @@ Result<size_t> CountSheets(const std::string& directory) {
   return count;
 }
 
-Result<std::vector<plan::RankSheet>> ReadSheets(const std::string& directory) {
-  LS_ASSIGN_OR_RETURN(const size_t count, CountSheets(directory));
-  std::vector<plan::RankSheet> sheets;
+Result<std::vector<plan::ShardDescription>> ReadDescriptions(const std::string& directory) {
+  LS_ASSIGN_OR_RETURN(const size_t count, CountDescriptions(directory));
+  std::vector<plan::ShardDescription> descriptions;
   for (size_t rank = 0; rank < count; ++rank) {
-    const fs::path path = SheetFile(directory, rank);
+    const fs::path path = DescriptionFile(directory, rank);
     LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(path));
-    Result<plan::RankSheet> sheet = plan::ParseSheet(text);
-    if (!sheet.ok()) return sheet.status().WithContext(path.string());
-    sheets.push_back(*std::move(sheet));
+    Result<plan::ShardDescription> description = plan::ParseDescription(text);
+    if (!description.ok()) return description.status().WithContext(path.string());
+    descriptions.push_back(*std::move(description));
   }
-  return sheets;
+  return descriptions;
 }
 
-Result<std::vector<plan::RankSheet>> MakeSheets(const PlanOptions& options) {
+Result<std::vector<plan::ShardDescription>> MakeDescriptions(const PlanOptions& options) {
   std::error_code error;
   fs::path path = options.config;
   if (fs::is_directory(path, error)) path /= "config.json";
   LS_ASSIGN_OR_RETURN(const std::string config, os::ReadFile(path));
-  auto sheets = plan::ExpectedSheets(config, options.topology, options.ranks_per_host, options.fused_norms);
-  return sheets.ok() ? std::move(sheets) : sheets.status().WithContext(path.string());
+  auto descriptions = plan::ExpectedDescriptions(config, options.topology, options.ranks_per_host, options.fused_norms);
+  return descriptions.ok() ? std::move(descriptions) : descriptions.status().WithContext(path.string());
 }
 
-Status WriteSheets(const std::string& directory, const std::vector<plan::RankSheet>& sheets) {
+Status WriteDescriptions(const std::string& directory, const std::vector<plan::ShardDescription>& descriptions) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return ErrnoStatus(error.value(), Cat("making ", directory));
-  for (size_t rank = 0; rank < sheets.size(); ++rank) {
-    LS_RETURN_IF_ERROR(WriteTextFile(SheetFile(directory, rank), plan::ToJson(sheets[rank])));
+  for (size_t rank = 0; rank < descriptions.size(); ++rank) {
+    LS_RETURN_IF_ERROR(WriteTextFile(DescriptionFile(directory, rank), plan::ToJson(descriptions[rank])));
   }
   return OkStatus();
 }
@@ -69,13 +69,15 @@ Status WriteSheets(const std::string& directory, const std::vector<plan::RankShe
 }  // namespace
 
 Status RunPlanCommand(const PlanOptions& options, const Output& output) {
-  LS_ASSIGN_OR_RETURN(std::vector<plan::RankSheet> sheets,
-                      options.config.empty() ? ReadSheets(options.sheets) : MakeSheets(options));
-  if (options.rank && *options.rank >= sheets.size()) {
-    return {ErrorCode::kUsage, Cat("there is no rank ", *options.rank, ": the ranks are 0 to ", sheets.size() - 1)};
+  LS_ASSIGN_OR_RETURN(std::vector<plan::ShardDescription> descriptions,
+                      options.config.empty() ? ReadDescriptions(options.descriptions) : MakeDescriptions(options));
+  if (options.rank && *options.rank >= descriptions.size()) {
+    return {ErrorCode::kUsage,
+            Cat("there is no rank ", *options.rank, ": the ranks are 0 to ", descriptions.size() - 1)};
   }
-  if (!options.write_sheets.empty()) LS_RETURN_IF_ERROR(WriteSheets(options.write_sheets, sheets));
-  LS_ASSIGN_OR_RETURN(const PlanReport report, PlanReport::Create(std::move(sheets), options.bucket_bytes));
+  if (!options.write_descriptions.empty())
+    LS_RETURN_IF_ERROR(WriteDescriptions(options.write_descriptions, descriptions));
+  LS_ASSIGN_OR_RETURN(const PlanReport report, PlanReport::Create(std::move(descriptions), options.bucket_bytes));
   if (options.rank) {
     output.Print(report.OfRank(*options.rank), report.TextOfRank(*options.rank));
   } else {

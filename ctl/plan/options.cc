@@ -11,7 +11,7 @@ constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;  // as the exporter's
 
 constexpr char kShapeGroup[] = "A trainer's shape, with --config";
 
-// Adds the options of a trainer's shape, and notes that one was given: sheets say where their ranks stand.
+// Adds the options of a trainer's shape, and notes that one was given: descriptions say where their ranks stand.
 class ShapeOptions {
  public:
   ShapeOptions(CLI::App& command, bool& given) : command_(command), given_(given) {}
@@ -59,22 +59,24 @@ void AddShapeOptions(CLI::App& command, PlanOptions& options) {
 
 void AddPlanOptions(CLI::App& command, PlanOptions& options) {
   command.add_option("--config", options.config, "The model's config.json, or its directory")->type_name("PATH");
-  command.add_option("--sheets", options.sheets, "Instead: the ranks' sheets, rank-00000.json and so on")
+  command
+      .add_option("--descriptions", options.descriptions, "Instead: the ranks' descriptions, rank-00000.json and so on")
       ->type_name("DIR");
   command.add_option("--rank", options.rank, "List this rank's copies")->type_name("N");
   command.add_option("--bucket-bytes", options.bucket_bytes, "Memory for the exchange between hosts [512 MiB]")
       ->type_name("BYTES")
       ->check(CLI::Range(kMinBucketBytes, uint64_t{1} << 40).description(""));
-  command.add_option("--write-sheets", options.write_sheets, "Write the ranks' sheets there, too")->type_name("DIR");
+  command.add_option("--write-descriptions", options.write_descriptions, "Write the ranks' descriptions there, too")
+      ->type_name("DIR");
   AddShapeOptions(command, options);
 }
 
 Status FinishPlanOptions(PlanOptions& options) {
-  if (options.config.empty() == options.sheets.empty()) {
-    return {ErrorCode::kUsage, "plan needs either --config PATH or --sheets DIR (see plan --help)"};
+  if (options.config.empty() == options.descriptions.empty()) {
+    return {ErrorCode::kUsage, "plan needs either --config PATH or --descriptions DIR (see plan --help)"};
   }
-  if (!options.sheets.empty() && options.shape_given) {
-    return {ErrorCode::kUsage, "--sheets say where their ranks stand: leave the trainer's shape out"};
+  if (!options.descriptions.empty() && options.shape_given) {
+    return {ErrorCode::kUsage, "--descriptions say where their ranks stand: leave the trainer's shape out"};
   }
   rules::Topology& topology = options.topology;
   if (topology.expert_tensor == 0) topology.expert_tensor = topology.tensor;

@@ -135,11 +135,11 @@ TEST_CASE("The summary adds up") {
   CHECK(Has(table.text, "   1  remote        9       -  496 B       9        1"));
 }
 
-TEST_CASE("Sheets that were written give the plan that wrote them") {
+TEST_CASE("Descriptions that were written give the plan that wrote them") {
   const Model model;
-  const std::string sheets = model.path() + "/sheets";
-  const Json plan = PlanJson(model.PlanOfTwo({"--write-sheets", sheets, "--json"}));
-  CHECK(PlanJson(Plan({"--sheets", sheets, "--json"})) == plan);
+  const std::string descriptions = model.path() + "/descriptions";
+  const Json plan = PlanJson(model.PlanOfTwo({"--write-descriptions", descriptions, "--json"}));
+  CHECK(PlanJson(Plan({"--descriptions", descriptions, "--json"})) == plan);
 }
 
 TEST_CASE("Sizes that are left out are Megatron's defaults and the smallest world") {
@@ -160,8 +160,8 @@ TEST_CASE("A wrong question is a usage error") {
   const Model model;
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{},
-                                             {"--config", model.path(), "--sheets", model.path()},
-                                             {"--sheets", model.path(), "--tp", "2"},
+                                             {"--config", model.path(), "--descriptions", model.path()},
+                                             {"--descriptions", model.path(), "--tp", "2"},
                                              {"--config", model.path(), "--tp", "0"},
                                              {"--config", model.path(), "--tp", "1048576", "--cp", "1048576"},
                                              {"--config", model.path(), "--tp", "1048576", "--pp", "2"},
@@ -181,14 +181,14 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
 
   const Answer nowhere = Plan({"--config", model.path() + "/nowhere"});
   CHECK_THAT(nowhere.status, FailsWith(ErrorCode::kNotFound, "/nowhere"));
-  CHECK(Plan({"--sheets", model.path() + "/nowhere"}).status.code() == ErrorCode::kNotFound);
-  CHECK(Plan({"--sheets", model.path()}).status.code() == ErrorCode::kNotFound);
+  CHECK(Plan({"--descriptions", model.path() + "/nowhere"}).status.code() == ErrorCode::kNotFound);
+  CHECK(Plan({"--descriptions", model.path()}).status.code() == ErrorCode::kNotFound);
 
-  REQUIRE(model.PlanOfTwo({"--write-sheets", model.path(), "--quiet"}).text.empty());
+  REQUIRE(model.PlanOfTwo({"--write-descriptions", model.path(), "--quiet"}).text.empty());
   model.Write("rank-00001.json", R"({"format": 1, "on_agent_host": true, "part": []})");
-  const Answer sheet = Plan({"--sheets", model.path()});
-  CHECK(ExitCode(sheet.status.code()) == 65);
-  CHECK_THAT(sheet.status, FailsWith(ErrorCode::kBadData, "rank-00001.json", "\"parts\" is missing"));
+  const Answer description = Plan({"--descriptions", model.path()});
+  CHECK(ExitCode(description.status.code()) == 65);
+  CHECK_THAT(description.status, FailsWith(ErrorCode::kBadData, "rank-00001.json", "\"parts\" is missing"));
 
   model.Write("rank-00003.json", "{}");
   model.Write("rank-00001.json", "");
@@ -196,7 +196,7 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   std::ostringstream text;
   text << first.rdbuf();
   model.Write("rank-00001.json", text.str());
-  const Answer hole = Plan({"--sheets", model.path()});
+  const Answer hole = Plan({"--descriptions", model.path()});
   CHECK_THAT(hole.status, FailsWith(ErrorCode::kNotFound, "rank-00002.json"));
 }
 

@@ -32,18 +32,18 @@ Json CopyJson(const layout::StridedCopy& copy) {
 
 }  // namespace
 
-Result<PlanReport> PlanReport::Create(std::vector<plan::RankSheet> sheets, uint64_t bucket_bytes) {
+Result<PlanReport> PlanReport::Create(std::vector<plan::ShardDescription> descriptions, uint64_t bucket_bytes) {
   PlanReport report;
-  report.sheets_ = std::move(sheets);
+  report.descriptions_ = std::move(descriptions);
   report.message_bytes_ = bucket_bytes / 2;  // one is filled while the other is under way
-  LS_ASSIGN_OR_RETURN(report.model_, plan::BuildTrainingModel(report.sheets_));
-  LS_ASSIGN_OR_RETURN(report.plan_, layout::CompileExport(report.model_, plan::OnAgentHost(report.sheets_)));
-  report.first_holding_.resize(report.sheets_.size() + 1);
+  LS_ASSIGN_OR_RETURN(report.model_, plan::BuildTrainingModel(report.descriptions_));
+  LS_ASSIGN_OR_RETURN(report.plan_, layout::CompileExport(report.model_, plan::OnAgentHost(report.descriptions_)));
+  report.first_holding_.resize(report.descriptions_.size() + 1);
   for (const layout::Holding& holding : report.model_.holdings) ++report.first_holding_[holding.rank + 1];
-  for (size_t rank = 0; rank < report.sheets_.size(); ++rank) {
+  for (size_t rank = 0; rank < report.descriptions_.size(); ++rank) {
     report.first_holding_[rank + 1] += report.first_holding_[rank];
   }
-  for (uint32_t rank = 0; rank < report.sheets_.size(); ++rank) {
+  for (uint32_t rank = 0; rank < report.descriptions_.size(); ++rank) {
     report.figures_.push_back(report.FiguresOf(rank));
     report.copies_ += report.figures_.back().copies;
     report.buckets_ += report.figures_.back().buckets;
@@ -52,15 +52,15 @@ Result<PlanReport> PlanReport::Create(std::vector<plan::RankSheet> sheets, uint6
 }
 
 std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
-  const std::vector<plan::SheetLocal> locals = plan::LocalsOf(sheets_[rank]);
-  std::vector<const plan::SheetLocal*> by_source(model_.sources.size());
+  const std::vector<plan::DescribedLocal> locals = plan::LocalsOf(descriptions_[rank]);
+  std::vector<const plan::DescribedLocal*> by_source(model_.sources.size());
   for (size_t i = 0; i < locals.size(); ++i) {
     const layout::Holding& holding = model_.holdings[first_holding_[rank] + i];
     if (!holding.copy && by_source[holding.source] == nullptr) by_source[holding.source] = &locals[i];
   }
   std::vector<Move> moves;
   for (const layout::PlanEntry& entry : plan_.ranks[rank].entries) {
-    const plan::SheetLocal& local = *by_source[entry.source];
+    const plan::DescribedLocal& local = *by_source[entry.source];
     const model::TensorMeta& tensor = model_.tensors[entry.tensor];
     const layout::TensorView source =
         layout::TensorView::Contiguous(local.shape, BytesOfElement(local.dtype.value_or(tensor.dtype)), 0);
@@ -75,7 +75,7 @@ std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
 }
 
 size_t PlanReport::BucketsOf(uint32_t rank) const {
-  if (sheets_[rank].on_agent_host) return 0;
+  if (descriptions_[rank].on_agent_host) return 0;
   std::vector<layout::BucketItem> items;
   for (const layout::PlanEntry& entry : plan_.ranks[rank].entries) {
     uint64_t bytes = layout::ElementCount(entry.pieces) * BytesOfElement(model_.tensors[entry.tensor].dtype);
@@ -120,9 +120,9 @@ uint64_t PlanReport::FrozenBytes() const {
 
 Json PlanReport::Summary() const {
   Json ranks = Json::array();
-  for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
+  for (uint32_t rank = 0; rank < descriptions_.size(); ++rank) {
     const Figures& figures = figures_[rank];
-    const bool on_agent_host = sheets_[rank].on_agent_host;
+    const bool on_agent_host = descriptions_[rank].on_agent_host;
     ranks.push_back({{"rank", rank},
                      {"on_agent_host", on_agent_host},
                      {"tensors", figures.tensors},
@@ -142,9 +142,9 @@ Json PlanReport::Summary() const {
 
 std::string PlanReport::SummaryText() const {
   Table table({">RANK", "AGENT", ">TENSORS", ">WRITES", ">SENDS", ">COPIES", ">BUCKETS"});
-  for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
+  for (uint32_t rank = 0; rank < descriptions_.size(); ++rank) {
     const Figures& figures = figures_[rank];
-    const bool on_agent_host = sheets_[rank].on_agent_host;
+    const bool on_agent_host = descriptions_[rank].on_agent_host;
     table.AddRow({Cat(rank), on_agent_host ? "here" : "remote", Cat(figures.tensors),
                   on_agent_host ? HumanBytes(figures.bytes) : "-", on_agent_host ? "-" : HumanBytes(figures.bytes),
                   Cat(figures.copies), on_agent_host ? "-" : Cat(figures.buckets)});
@@ -155,7 +155,7 @@ std::string PlanReport::SummaryText() const {
                 HumanBytes(largest->bytes), "\n");
   }
   return Cat("plan ", ToHex(plan_.digest), "\n", model_.tensors.size(), " tensors, ", HumanBytes(plan_.bytes), " (",
-             HumanBytes(FrozenBytes()), " frozen), from ", sheets_.size(), " ranks by ", copies_, " copies and ",
+             HumanBytes(FrozenBytes()), " frozen), from ", descriptions_.size(), " ranks by ", copies_, " copies and ",
              buckets_, " buckets\n", group, "\n", table.ToString());
 }
 
@@ -178,7 +178,7 @@ Json PlanReport::OfRank(uint32_t rank) const {
   }
   return {{"digest", ToHex(plan_.digest)},
           {"rank", rank},
-          {"on_agent_host", sheets_[rank].on_agent_host},
+          {"on_agent_host", descriptions_[rank].on_agent_host},
           {"bytes", plan_.ranks[rank].bytes},
           {"entries", std::move(entries)}};
 }
@@ -197,7 +197,7 @@ std::string PlanReport::TextOfRank(uint32_t rank) const {
     }
   }
   return Cat("plan ", ToHex(plan_.digest), "\nrank ", rank,
-             sheets_[rank].on_agent_host ? " writes " : " sends to a rank on the agent's host ",
+             descriptions_[rank].on_agent_host ? " writes " : " sends to a rank on the agent's host ",
              HumanBytes(plan_.ranks[rank].bytes), " in ", figures_[rank].copies, " copies\n\n", table.ToString());
 }
 

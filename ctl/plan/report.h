@@ -8,16 +8,16 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
 #include "ctl/output/json.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 namespace lockstep::ctl {
 
 class PlanReport {
  public:
-  // Compiles the plan of `sheets`. kBadData as BuildTrainingModel and CompileExport.
-  static Result<PlanReport> Create(std::vector<plan::RankSheet> sheets, uint64_t bucket_bytes);
+  // Compiles the plan of `descriptions`. kBadData as BuildTrainingModel and CompileExport.
+  static Result<PlanReport> Create(std::vector<plan::ShardDescription> descriptions, uint64_t bucket_bytes);
 
-  size_t ranks() const { return sheets_.size(); }
+  size_t ranks() const { return descriptions_.size(); }
 
   // {"digest", "bytes", "frozen_bytes", "tensors", "copies", "buckets", "largest_group": {"first", "tensors", "bytes"}
   // or null,
@@ -60,7 +60,7 @@ class PlanReport {
   std::optional<Group> LargestGroup() const;
   uint64_t FrozenBytes() const;
 
-  std::vector<plan::RankSheet> sheets_;
+  std::vector<plan::ShardDescription> descriptions_;
   layout::TrainingModel model_;
   layout::CopyPlan plan_;
   std::vector<size_t> first_holding_;  // of each rank

@@ -101,7 +101,7 @@ class TraceWriter {
     }
     for (size_t at = 0; at < timeline_.entries.size(); ++at) {
       const Entry& entry = timeline_.entries[at];
-      if ((entry.span.span() != "pull" && entry.span.span() != "live") || entry.span.transfer() == 0) continue;
+      if ((entry.span.span() != "pull" && entry.span.span() != "streaming") || entry.span.transfer() == 0) continue;
       const auto [from, to] = served.equal_range(entry.span.transfer());
       for (auto lane = from; lane != to; ++lane) AddArrow(lane->second, at);
       const auto diff = compared.find(entry.version);

@@ -156,7 +156,7 @@ void KeepOwn(const Wires& wires, uint32_t rank) {
   }
 }
 
-// All ranks' texts, in rank order. Sheets of this size fit the sockets' own memory, so everybody writes first.
+// All ranks' texts, in rank order. Descriptions of this size fit the sockets' own memory, so everybody writes first.
 std::vector<std::string> AllGather(const std::vector<int>& wires, uint32_t rank, const std::string& mine) {
   std::vector<std::string> all(wires.size());
   const uint64_t bytes = mine.size();
@@ -230,7 +230,7 @@ int Fail(uint32_t rank, const std::string& what) {
 
 int RunRank(const Arguments& arguments, uint32_t rank, const std::vector<int>& wires) {
   std::vector<Parameter> parameters = MakeParameters(arguments.ranks);
-  ls::Sheet sheet(rank < arguments.ranks - arguments.remote);
+  ls::ShardDescription description(rank < arguments.ranks - arguments.remote);
   std::vector<ls::Tensor> tensors;
   for (Parameter& parameter : parameters) {
     Initialise(parameter, rank);
@@ -239,15 +239,15 @@ int RunRank(const Arguments& arguments, uint32_t rank, const std::vector<int>& w
   ls::Place place;
   place.tensor_rank = place.expert_tensor_rank = rank;
   place.tensor_size = place.expert_tensor_size = arguments.ranks;
-  sheet.AddMegatron(kConfig, place, tensors);
+  description.AddMegatron(kConfig, place, tensors);
 
   SocketExchange exchange(wires);
   ls::Options options;
   options.socket_path = arguments.socket;
   options.model = arguments.model;
-  options.sheets = AllGather(wires, rank, sheet.Json());
+  options.descriptions = AllGather(wires, rank, description.Json());
   options.rank = rank;
-  options.locals = sheet.locals();
+  options.locals = description.locals();
   options.exchange = &exchange;
   ls::Publisher publisher;
   if (const ls::Error error = ls::Publisher::Open(options, publisher)) return Fail(rank, error.message);

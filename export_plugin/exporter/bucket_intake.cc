@@ -24,8 +24,8 @@ uint64_t LargestPayload(const std::vector<RemoteRank>& remote) {
 }
 
 BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote,
-                           std::unique_ptr<BucketMemory> memory, Link* link, CopyEngine* engine)
-    : plan_(plan), link_(link), engine_(engine), memory_(std::move(memory)) {
+                           std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine)
+    : plan_(plan), exchange_(exchange), engine_(engine), memory_(std::move(memory)) {
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
 
@@ -65,7 +65,8 @@ void BucketIntake::StartReceive(size_t slot) {
   turns_.pop_front();
   Source& source = sources_[next];
   const uint64_t bytes = sizeof(BucketHeader) + source.remote.buckets.all[source.started].payload_bytes;
-  under_way_.push_back({next, source.started, slot, link_->Receive(source.remote.rank, memory_->message(slot), bytes)});
+  under_way_.push_back(
+      {next, source.started, slot, exchange_->Receive(source.remote.rank, memory_->message(slot), bytes)});
   if (++source.started < source.count) turns_.push_back(next);
 }
 
@@ -88,9 +89,9 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
     Receive receive = under_way_.front();
     under_way_.pop_front();
     Source& source = sources_[receive.source];
-    link_->Wait(receive.pending);
+    exchange_->Wait(receive.pending);
     const bool wanted = status.ok() && source.error.ok() && target.data != nullptr;
-    if (link_->Alive(source.remote.rank)) {
+    if (exchange_->Alive(source.remote.rank)) {
       ++stats.buckets_received;
       stats.bytes_received += source.remote.buckets.all[receive.bucket].payload_bytes;
       const Result<BucketHeader> header = memory_->ReadHeader(memory_->message(receive.slot));
@@ -157,14 +158,14 @@ Status BucketIntake::ReportFrozen(const Source& source, const IntakeTarget& targ
 
 Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wanted) {
   Source& source = sources_[index];
-  if (!link_->Alive(source.remote.rank)) return link_->status();
+  if (!exchange_->Alive(source.remote.rank)) return exchange_->status();
   if (source.version && *source.version < target.version) {
     const BucketHeader answer = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
     const Status written = memory_->WriteHeader(memory_->answer(), answer);
-    if (!written.ok()) link_->Lose(source.remote.rank, written);
-    Link::Pending pending = SendAnswer(source, answer);
-    link_->Wait(pending);
-    if (!link_->status().ok()) return link_->status();  // the answer was the last one
+    if (!written.ok()) exchange_->Lose(source.remote.rank, written);
+    TrackedExchange::Pending pending = SendAnswer(source, answer);
+    exchange_->Wait(pending);
+    if (!exchange_->status().ok()) return exchange_->status();  // the answer was the last one
     StartSet(index);
     return OkStatus();
   }
@@ -178,27 +179,27 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
 }
 
 BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const {
-  const BucketKind kind = link_->status().ok() ? BucketKind::kAnswer : BucketKind::kLastAnswer;
+  const BucketKind kind = exchange_->status().ok() ? BucketKind::kAnswer : BucketKind::kLastAnswer;
   return MakeHeader({.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u}, code,
                     Hash64(nullptr, 0));
 }
 
-Link::Pending BucketIntake::SendAnswer(Source& source, const BucketHeader& answer) {
+TrackedExchange::Pending BucketIntake::SendAnswer(Source& source, const BucketHeader& answer) {
   source.awaits_answer = false;
   source.wanted_frozen = answer.index != 0;
-  return link_->Send(source.remote.rank, memory_->answer(), sizeof(answer));
+  return exchange_->Send(source.remote.rank, memory_->answer(), sizeof(answer));
 }
 
 void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {
   const BucketHeader answer = MakeAnswer(version, code, wants_frozen);
   const Status written = memory_->WriteHeader(memory_->answer(), answer);
-  std::vector<Link::Pending> pending;
+  std::vector<TrackedExchange::Pending> pending;
   for (Source& source : sources_) {
     if (!source.awaits_answer) continue;
-    if (!written.ok()) link_->Lose(source.remote.rank, written);
+    if (!written.ok()) exchange_->Lose(source.remote.rank, written);
     pending.push_back(SendAnswer(source, answer));
   }
-  for (Link::Pending& one : pending) link_->Wait(one);
+  for (TrackedExchange::Pending& one : pending) exchange_->Wait(one);
 }
 
 }  // namespace lockstep::exporter

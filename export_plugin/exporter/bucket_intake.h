@@ -21,7 +21,7 @@
 #include "export_plugin/exporter/bucket_memory.h"
 #include "export_plugin/exporter/bucket_plan.h"
 #include "export_plugin/exporter/exporter.h"
-#include "export_plugin/exporter/link.h"
+#include "export_plugin/exporter/tracked_exchange.h"
 
 namespace lockstep::exporter {
 
@@ -44,12 +44,12 @@ struct IntakeTarget {
   Report unchanged;
 };
 
-// Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
+// Not thread-safe. `exchange` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
 class BucketIntake {
  public:
   // `memory` holds LargestPayload(remote).
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
-               Link* link, CopyEngine* engine);
+               TrackedExchange* exchange, CopyEngine* engine);
 
   // What is written into the slot when frozen buckets are.
   std::vector<StridedRange> FrozenRanges() const;
@@ -84,7 +84,7 @@ class BucketIntake {
     size_t source = 0;
     uint32_t bucket = 0;
     size_t slot = 0;
-    Link::Pending pending;
+    TrackedExchange::Pending pending;
   };
 
   void StartSet(size_t source);
@@ -97,10 +97,10 @@ class BucketIntake {
   Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
   Status ReportFrozen(const Source& source, const IntakeTarget& target);
   BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
-  Link::Pending SendAnswer(Source& source, const BucketHeader& answer);  // as it was written
+  TrackedExchange::Pending SendAnswer(Source& source, const BucketHeader& answer);  // as it was written
 
   const layout::PlanDigest plan_;
-  Link* const link_;
+  TrackedExchange* const exchange_;
   CopyEngine* const engine_;
   std::vector<Source> sources_;
   const std::unique_ptr<BucketMemory> memory_;

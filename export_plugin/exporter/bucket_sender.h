@@ -7,20 +7,20 @@
 #include "export_plugin/exporter/bucket_memory.h"
 #include "export_plugin/exporter/bucket_plan.h"
 #include "export_plugin/exporter/exporter.h"
-#include "export_plugin/exporter/link.h"
+#include "export_plugin/exporter/tracked_exchange.h"
 
 namespace lockstep::exporter {
 
-// Not thread-safe. `link` and `engine` outlive it.
+// Not thread-safe. `exchange` and `engine` outlive it.
 class BucketSender {
  public:
   // `memory` holds the largest of the buckets.
   BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
-               std::unique_ptr<BucketMemory> memory, Link* link, CopyEngine* engine);
+               std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine);
 
   // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
   // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to continue. Answers the
-  // cause: that, what failed while packing, a lost link, or what the proxy said.
+  // cause: that, what failed while packing, a lost exchange, or what the proxy said.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
   // Makes copies from a GPU into the buckets fast. Answers why it did not.
@@ -30,13 +30,13 @@ class BucketSender {
  private:
   // Answers the hash of the payload.
   Result<uint64_t> Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
-  Link::Pending SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash);
+  TrackedExchange::Pending SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash);
   Status TakeAnswer(Version version);
 
   const uint32_t proxy_;
   const layout::PlanDigest plan_;
   const RankBuckets<OutgoingBucket> buckets_;
-  Link* const link_;
+  TrackedExchange* const exchange_;
   CopyEngine* const engine_;
   const std::unique_ptr<BucketMemory> memory_;
   std::vector<PlacedCopy> placed_;

@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 #include "export_plugin/exporter/bucket_memory.h"
-#include "export_plugin/exporter/cuda_lane.h"
+#include "export_plugin/exporter/device_streams.h"
 #include "kernels/cuda/sum.h"
 
 namespace lockstep::exporter {
@@ -45,8 +45,8 @@ class DeviceBuckets : public BucketMemory {
   Result<uint64_t> PayloadHash(size_t slot, uint64_t bytes) override {
     CurrentDevice current;
     LS_RETURN_IF_ERROR(current.Set(device_));
-    LS_RETURN_IF_ERROR(Told(kernels::cuda::StartSum(payload(slot), bytes, static_cast<uint64_t*>(parts_), stream_),
-                            "summing a bucket"));
+    LS_RETURN_IF_ERROR(CheckCuda(kernels::cuda::StartSum(payload(slot), bytes, static_cast<uint64_t*>(parts_), stream_),
+                                 "summing a bucket"));
     LS_RETURN_IF_ERROR(Copy(sums_.data(), parts_, kSumParts * sizeof(uint64_t), "reading a bucket's sum"));
     return std::accumulate(sums_.begin(), sums_.end(), uint64_t{0});
   }
@@ -59,24 +59,24 @@ class DeviceBuckets : public BucketMemory {
  private:
   DeviceBuckets(int device, uint64_t payload_bytes) : BucketMemory(payload_bytes), device_(device), sums_(kSumParts) {}
 
-  Status Told(cudaError_t error, std::string_view what) const {
+  Status CheckCuda(cudaError_t error, std::string_view what) const {
     return error == cudaSuccess ? OkStatus() : CudaStatus(error, Cat(what, " (device ", device_, ")"));
   }
 
   Status Allocate() {
     const std::string what = Cat("allocating ", allocation_bytes(), " bytes for the exchange's buckets");
-    LS_RETURN_IF_ERROR(Told(cudaMalloc(&memory_, allocation_bytes()), what));
-    LS_RETURN_IF_ERROR(Told(cudaMalloc(&parts_, kSumParts * sizeof(uint64_t)), "allocating a bucket's sums"));
+    LS_RETURN_IF_ERROR(CheckCuda(cudaMalloc(&memory_, allocation_bytes()), what));
+    LS_RETURN_IF_ERROR(CheckCuda(cudaMalloc(&parts_, kSumParts * sizeof(uint64_t)), "allocating a bucket's sums"));
     SetMemory(static_cast<std::byte*>(memory_));
-    LS_RETURN_IF_ERROR(Told(kernels::cuda::LoadSum(), "loading what sums a bucket"));
-    return Told(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+    LS_RETURN_IF_ERROR(CheckCuda(kernels::cuda::LoadSum(), "loading what sums a bucket"));
+    return CheckCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   }
 
   Status Copy(void* to, const void* from, uint64_t bytes, std::string_view what) {
     CurrentDevice current;
     LS_RETURN_IF_ERROR(current.Set(device_));
-    LS_RETURN_IF_ERROR(Told(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), what));
-    return Told(cudaStreamSynchronize(stream_), what);
+    LS_RETURN_IF_ERROR(CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), what));
+    return CheckCuda(cudaStreamSynchronize(stream_), what);
   }
 
   const int device_;

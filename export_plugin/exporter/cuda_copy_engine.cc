@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/base/text.h"
-#include "export_plugin/exporter/cuda_lane.h"
+#include "export_plugin/exporter/device_streams.h"
 #include "export_plugin/exporter/readable_memory.h"
 
 namespace lockstep::exporter {
@@ -53,8 +53,8 @@ class CudaCopyEngine : public CopyEngine {
   ~CudaCopyEngine() override {
     Stop();
     CurrentDevice current;
-    for (auto& [device, lane] : lanes_) {
-      if (current.Set(device).ok()) lane.reset();
+    for (auto& [device, streams] : devices_) {
+      if (current.Set(device).ok()) streams.reset();
     }
   }
 
@@ -74,9 +74,9 @@ class CudaCopyEngine : public CopyEngine {
   Status Wait() override {
     CurrentDevice current;
     const size_t index = waited_ % batches_.size();
-    for (CudaLane* lane : batches_[index]) {
-      Status status = current.Set(lane->device());
-      if (status.ok()) status = lane->WaitFor(index);
+    for (DeviceStreams* streams : batches_[index]) {
+      Status status = current.Set(streams->device());
+      if (status.ok()) status = streams->WaitFor(index);
       if (status.ok()) continue;
       Stop();
       return status;
@@ -85,25 +85,25 @@ class CudaCopyEngine : public CopyEngine {
     return OkStatus();
   }
 
-  // Also of a lane that fails: what it had under way ends with its device.
+  // Also of streams that fail: what they had under way ends with the device.
   void Stop() override {
     CurrentDevice current;
-    for (const auto& [device, lane] : lanes_) {
+    for (const auto& [device, streams] : devices_) {
       (void)current.Set(device);
-      (void)lane->Drain();
+      (void)streams->Drain();
     }
     waited_ = started_;
   }
 
-  size_t most_under_way() const override { return CudaLane::kBatches; }
+  size_t most_under_way() const override { return DeviceStreams::kBatches; }
 
   Status PrepareBeside(const void* address) override {
     CurrentDevice current;
     LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address, current));
     if (device == kHost) return OkStatus();
     LS_RETURN_IF_ERROR(current.Set(device));
-    LS_ASSIGN_OR_RETURN(CudaLane * lane, LaneOf(device));
-    return lane->Prepare();
+    LS_ASSIGN_OR_RETURN(DeviceStreams * streams, StreamsOf(device));
+    return streams->Prepare();
   }
 
   Result<PinnedMemory> Pin(std::span<const std::span<std::byte>> pieces) override {
@@ -129,7 +129,7 @@ class CudaCopyEngine : public CopyEngine {
   }
 
  private:
-  using Batch = std::vector<CudaLane*>;  // those that have to do with it
+  using Batch = std::vector<DeviceStreams*>;  // those that have to do with it
 
   Status StartAll(std::span<const PlacedCopy> copies, Batch& batch) {
     CurrentDevice current;
@@ -144,23 +144,23 @@ class CudaCopyEngine : public CopyEngine {
       }
       const int device = from != kHost ? from : to;
       LS_RETURN_IF_ERROR(current.Set(device));
-      LS_ASSIGN_OR_RETURN(CudaLane * lane, LaneOf(device));
-      if (std::find(batch.begin(), batch.end(), lane) == batch.end()) batch.push_back(lane);
-      LS_RETURN_IF_ERROR(lane->Start(placed, from == device, to == device, pinned_));
+      LS_ASSIGN_OR_RETURN(DeviceStreams * streams, StreamsOf(device));
+      if (std::find(batch.begin(), batch.end(), streams) == batch.end()) batch.push_back(streams);
+      LS_RETURN_IF_ERROR(streams->Start(placed, from == device, to == device, pinned_));
     }
-    for (CudaLane* lane : batch) {
-      LS_RETURN_IF_ERROR(current.Set(lane->device()));
-      LS_RETURN_IF_ERROR(lane->Mark(started_ % batches_.size()));
+    for (DeviceStreams* streams : batch) {
+      LS_RETURN_IF_ERROR(current.Set(streams->device()));
+      LS_RETURN_IF_ERROR(streams->Mark(started_ % batches_.size()));
     }
     return host_->Run(on_host_);
   }
 
   // REQUIRES `device` to be current.
-  Result<CudaLane*> LaneOf(int device) {
-    const auto known = lanes_.find(device);
-    if (known != lanes_.end()) return known->second.get();
-    LS_ASSIGN_OR_RETURN(auto lane, CudaLane::Create(device));
-    return (lanes_[device] = std::move(lane)).get();
+  Result<DeviceStreams*> StreamsOf(int device) {
+    const auto known = devices_.find(device);
+    if (known != devices_.end()) return known->second.get();
+    LS_ASSIGN_OR_RETURN(auto streams, DeviceStreams::Create(device));
+    return (devices_[device] = std::move(streams)).get();
   }
 
   // Asked once for each address of a batch: tensors may move between calls.
@@ -194,8 +194,8 @@ class CudaCopyEngine : public CopyEngine {
   const std::unique_ptr<CopyEngine> host_;
   ReadableMemory readable_;
   bool asks_cuda_ = false;
-  std::unordered_map<int, std::unique_ptr<CudaLane>> lanes_;  // by device, once something was on it
-  std::array<Batch, CudaLane::kBatches> batches_;
+  std::unordered_map<int, std::unique_ptr<DeviceStreams>> devices_;  // by device, once something was on it
+  std::array<Batch, DeviceStreams::kBatches> batches_;
   uint64_t started_ = 0;
   uint64_t waited_ = 0;
   PinnedRanges pinned_;

@@ -3,8 +3,8 @@
 #include <set>
 #include <thread>
 
-#include "export_plugin/exporter/cuda_lane.h"
 #include "export_plugin/exporter/cuda_testing.h"
+#include "export_plugin/exporter/device_streams.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -128,7 +128,7 @@ TEST_CASE("Two batches are under way, each in place once it was waited for") {
 
 TEST_CASE("Elements are rounded on the device: what crosses the bus is rounded, in as few copies as rows allow") {
   cuda::Reset();
-  const uint64_t elements = CudaLane::kPartBytes / 2 + 1001;
+  const uint64_t elements = DeviceStreams::kPartBytes / 2 + 1001;
   const Memory content = Noise(4 * elements, 1);
   const std::byte* const source = OnGpu(0, content);
   const auto engine = NewEngine();

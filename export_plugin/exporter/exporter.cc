@@ -10,7 +10,7 @@
 #include "export_plugin/exporter/bucket_sender.h"
 #include "export_plugin/exporter/pinned_pages.h"
 #include "export_plugin/exporter/section_filler.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 #include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::exporter {
@@ -23,9 +23,9 @@ double SecondsSince(Clock::time_point start) {
 }
 
 Status CheckOptions(const ExporterOptions& options) {
-  if (options.rank >= options.sheets.size()) {
+  if (options.rank >= options.descriptions.size()) {
     return {ErrorCode::kBadData,
-            Cat("rank ", options.rank, " of ", options.sheets.size(), " sheets: ranks count from 0")};
+            Cat("rank ", options.rank, " of ", options.descriptions.size(), " descriptions: ranks count from 0")};
   }
   if (options.bucket_bytes < kMinBucketBytes) {
     return {ErrorCode::kBadData, Cat("bucket_bytes is ", options.bucket_bytes, "; it must be at least ",
@@ -36,10 +36,10 @@ Status CheckOptions(const ExporterOptions& options) {
 
 }  // namespace
 
-Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan::RankSheet>& sheets) {
-  LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank_]));
-  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(sheets));
-  const std::vector<bool> beside = plan::OnAgentHost(sheets);
+Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan::ShardDescription>& descriptions) {
+  LS_RETURN_IF_ERROR(CheckLocals(options.locals, descriptions[rank_]));
+  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(descriptions));
+  const std::vector<bool> beside = plan::OnAgentHost(descriptions);
   LS_ASSIGN_OR_RETURN(plan_, layout::CompileExport(model, beside));
   LS_ASSIGN_OR_RETURN(layout_,
                       model::ModelLayout::Create(model.tensors, model::kDefaultBlockBytes, options.attachments));
@@ -64,12 +64,12 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   if ((proxies[rank_] || !remote.empty()) && options.exchange == nullptr) {
     return {ErrorCode::kBadData, "some ranks are on another host than the agent; give an exchange to reach them by"};
   }
-  link_ = std::make_unique<Link>(options.exchange);
+  exchange_ = std::make_unique<TrackedExchange>(options.exchange);
   if (!remote.empty()) {
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), LargestPayload(remote)));
     if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
-    intake_ =
-        std::make_unique<BucketIntake>(plan_.digest, std::move(remote), std::move(memory), link_.get(), engine_.get());
+    intake_ = std::make_unique<BucketIntake>(plan_.digest, std::move(remote), std::move(memory), exchange_.get(),
+                                             engine_.get());
   }
   if (proxies[rank_]) {
     const RankBuckets<PackedBucket> packed = PackBuckets(model, plan_.ranks[rank_], payload_bytes);
@@ -77,7 +77,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), outgoing.largest_payload()));
     if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
     sender_ = std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), std::move(memory),
-                                             link_.get(), engine_.get());
+                                             exchange_.get(), engine_.get());
   }
   if (!writes[rank_]) return OkStatus();
   const std::vector<Chunk> chunks = ChunksOf(model, plan_.ranks[rank_]);
@@ -133,7 +133,7 @@ Status Exporter::TakePart(Version version, Status ready) {
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
 Status Exporter::Write(Version version, const Status& ready) {
   // Once the link is broken the remote ranks send nothing more; the other writers are still to be notified.
-  const bool takes_buckets = intake_ != nullptr && link_->status().ok();
+  const bool takes_buckets = intake_ != nullptr && exchange_->status().ok();
   if (takes_buckets) intake_->Start(version);
   const auto start = Clock::now();
   const Result<std::byte*> begun = client_->Begin(version);
@@ -153,7 +153,7 @@ Status Exporter::Write(Version version, const Status& ready) {
   status = End(version, std::move(status));
   if (!takes_buckets) return status;
   intake_->Answer(version, status.code(), !frozen_.in_both());
-  return status.ok() ? link_->status() : status;
+  return status.ok() ? exchange_->status() : status;
 }
 
 Status Exporter::WriteOwn(std::byte* data) {
@@ -248,7 +248,7 @@ Status Exporter::End(Version version, Status status) {
 Exporter::Exporter(const ExporterOptions& options)
     : model_name_(options.model),
       rank_(options.rank),
-      own_sheet_(options.sheets[options.rank]),
+      own_description_(options.descriptions[options.rank]),
       locals_(options.locals) {}
 
 Exporter::~Exporter() = default;
@@ -257,13 +257,15 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Exporter> exporter(new Exporter(options));
   const std::string who = Cat("model ", options.model, ", rank ", options.rank);
-  const Result<std::vector<plan::RankSheet>> sheets = ParseSheets(options.sheets);
-  LS_RETURN_IF_ERROR(sheets.status().WithContext(who));
+  const Result<std::vector<plan::ShardDescription>> descriptions = ParseDescriptions(options.descriptions);
+  LS_RETURN_IF_ERROR(descriptions.status().WithContext(who));
   if (options.threads == 0) {
     // Of ranks that are not beside the agent it is not known on how many hosts they are.
-    const bool beside = (*sheets)[options.rank].on_agent_host;
-    options.threads = UsualCopyThreads(static_cast<size_t>(
-        std::ranges::count_if(*sheets, [&](const plan::RankSheet& sheet) { return sheet.on_agent_host == beside; })));
+    const bool beside = (*descriptions)[options.rank].on_agent_host;
+    options.threads = UsualCopyThreads(
+        static_cast<size_t>(std::ranges::count_if(*descriptions, [&](const plan::ShardDescription& description) {
+          return description.on_agent_host == beside;
+        })));
   }
   LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
@@ -271,7 +273,7 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
     options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
   }
   exporter->bucket_bytes_ = options.bucket_bytes;
-  LS_RETURN_IF_ERROR(exporter->Compile(options, *sheets).WithContext(who));
+  LS_RETURN_IF_ERROR(exporter->Compile(options, *descriptions).WithContext(who));
   exporter->PinForGpu();
   return exporter;
 }
@@ -284,7 +286,7 @@ Status Exporter::SetLabel(std::string_view label) {
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
   LS_RETURN_IF_ERROR(CheckProcess());
-  Status ready = link_->status();
+  Status ready = exchange_->status();
   if (ready.ok()) ready = SetAddresses(addresses);
   if (ready.ok()) PinForGpu();
   return TakePart(version, std::move(ready));
@@ -293,14 +295,14 @@ Status Exporter::Publish(Version version, std::span<const void* const> addresses
 Status Exporter::Abort(Version version, const Status& reason) {
   LS_RETURN_IF_ERROR(CheckProcess());
   (void)TakePart(version, reason);
-  return link_->status();
+  return exchange_->status();
 }
 
 Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses) {
   LS_RETURN_IF_ERROR(CheckProcess());
   LS_RETURN_IF_ERROR(SetAddresses(addresses));
   if (filler_ == nullptr) {
-    LS_ASSIGN_OR_RETURN(filler_, SectionFiller::Create(own_sheet_, locals_, layout_));
+    LS_ASSIGN_OR_RETURN(filler_, SectionFiller::Create(own_description_, locals_, layout_));
   }
   return filler_->Fill(range, target, locals_, *engine_);
 }

@@ -14,7 +14,7 @@
 // before it comes to Publish() calls Abort() instead. One that does neither keeps the ranks it exchanges buckets with
 // waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
 //
-// Tensors that the sheets call frozen are copied into each of the two slots once, and from then on reported as
+// Tensors that the descriptions call frozen are copied into each of the two slots once, and from then on reported as
 // unchanged without being read; ranks on other hosts send them only while a slot lacks them. Before the first time,
 // what both slots got is compared, once: a tensor that changed between its two copies is an error. Later changes are
 // neither seen nor published. After a failed version they are copied, and compared, again.
@@ -44,7 +44,7 @@ namespace lockstep::exporter {
 
 class BucketIntake;
 class BucketSender;
-class Link;
+class TrackedExchange;
 class SectionFiller;
 
 inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
@@ -54,8 +54,8 @@ inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
 struct ExporterOptions {
   std::string socket_path;
   std::string model;
-  std::vector<std::string> sheets;  // of all ranks
-  model::Attachments attachments;   // that belong to the model
+  std::vector<std::string> descriptions;  // of all ranks
+  model::Attachments attachments;         // that belong to the model
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
@@ -124,7 +124,7 @@ class Exporter {
  private:
   explicit Exporter(const ExporterOptions& options);
   Status CheckProcess() const { return process_.Check("model " + model_name_); }
-  Status Compile(const ExporterOptions& options, const std::vector<plan::RankSheet>& sheets);
+  Status Compile(const ExporterOptions& options, const std::vector<plan::ShardDescription>& descriptions);
   Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
                     const std::vector<bool>& beside);
   Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
@@ -144,7 +144,7 @@ class Exporter {
   const os::OwnProcess process_;
   const std::string model_name_;
   const uint32_t rank_;
-  const std::string own_sheet_;
+  const std::string own_description_;
   std::vector<LocalTensor> locals_;
   uint64_t bucket_bytes_ = 0;
   std::shared_ptr<const model::ModelLayout> layout_;
@@ -152,7 +152,7 @@ class Exporter {
   OwnCopies own_;
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<CopyEngine> engine_;
-  std::unique_ptr<Link> link_;  // where this rank exchanges buckets
+  std::unique_ptr<TrackedExchange> exchange_;  // where this rank exchanges buckets
   std::unique_ptr<BucketSender> sender_;
   std::unique_ptr<BucketIntake> intake_;
   std::unique_ptr<buffer::RankClient> client_;  // where this rank writes

@@ -15,7 +15,7 @@
 #include "common/base/hash.h"
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/in_process_exchange.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 #include "trainer_agent/publish/publish_fixture.h"
 
 namespace lockstep::exporter {
@@ -66,16 +66,16 @@ inline Image ExpectedImage(const std::vector<Whole2D>& model, Version version) {
   return image;
 }
 
-// One rank's sheet and memory: shard `shard` of `shards`.
+// One rank's description and memory: shard `shard` of `shards`.
 struct TestRank {
-  plan::RankSheet sheet;
+  plan::ShardDescription description;
   std::vector<LocalTensor> locals;
   std::vector<std::vector<std::byte>> memory;
   std::vector<layout::Piece> boxes;  // of each local in its whole
 
   TestRank(const std::vector<Whole2D>& model, bool on_agent_host, uint64_t shard, uint64_t shards) {
-    sheet.on_agent_host = on_agent_host;
-    std::vector<plan::TensorSheet> tensors;
+    description.on_agent_host = on_agent_host;
+    std::vector<plan::TensorDescription> tensors;
     for (const Whole2D& tensor : model) {
       layout::Extents size{tensor.rows, tensor.columns};
       layout::Extents at{0, 0};
@@ -85,12 +85,12 @@ struct TestRank {
         at[dim] = shard * size[dim];
       }
       boxes.push_back({{0, 0}, at, size});
-      plan::TensorSheet described{.name = tensor.name,
-                                  .dtype = tensor.dtype,
-                                  .shape = {tensor.rows, tensor.columns},
-                                  .local_shape = size,
-                                  .boxes = {boxes.back()},
-                                  .frozen = tensor.frozen};
+      plan::TensorDescription described{.name = tensor.name,
+                                        .dtype = tensor.dtype,
+                                        .shape = {tensor.rows, tensor.columns},
+                                        .local_shape = size,
+                                        .boxes = {boxes.back()},
+                                        .frozen = tensor.frozen};
       uint64_t row = 0;
       for (const auto& [name, rows] : tensor.into) {
         described.into.push_back({name, {rows, tensor.columns}, {row, 0}});
@@ -100,7 +100,7 @@ struct TestRank {
       memory.emplace_back(size[0] * size[1] * BytesOf(tensor.dtype));
       locals.push_back({tensor.name, tensor.dtype, size, {size[1], 1}, memory.back().data()});
     }
-    sheet.parts.push_back(std::move(tensors));
+    description.parts.push_back(std::move(tensors));
   }
 
   void Fill(const std::vector<Whole2D>& model, Version version) {
@@ -139,7 +139,7 @@ class Fleet {
         hub_(hub ? std::move(hub) : std::make_shared<ExchangeHub>()) {
     for (uint32_t rank = 0; rank < options_.beside.size(); ++rank) {
       ranks_.emplace_back(model_, options_.beside[rank], rank % options_.shards, options_.shards);
-      sheets_.push_back(plan::ToJson(ranks_.back().sheet));
+      descriptions_.push_back(plan::ToJson(ranks_.back().description));
     }
   }
 
@@ -147,7 +147,7 @@ class Fleet {
     exchanges_.push_back(options_.exchange ? options_.exchange(rank) : hub_->Of(rank));
     return {.socket_path = host_.socket(),
             .model = "actor",
-            .sheets = sheets_,
+            .descriptions = descriptions_,
             .rank = rank,
             .locals = ranks_[rank].locals,
             .bucket_bytes = options_.bucket_bytes,
@@ -158,11 +158,11 @@ class Fleet {
             .call_timeout = std::chrono::milliseconds(20'000)};
   }
 
-  // Makes all sheets say that tensor `tensor` is frozen, whatever its values do.
+  // Makes all descriptions say that tensor `tensor` is frozen, whatever its values do.
   void Freeze(size_t tensor) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      std::get<std::vector<plan::TensorSheet>>(ranks_[rank].sheet.parts[0])[tensor].frozen = true;
-      sheets_[rank] = plan::ToJson(ranks_[rank].sheet);
+      std::get<std::vector<plan::TensorDescription>>(ranks_[rank].description.parts[0])[tensor].frozen = true;
+      descriptions_[rank] = plan::ToJson(ranks_[rank].description);
     }
   }
 
@@ -265,7 +265,7 @@ class Fleet {
   const std::shared_ptr<ExchangeHub> hub_;
   publish::Host host_;
   std::vector<TestRank> ranks_;
-  std::vector<std::string> sheets_;
+  std::vector<std::string> descriptions_;
   std::vector<std::unique_ptr<Exchange>> exchanges_;
   std::vector<std::unique_ptr<Exporter>> exporters_;
   std::map<uint32_t, std::vector<const void*>> addresses_;

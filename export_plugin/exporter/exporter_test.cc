@@ -46,7 +46,7 @@ TEST_CASE("Frozen tensors are copied into each slot once and then only reported"
 
 TEST_CASE("A frozen tensor that changed between its two copies is an error that names it, before anybody trusts it") {
   std::vector<Whole2D> model = SmallModel();
-  model.push_back({"late", model::DType::kBF16, 16, 128, Cut::kRows});  // its sheet says frozen; its values move
+  model.push_back({"late", model::DType::kBF16, 16, 128, Cut::kRows});  // its description says frozen; its values move
   for (const bool beside : {true, false}) {
     Fleet fleet(model, {.beside = {true, beside}});
     fleet.Freeze(6);
@@ -233,7 +233,7 @@ TEST_CASE("F32 tensors are refused where the model is BF16 and nobody allowed ro
   }
 }
 
-TEST_CASE("What is not as the sheet says is refused, naming both") {
+TEST_CASE("What is not as the description says is refused, naming both") {
   Fleet fleet(SmallModel(), {});
   const auto open = [&](auto change) {
     auto options = fleet.OptionsOf(0);
@@ -242,7 +242,7 @@ TEST_CASE("What is not as the sheet says is refused, naming both") {
   };
   using Options = ExporterOptions;
   CHECK_THAT(open([](Options& o) { o.locals[1].name = "other"; }),
-             FailsWith(ErrorCode::kBadData, "\"other\" was given where the sheet has \"qkv\""));
+             FailsWith(ErrorCode::kBadData, "\"other\" was given where the description has \"qkv\""));
   CHECK_THAT(open([](Options& o) { o.locals.pop_back(); }),
              FailsWith(ErrorCode::kBadData, "5 local tensors were given"));
   CHECK_THAT(open([](Options& o) {
@@ -262,7 +262,8 @@ TEST_CASE("What is not as the sheet says is refused, naming both") {
              FailsWith(ErrorCode::kBadData, "smaller than a byte"));
   CHECK_THAT(open([](Options& o) { o.locals[0].dtype = model::DType::kF16; }),
              FailsWith(ErrorCode::kBadData, "\"embed\" is F16"));
-  CHECK_THAT(open([](Options& o) { o.sheets[1] = "{"; }), FailsWith(ErrorCode::kBadData, "the sheet of rank 1"));
+  CHECK_THAT(open([](Options& o) { o.descriptions[1] = "{"; }),
+             FailsWith(ErrorCode::kBadData, "the description of rank 1"));
   CHECK_THAT(open([](Options& o) { o.rank = 2; }), FailsWith(ErrorCode::kBadData, "rank 2 of 2"));
   CHECK_THAT(open([](Options& o) { o.bucket_bytes = 1000; }), FailsWith(ErrorCode::kBadData, "at least 1048576"));
   CHECK_THAT(open([](Options& o) { o.threads = 257; }), FailsWith(ErrorCode::kBadData, "threads is 257"));

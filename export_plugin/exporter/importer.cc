@@ -7,7 +7,7 @@
 #include "common/layout/copy_plan.h"
 #include "export_plugin/exporter/checkpoint.h"
 #include "export_plugin/exporter/copy_engine.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -106,9 +106,9 @@ class ImportWork {
 
 }  // namespace
 
-Result<ImportStats> ImportCheckpoint(const std::string& directory, const std::string& sheet,
+Result<ImportStats> ImportCheckpoint(const std::string& directory, const std::string& description,
                                      std::span<const LocalTensor> locals, uint32_t threads) {
-  LS_ASSIGN_OR_RETURN(const plan::RankSheet parsed, plan::ParseSheet(sheet));
+  LS_ASSIGN_OR_RETURN(const plan::ShardDescription parsed, plan::ParseDescription(description));
   LS_RETURN_IF_ERROR(CheckLocals(locals, parsed));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel({parsed}));
   LS_ASSIGN_OR_RETURN(const layout::RankPlan plan, layout::CompileImport(model, 0));

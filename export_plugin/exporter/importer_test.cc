@@ -32,7 +32,7 @@ void WriteModel(const std::string& path, const std::vector<Whole2D>& model, Vers
 }
 
 Result<ImportStats> Import(const std::string& directory, const TestRank& rank, uint32_t threads = 1) {
-  return ImportCheckpoint(directory, plan::ToJson(rank.sheet), rank.locals, threads);
+  return ImportCheckpoint(directory, plan::ToJson(rank.description), rank.locals, threads);
 }
 
 void Clear(TestRank& rank) {
@@ -114,7 +114,7 @@ TEST_CASE("Rows that the checkpoint does not have become zero, and gaps between 
   WriteModel(directory.File("model.safetensors"), model, 1);
   // Padded to 8 rows of 4, which lie 5 apart.
   TestRank rank(model, true, 0, 1);
-  std::get<std::vector<plan::TensorSheet>>(rank.sheet.parts[0])[0].local_shape = {8, 4};
+  std::get<std::vector<plan::TensorDescription>>(rank.description.parts[0])[0].local_shape = {8, 4};
   std::vector<uint16_t> memory(8 * 5, 0xabcd);
   rank.locals[0] = {"w", model::DType::kBF16, {8, 4}, {5, 1}, memory.data()};
   REQUIRE(Import(directory.path(), rank).ok());

@@ -41,18 +41,18 @@ Status CheckStrides(const LocalTensor& local) {
   return OkStatus();
 }
 
-Status CheckLocal(const LocalTensor& local, const plan::SheetLocal& described) {
+Status CheckLocal(const LocalTensor& local, const plan::DescribedLocal& described) {
   if (local.name != described.name) {
-    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" was given where the sheet has \"",
-                                     described.name, "\"; give them in the sheet's order")};
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" was given where the description has \"",
+                                     described.name, "\"; give them in the description's order")};
   }
   if (local.shape != described.shape) {
     return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has shape ", layout::ShapeText(local.shape),
-                                     "; the sheet says ", layout::ShapeText(described.shape))};
+                                     "; the description says ", layout::ShapeText(described.shape))};
   }
   if (described.dtype && local.dtype != *described.dtype) {
-    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", Name(local.dtype), "; the sheet says ",
-                                     Name(*described.dtype))};
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", Name(local.dtype),
+                                     "; the description says ", Name(*described.dtype))};
   }
   const model::DTypeInfo& dtype = *model::FindDType(local.dtype);
   if (dtype.bits % 8 != 0) {
@@ -64,21 +64,21 @@ Status CheckLocal(const LocalTensor& local, const plan::SheetLocal& described) {
 
 }  // namespace
 
-Result<std::vector<plan::RankSheet>> ParseSheets(std::span<const std::string> texts) {
-  std::vector<plan::RankSheet> sheets;
+Result<std::vector<plan::ShardDescription>> ParseDescriptions(std::span<const std::string> texts) {
+  std::vector<plan::ShardDescription> descriptions;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    Result<plan::RankSheet> sheet = plan::ParseSheet(texts[rank]);
-    if (!sheet.ok()) return sheet.status().WithContext(Cat("the sheet of rank ", rank));
-    sheets.push_back(*std::move(sheet));
+    Result<plan::ShardDescription> description = plan::ParseDescription(texts[rank]);
+    if (!description.ok()) return description.status().WithContext(Cat("the description of rank ", rank));
+    descriptions.push_back(*std::move(description));
   }
-  return sheets;
+  return descriptions;
 }
 
-Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& sheet) {
-  const std::vector<plan::SheetLocal> described = plan::LocalsOf(sheet);
+Status CheckLocals(std::span<const LocalTensor> locals, const plan::ShardDescription& description) {
+  const std::vector<plan::DescribedLocal> described = plan::LocalsOf(description);
   if (locals.size() != described.size()) {
     return {ErrorCode::kBadData,
-            Cat(locals.size(), " local tensors were given; the rank's sheet describes ", described.size())};
+            Cat(locals.size(), " local tensors were given; the rank's description describes ", described.size())};
   }
   for (size_t i = 0; i < locals.size(); ++i) LS_RETURN_IF_ERROR(CheckLocal(locals[i], described[i]));
   return OkStatus();

@@ -8,13 +8,13 @@
 #include "common/layout/strided_copy.h"
 #include "common/layout/training_model.h"
 #include "export_plugin/exporter/copy_engine.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 namespace lockstep::exporter {
 
-// In the order of the rank's sheet.
+// In the order of the rank's description.
 struct LocalTensor {
-  std::string name;  // as in the sheet
+  std::string name;  // as in the description
   model::DType dtype = model::DType::kBF16;
   layout::Extents shape;
   layout::Extents strides;  // in elements; must not overlap
@@ -22,12 +22,12 @@ struct LocalTensor {
   bool convert = false;  // allow F32 to be exported as BF16, rounded to nearest even; else dtypes must match
 };
 
-// The sheets of all ranks. kBadData names the rank whose sheet is none.
-Result<std::vector<plan::RankSheet>> ParseSheets(std::span<const std::string> texts);
+// The descriptions of all ranks. kBadData names the rank whose description is none.
+Result<std::vector<plan::ShardDescription>> ParseDescriptions(std::span<const std::string> texts);
 
-// Whether `locals` are what the rank's own sheet says, and lie in memory as tensors can. kBadData names the first that
-// is not, and both sides. Addresses are not checked.
-Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& sheet);
+// Whether `locals` are what the rank's own description says, and lie in memory as tensors can. kBadData names the first
+// that is not, and both sides. Addresses are not checked.
+Status CheckLocals(std::span<const LocalTensor> locals, const plan::ShardDescription& description);
 
 // By source of the model, the local tensors of a rank that hold it: equal copies. None where the rank has none.
 using LocalsBySource = std::vector<std::vector<uint32_t>>;

@@ -16,18 +16,18 @@ class Adapted : public Exchange {
   std::optional<int> device() const override { return exchange_->device(); }
   Result<Transfer> StartSend(uint32_t peer, const void* data, uint64_t bytes) override {
     Transfer transfer = 0;
-    LS_RETURN_IF_ERROR(Told(exchange_->StartSend(peer, data, bytes, transfer)));
+    LS_RETURN_IF_ERROR(AsStatus(exchange_->StartSend(peer, data, bytes, transfer)));
     return transfer;
   }
   Result<Transfer> StartReceive(uint32_t peer, void* data, uint64_t bytes) override {
     Transfer transfer = 0;
-    LS_RETURN_IF_ERROR(Told(exchange_->StartReceive(peer, data, bytes, transfer)));
+    LS_RETURN_IF_ERROR(AsStatus(exchange_->StartReceive(peer, data, bytes, transfer)));
     return transfer;
   }
-  Status Wait(Transfer transfer) override { return Told(exchange_->Wait(transfer)); }
+  Status Wait(Transfer transfer) override { return AsStatus(exchange_->Wait(transfer)); }
 
  private:
-  static Status Told(const trainer::Error& error) {
+  static Status AsStatus(const trainer::Error& error) {
     return error ? Status(ErrorCode::kUnavailable, error.message) : OkStatus();
   }
 

@@ -9,9 +9,9 @@ namespace lockstep::exporter {
 namespace {
 
 // All copies of the rank's model, which must be `layout`'s.
-Result<OwnCopies> AllCopies(const std::string& sheet, std::span<const LocalTensor> locals,
+Result<OwnCopies> AllCopies(const std::string& description, std::span<const LocalTensor> locals,
                             const model::ModelLayout& layout) {
-  LS_ASSIGN_OR_RETURN(const plan::RankSheet parsed, plan::ParseSheet(sheet));
+  LS_ASSIGN_OR_RETURN(const plan::ShardDescription parsed, plan::ParseDescription(description));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel({parsed}));
   LS_ASSIGN_OR_RETURN(const layout::CopyPlan plan, layout::CompileExport(model, {true}));
   if (model.tensors != layout.tensors()) {
@@ -28,10 +28,10 @@ uint64_t EndOf(const layout::StridedCopy& copy) {
 
 }  // namespace
 
-Result<std::unique_ptr<SectionFiller>> SectionFiller::Create(const std::string& sheet,
+Result<std::unique_ptr<SectionFiller>> SectionFiller::Create(const std::string& description,
                                                              std::span<const LocalTensor> locals,
                                                              std::shared_ptr<const model::ModelLayout> layout) {
-  Result<OwnCopies> own = AllCopies(sheet, locals, *layout);
+  Result<OwnCopies> own = AllCopies(description, locals, *layout);
   LS_RETURN_IF_ERROR(own.status().WithContext("only a rank that holds the whole model can fill ranges of it"));
   std::unique_ptr<SectionFiller> filler(new SectionFiller(std::move(layout)));
   std::vector<LocalCopy>& copies = filler->copies_;

@@ -17,8 +17,10 @@ namespace lockstep::exporter {
 // Not thread-safe. Keeps its copies of the plan; neither tensors nor their addresses.
 class SectionFiller {
  public:
-  // `sheet`: the rank's own. kBadData when the rank by itself does not hold all of `layout`: the text names a tensor.
-  static Result<std::unique_ptr<SectionFiller>> Create(const std::string& sheet, std::span<const LocalTensor> locals,
+  // `description`: the rank's own. kBadData when the rank by itself does not hold all of `layout`: the text names a
+  // tensor.
+  static Result<std::unique_ptr<SectionFiller>> Create(const std::string& description,
+                                                       std::span<const LocalTensor> locals,
                                                        std::shared_ptr<const model::ModelLayout> layout);
 
   // Writes `range` of the data section to `target`, in host memory or the memory of a GPU that `engine` reaches, and

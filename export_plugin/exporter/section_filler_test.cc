@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::byte kUntouched{0xEE};
 
-// What the exporter makes of these sheets.
-std::shared_ptr<const model::ModelLayout> LayoutOf(const std::vector<plan::RankSheet>& sheets) {
-  const auto model = plan::BuildTrainingModel(sheets);
+// What the exporter makes of these descriptions.
+std::shared_ptr<const model::ModelLayout> LayoutOf(const std::vector<plan::ShardDescription>& descriptions) {
+  const auto model = plan::BuildTrainingModel(descriptions);
   REQUIRE(model.ok());
   return *model::ModelLayout::Create(model->tensors);
 }
@@ -31,10 +31,10 @@ std::vector<std::byte> DataSection(const model::ModelLayout& layout, const Image
 TEST_CASE("Every range of the data section is what publishing would write there, and no byte around it is touched") {
   const std::vector<Whole2D> model = SmallModel();
   TestRank rank(model, true, 0, 1);
-  const auto layout = LayoutOf({rank.sheet});
+  const auto layout = LayoutOf({rank.description});
   WorkerPool pool(2);
   const std::unique_ptr<CopyEngine> engines[] = {NewHostCopyEngine(nullptr), NewHostCopyEngine(&pool)};
-  const auto filler = SectionFiller::Create(plan::ToJson(rank.sheet), rank.locals, layout);
+  const auto filler = SectionFiller::Create(plan::ToJson(rank.description), rank.locals, layout);
   REQUIRE(filler.ok());
   std::mt19937_64 random(7);
   for (Version version = 1; version <= 40; ++version) {
@@ -59,14 +59,14 @@ TEST_CASE("Float32 tensors, strided ones too, are rounded to bfloat16 in whateve
   std::vector<float> values(15);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   values[4] = std::bit_cast<float>(0x3F80'8001u);  // rounds up to 0x3F81
-  plan::RankSheet sheet;
-  sheet.parts.push_back(std::vector<plan::TensorSheet>{{.name = "w",
-                                                        .dtype = model::DType::kBF16,
-                                                        .shape = {5, 3},
-                                                        .local_shape = {5, 3},
-                                                        .boxes = layout::Whole({5, 3})}});
+  plan::ShardDescription description;
+  description.parts.push_back(std::vector<plan::TensorDescription>{{.name = "w",
+                                                                    .dtype = model::DType::kBF16,
+                                                                    .shape = {5, 3},
+                                                                    .local_shape = {5, 3},
+                                                                    .boxes = layout::Whole({5, 3})}});
   const std::vector<LocalTensor> locals{{"w", model::DType::kF32, {5, 3}, {1, 5}, values.data(), true}};
-  const auto filler = SectionFiller::Create(plan::ToJson(sheet), locals, LayoutOf({sheet}));
+  const auto filler = SectionFiller::Create(plan::ToJson(description), locals, LayoutOf({description}));
   REQUIRE(filler.ok());
   std::vector<uint16_t> expected;
   for (size_t row = 0; row < 5; ++row) {
@@ -91,22 +91,24 @@ TEST_CASE("A rank that holds a shard of a tensor fills nothing, and the tensor i
   const std::vector<Whole2D> model = SmallModel();
   const TestRank first(model, true, 0, 2);
   const TestRank second(model, true, 1, 2);
-  const auto refused =
-      SectionFiller::Create(plan::ToJson(first.sheet), first.locals, LayoutOf({first.sheet, second.sheet})).status();
+  const auto refused = SectionFiller::Create(plan::ToJson(first.description), first.locals,
+                                             LayoutOf({first.description, second.description}))
+                           .status();
   CHECK_THAT(refused, FailsWith(ErrorCode::kBadData, "holds the whole model", "\"embed\""));
 }
 
-TEST_CASE("A rank whose sheet alone is not the model of all ranks fills nothing") {
+TEST_CASE("A rank whose description alone is not the model of all ranks fills nothing") {
   const TestRank small({{"w", model::DType::kBF16, 4, 4}}, true, 0, 1);
   const TestRank other({{"w", model::DType::kBF16, 4, 4}, {"v", model::DType::kBF16, 4, 4}}, true, 0, 1);
-  const auto refused = SectionFiller::Create(plan::ToJson(small.sheet), small.locals, LayoutOf({other.sheet})).status();
+  const auto refused =
+      SectionFiller::Create(plan::ToJson(small.description), small.locals, LayoutOf({other.description})).status();
   CHECK_THAT(refused, FailsWith(ErrorCode::kBadData, "another model (1 tensors) than all ranks together (2)"));
 }
 
 TEST_CASE("Ranges that leave the data section or cut an element, and tensors without an address, are refused") {
   TestRank rank({{"w", model::DType::kBF16, 4, 4}, {"norm", model::DType::kF32, 1, 4}}, true, 0, 1);
-  const auto layout = LayoutOf({rank.sheet});
-  const auto filler = SectionFiller::Create(plan::ToJson(rank.sheet), rank.locals, layout);
+  const auto layout = LayoutOf({rank.description});
+  const auto filler = SectionFiller::Create(plan::ToJson(rank.description), rank.locals, layout);
   REQUIRE(filler.ok());
   const auto engine = NewHostCopyEngine(nullptr);
   std::vector<std::byte> target(layout->data_bytes(), kUntouched);

@@ -1,4 +1,4 @@
-// The parts of all ranks' sheets, put together.
+// The parts of all ranks' descriptions, put together.
 #include "common/base/text.h"
 #include "common/model/layout.h"
 #include "export_plugin/plan/part_model.h"
@@ -7,26 +7,26 @@ namespace lockstep::plan {
 namespace {
 
 template <typename Kind>
-std::vector<const Kind*> PartOfAll(const std::vector<RankSheet>& sheets, size_t part) {
+std::vector<const Kind*> PartOfAll(const std::vector<ShardDescription>& descriptions, size_t part) {
   std::vector<const Kind*> ranks;
-  ranks.reserve(sheets.size());
-  for (const RankSheet& sheet : sheets) ranks.push_back(&std::get<Kind>(sheet.parts[part]));
+  ranks.reserve(descriptions.size());
+  for (const ShardDescription& description : descriptions) ranks.push_back(&std::get<Kind>(description.parts[part]));
   return ranks;
 }
 
-Status CheckSameParts(const std::vector<RankSheet>& sheets) {
-  if (sheets.empty() || sheets.size() > kMaxSheets) {
+Status CheckSameParts(const std::vector<ShardDescription>& descriptions) {
+  if (descriptions.empty() || descriptions.size() > kMaxDescriptions) {
     return {ErrorCode::kBadData,
-            Cat("there are ", sheets.size(), " sheets; a trainer has 1 to ", kMaxSheets, " ranks")};
+            Cat("there are ", descriptions.size(), " descriptions; a trainer has 1 to ", kMaxDescriptions, " ranks")};
   }
-  for (size_t rank = 0; rank < sheets.size(); ++rank) {
-    const std::vector<PartSheet>& parts = sheets[rank].parts;
-    if (parts.size() != sheets[0].parts.size()) {
+  for (size_t rank = 0; rank < descriptions.size(); ++rank) {
+    const std::vector<PartDescription>& parts = descriptions[rank].parts;
+    if (parts.size() != descriptions[0].parts.size()) {
       return {ErrorCode::kBadData,
-              Cat("rank ", rank, " has ", parts.size(), " parts, rank 0 has ", sheets[0].parts.size())};
+              Cat("rank ", rank, " has ", parts.size(), " parts, rank 0 has ", descriptions[0].parts.size())};
     }
     for (size_t part = 0; part < parts.size(); ++part) {
-      if (parts[part].index() == sheets[0].parts[part].index()) continue;
+      if (parts[part].index() == descriptions[0].parts[part].index()) continue;
       return {ErrorCode::kBadData, Cat("parts[", part, "] of rank ", rank, " and of rank 0 are of different kinds")};
     }
   }
@@ -59,20 +59,20 @@ Status Append(PartModel& part, layout::TrainingModel& whole) {
 
 }  // namespace
 
-Result<layout::TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
-  LS_RETURN_IF_ERROR(CheckSameParts(sheets));
+Result<layout::TrainingModel> BuildTrainingModel(const std::vector<ShardDescription>& descriptions) {
+  LS_RETURN_IF_ERROR(CheckSameParts(descriptions));
   layout::TrainingModel model;
   std::vector<PartModel> parts;
-  for (size_t i = 0; i < sheets[0].parts.size(); ++i) {
-    Result<PartModel> part = std::holds_alternative<MegatronSheet>(sheets[0].parts[i])
-                                 ? BuildMegatronPart(PartOfAll<MegatronSheet>(sheets, i))
-                                 : BuildTensorPart(PartOfAll<std::vector<TensorSheet>>(sheets, i));
+  for (size_t i = 0; i < descriptions[0].parts.size(); ++i) {
+    Result<PartModel> part = std::holds_alternative<MegatronDescription>(descriptions[0].parts[i])
+                                 ? BuildMegatronPart(PartOfAll<MegatronDescription>(descriptions, i))
+                                 : BuildTensorPart(PartOfAll<std::vector<TensorDescription>>(descriptions, i));
     if (!part.ok()) return part.status().WithContext(Cat("parts[", i, "]"));
     LS_RETURN_IF_ERROR(Append(*part, model));
     parts.push_back(*std::move(part));
   }
   LS_RETURN_IF_ERROR(layout::PlaceTensors(model));
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
+  for (uint32_t rank = 0; rank < descriptions.size(); ++rank) {
     for (PartModel& part : parts) {
       for (layout::Holding& holding : part.holdings[rank]) model.holdings.push_back(std::move(holding));
     }
@@ -88,9 +88,9 @@ std::vector<uint32_t> SourcesOfRank(const layout::TrainingModel& model, uint32_t
   return sources;
 }
 
-std::vector<bool> OnAgentHost(const std::vector<RankSheet>& sheets) {
+std::vector<bool> OnAgentHost(const std::vector<ShardDescription>& descriptions) {
   std::vector<bool> beside;
-  for (const RankSheet& sheet : sheets) beside.push_back(sheet.on_agent_host);
+  for (const ShardDescription& description : descriptions) beside.push_back(description.on_agent_host);
   return beside;
 }
 

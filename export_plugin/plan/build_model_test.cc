@@ -1,10 +1,10 @@
-// Models from the sheets of several ranks.
+// Models from the descriptions of several ranks.
 #include <catch2/catch.hpp>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 namespace lockstep::plan {
 namespace {
@@ -13,44 +13,44 @@ constexpr char kLlama[] = R"({"model_type": "llama", "torch_dtype": "bfloat16", 
   "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 6,
   "vocab_size": 10, "tie_word_embeddings": false})";
 
-std::vector<RankSheet> LlamaSheets(const rules::Topology& topology) {
-  auto sheets = ExpectedSheets(kLlama, topology, 0, /*fused_norms=*/false);
-  INFO(sheets.status().ToString());
-  REQUIRE(sheets.ok());
-  return *std::move(sheets);
+std::vector<ShardDescription> LlamaDescriptions(const rules::Topology& topology) {
+  auto descriptions = ExpectedDescriptions(kLlama, topology, 0, /*fused_norms=*/false);
+  INFO(descriptions.status().ToString());
+  REQUIRE(descriptions.ok());
+  return *std::move(descriptions);
 }
 
-MegatronSheet& Megatron(RankSheet& sheet) {
-  return std::get<MegatronSheet>(sheet.parts[0]);
+MegatronDescription& Megatron(ShardDescription& description) {
+  return std::get<MegatronDescription>(description.parts[0]);
 }
 
 // Rows [first, first + rows) of a tensor of `total` rows of 4.
-TensorSheet Rows(const std::string& name, uint64_t first, uint64_t rows, uint64_t total) {
-  TensorSheet tensor{.name = name, .shape = {total, 4}, .local_shape = {rows, 4}};
+TensorDescription Rows(const std::string& name, uint64_t first, uint64_t rows, uint64_t total) {
+  TensorDescription tensor{.name = name, .shape = {total, 4}, .local_shape = {rows, 4}};
   if (rows > 0) tensor.boxes = layout::Box({0, 0}, {first, 0}, {rows, 4});
   return tensor;
 }
 
-RankSheet Tensors(std::vector<TensorSheet> tensors) {
+ShardDescription Tensors(std::vector<TensorDescription> tensors) {
   return {.parts = {std::move(tensors)}};
 }
 
-void CheckRefused(const std::vector<RankSheet>& sheets, const std::string& what) {
-  const auto model = BuildTrainingModel(sheets);
+void CheckRefused(const std::vector<ShardDescription>& descriptions, const std::string& what) {
+  const auto model = BuildTrainingModel(descriptions);
   REQUIRE(model.status().code() == ErrorCode::kBadData);
   CAPTURE(model.status().message());
   CHECK_THAT(model, FailsWith(ErrorCode::kBadData, what));
 }
 
-TEST_CASE("Every local tensor has one holding, rank by rank in the order of the sheets") {
-  const std::vector<RankSheet> sheets = LlamaSheets({.world = 4, .tensor = 2, .pipeline = 2});
-  const auto model = BuildTrainingModel(sheets);
+TEST_CASE("Every local tensor has one holding, rank by rank in the order of the descriptions") {
+  const std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 4, .tensor = 2, .pipeline = 2});
+  const auto model = BuildTrainingModel(descriptions);
   REQUIRE(model.ok());
   size_t next = 0;
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
-    const std::vector<SheetLocal> locals = LocalsOf(sheets[rank]);
+  for (uint32_t rank = 0; rank < descriptions.size(); ++rank) {
+    const std::vector<DescribedLocal> locals = LocalsOf(descriptions[rank]);
     CHECK(SourcesOfRank(*model, rank).size() == locals.size());
-    for (const SheetLocal& local : locals) {
+    for (const DescribedLocal& local : locals) {
       REQUIRE(next < model->holdings.size());
       CHECK(model->holdings[next].rank == rank);
       CHECK(model->holdings[next].local_shape == local.shape);
@@ -61,10 +61,12 @@ TEST_CASE("Every local tensor has one holding, rank by rank in the order of the 
 }
 
 TEST_CASE("Tensors come part by part, and in a part as they are first mentioned") {
-  const std::vector<RankSheet> sheets = {
-      {.parts = {std::vector<TensorSheet>{Rows("b", 0, 2, 2)}, std::vector<TensorSheet>{Rows("d", 0, 1, 1)}}},
-      {.parts = {std::vector<TensorSheet>{Rows("c", 0, 1, 1), Rows("b", 0, 2, 2)}, std::vector<TensorSheet>{}}}};
-  const auto model = BuildTrainingModel(sheets);
+  const std::vector<ShardDescription> descriptions = {
+      {.parts = {std::vector<TensorDescription>{Rows("b", 0, 2, 2)},
+                 std::vector<TensorDescription>{Rows("d", 0, 1, 1)}}},
+      {.parts = {std::vector<TensorDescription>{Rows("c", 0, 1, 1), Rows("b", 0, 2, 2)},
+                 std::vector<TensorDescription>{}}}};
+  const auto model = BuildTrainingModel(descriptions);
   REQUIRE(model.ok());
   REQUIRE(model->tensors.size() == 3);
   CHECK(model->tensors[0].name == "b");
@@ -75,9 +77,9 @@ TEST_CASE("Tensors come part by part, and in a part as they are first mentioned"
 }
 
 TEST_CASE("Tensors that must move to be aligned take their conversions and groups along") {
-  TensorSheet odd{
+  TensorDescription odd{
       .name = "odd", .dtype = model::DType::kBF16, .shape = {3}, .local_shape = {3}, .boxes = layout::Whole({3})};
-  TensorSheet wide{
+  TensorDescription wide{
       .name = "wide", .dtype = model::DType::kF32, .shape = {2}, .local_shape = {2}, .boxes = layout::Whole({2})};
   const auto model = BuildTrainingModel({Tensors({odd, wide})});
   REQUIRE(model.ok());
@@ -91,7 +93,7 @@ TEST_CASE("Tensors that must move to be aligned take their conversions and group
 }
 
 TEST_CASE("A source is frozen only when every rank that mentions it says so") {
-  const auto Frozen = [](TensorSheet tensor, bool frozen) {
+  const auto Frozen = [](TensorDescription tensor, bool frozen) {
     tensor.frozen = frozen;
     return tensor;
   };
@@ -102,32 +104,32 @@ TEST_CASE("A source is frozen only when every rank that mentions it says so") {
   CHECK(model->sources[0].frozen);
   CHECK_FALSE(model->sources[1].frozen);
 
-  std::vector<RankSheet> sheets = LlamaSheets({.world = 2, .tensor = 2, .expert_tensor = 2});
-  for (RankSheet& sheet : sheets) Megatron(sheet).parameters[0].frozen = true;
-  Megatron(sheets[1]).parameters[1].frozen = true;
-  const auto llama = BuildTrainingModel(sheets);
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 2, .tensor = 2, .expert_tensor = 2});
+  for (ShardDescription& description : descriptions) Megatron(description).parameters[0].frozen = true;
+  Megatron(descriptions[1]).parameters[1].frozen = true;
+  const auto llama = BuildTrainingModel(descriptions);
   REQUIRE(llama.ok());
   CHECK(llama->sources[SourcesOfRank(*llama, 0)[0]].frozen);
   CHECK_FALSE(llama->sources[SourcesOfRank(*llama, 0)[1]].frozen);
 }
 
 TEST_CASE("A stacked tensor becomes the tensors of its experts") {
-  TensorSheet stacked{.name = "experts.gate_up",
-                      .shape = {2, 6, 4},
-                      .local_shape = {1, 6, 4},
-                      .boxes = layout::Box({0, 0, 0}, {0, 0, 0}, {1, 6, 4})};
+  TensorDescription stacked{.name = "experts.gate_up",
+                            .shape = {2, 6, 4},
+                            .local_shape = {1, 6, 4},
+                            .boxes = layout::Box({0, 0, 0}, {0, 0, 0}, {1, 6, 4})};
   stacked.into = {{"experts.0.gate_proj.weight", {3, 4}, {0, 0, 0}},
                   {"experts.0.up_proj.weight", {3, 4}, {0, 3, 0}},
                   {"experts.1.gate_proj.weight", {3, 4}, {1, 0, 0}},
                   {"experts.1.up_proj.weight", {3, 4}, {1, 3, 0}}};
-  TensorSheet other = stacked;
+  TensorDescription other = stacked;
   other.boxes[0].target = {1, 0, 0};
-  const std::vector<RankSheet> sheets = {Tensors({stacked}), Tensors({other})};
-  const auto model = BuildTrainingModel(sheets);
+  const std::vector<ShardDescription> descriptions = {Tensors({stacked}), Tensors({other})};
+  const auto model = BuildTrainingModel(descriptions);
   REQUIRE(model.ok());
   CHECK(model->tensors.size() == 4);
   CHECK(model->groups == std::vector<uint32_t>{0, 0, 1, 1});
-  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(descriptions));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   REQUIRE(plan->ranks[1].entries.size() == 2);
@@ -136,7 +138,7 @@ TEST_CASE("A stacked tensor becomes the tensors of its experts") {
 }
 
 TEST_CASE("What engines keep fused is one group") {
-  std::vector<TensorSheet> tensors;
+  std::vector<TensorDescription> tensors;
   for (const char* name :
        {"m.layers.0.self_attn.q_proj.weight", "m.layers.0.self_attn.q_proj.bias", "m.layers.0.self_attn.k_proj.weight",
         "m.layers.0.self_attn.v_proj.weight", "m.layers.0.self_attn.o_proj.weight", "m.layers.0.mlp.gate_proj.weight",
@@ -149,43 +151,45 @@ TEST_CASE("What engines keep fused is one group") {
 }
 
 TEST_CASE("Ranks that describe different parts are refused") {
-  const std::vector<RankSheet> llama = LlamaSheets({});
-  CheckRefused({}, "0 sheets");
-  CheckRefused({Tensors({}), RankSheet{.parts = {std::vector<TensorSheet>{}, std::vector<TensorSheet>{}}}},
-               "rank 1 has 2 parts, rank 0 has 1");
+  const std::vector<ShardDescription> llama = LlamaDescriptions({});
+  CheckRefused({}, "0 descriptions");
+  CheckRefused(
+      {Tensors({}), ShardDescription{.parts = {std::vector<TensorDescription>{}, std::vector<TensorDescription>{}}}},
+      "rank 1 has 2 parts, rank 0 has 1");
   CheckRefused({Tensors({}), llama[0]}, "parts[0] of rank 1 and of rank 0 are of different kinds");
 }
 
 TEST_CASE("Ranks with another configuration are named") {
-  std::vector<RankSheet> sheets = LlamaSheets({.world = 16, .tensor = 2, .expert_tensor = 2});
-  for (size_t rank = 3; rank < 14; ++rank) Megatron(sheets[rank]).config += " ";
-  CheckRefused(sheets, "parts[0]: the model configuration of rank 3, 4, 5, 6, 7, 8, 9, 10 and 3 more is not that of");
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 16, .tensor = 2, .expert_tensor = 2});
+  for (size_t rank = 3; rank < 14; ++rank) Megatron(descriptions[rank]).config += " ";
+  CheckRefused(descriptions,
+               "parts[0]: the model configuration of rank 3, 4, 5, 6, 7, 8, 9, 10 and 3 more is not that of");
 }
 
 TEST_CASE("Ranks that count groups differently are named") {
-  std::vector<RankSheet> sheets = LlamaSheets({.world = 2, .tensor = 2, .expert_tensor = 2});
-  Megatron(sheets[1]).place.tensor = 4;
-  CheckRefused(sheets, "rank 1 counts groups of tensor 4");
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 2, .tensor = 2, .expert_tensor = 2});
+  Megatron(descriptions[1]).place.tensor = 4;
+  CheckRefused(descriptions, "rank 1 counts groups of tensor 4");
 }
 
 TEST_CASE("A parameter that no rule covers is named with its rank") {
-  std::vector<RankSheet> sheets = LlamaSheets({.world = 2, .tensor = 2, .expert_tensor = 2});
-  Megatron(sheets[1]).parameters[3].name = "decoder.layers.0.self_attention.linear_surprise.weight";
-  CheckRefused(sheets, "rank 1");
-  CheckRefused(sheets, "linear_surprise");
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 2, .tensor = 2, .expert_tensor = 2});
+  Megatron(descriptions[1]).parameters[3].name = "decoder.layers.0.self_attention.linear_surprise.weight";
+  CheckRefused(descriptions, "rank 1");
+  CheckRefused(descriptions, "linear_surprise");
 }
 
 TEST_CASE("A parameter that a rank holds under two names is refused, naming both") {
-  std::vector<RankSheet> sheets = LlamaSheets({});
-  rules::LocalParameter norm = Megatron(sheets[0]).parameters[1];
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({});
+  rules::LocalParameter norm = Megatron(descriptions[0]).parameters[1];
   REQUIRE(norm.name == "decoder.layers.0.input_layernorm.weight");
   norm.name = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight";
-  Megatron(sheets[0]).parameters.push_back(norm);
-  CheckRefused(sheets, "as decoder.layers.0.input_layernorm.weight and as " + norm.name);
+  Megatron(descriptions[0]).parameters.push_back(norm);
+  CheckRefused(descriptions, "as decoder.layers.0.input_layernorm.weight and as " + norm.name);
 }
 
 TEST_CASE("A tensor that two ranks describe differently is refused, naming both") {
-  TensorSheet other = Rows("w", 1, 1, 2);
+  TensorDescription other = Rows("w", 1, 1, 2);
   other.shape = {3, 4};
   CheckRefused({Tensors({Rows("w", 0, 1, 2)}), Tensors({}), Tensors({other})},
                "tensor \"w\": its shape is [2, 4] on rank 0 and [3, 4] on rank 2");
@@ -198,34 +202,36 @@ TEST_CASE("A tensor that two ranks describe differently is refused, naming both"
 }
 
 TEST_CASE("A HuggingFace tensor that is made twice is refused") {
-  TensorSheet into = Rows("w", 0, 2, 2);
+  TensorDescription into = Rows("w", 0, 2, 2);
   into.into = {{"v", {4}, {0, 0}}, {"v", {4}, {1, 0}}};
   CheckRefused({Tensors({into})}, "HuggingFace tensor \"v\" is made twice");
-  std::vector<RankSheet> sheets = LlamaSheets({});
-  sheets[0].parts.push_back(std::vector<TensorSheet>{Rows("lm_head.weight", 0, 1, 1)});
-  CheckRefused(sheets, "HuggingFace tensor \"lm_head.weight\" is made twice");
+  std::vector<ShardDescription> descriptions = LlamaDescriptions({});
+  descriptions[0].parts.push_back(std::vector<TensorDescription>{Rows("lm_head.weight", 0, 1, 1)});
+  CheckRefused(descriptions, "HuggingFace tensor \"lm_head.weight\" is made twice");
 }
 
-TEST_CASE("Expected sheets say which ranks are on the agent's host, and survive being written") {
-  const auto sheets = ExpectedSheets(kLlama, {.world = 4, .tensor = 2, .pipeline = 2, .expert_tensor = 2}, 2, true);
-  REQUIRE(sheets.ok());
-  CHECK(OnAgentHost(*sheets) == std::vector<bool>{true, true, false, false});
-  const auto& part = std::get<MegatronSheet>((*sheets)[3].parts[0]);
+TEST_CASE("Expected descriptions say which ranks are on the agent's host, and survive being written") {
+  const auto descriptions =
+      ExpectedDescriptions(kLlama, {.world = 4, .tensor = 2, .pipeline = 2, .expert_tensor = 2}, 2, true);
+  REQUIRE(descriptions.ok());
+  CHECK(OnAgentHost(*descriptions) == std::vector<bool>{true, true, false, false});
+  const auto& part = std::get<MegatronDescription>((*descriptions)[3].parts[0]);
   CHECK(part.place.at.tensor == 1);
   CHECK(part.place.at.pipeline == 1);
   CHECK(part.parameters[0].name == "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight");
-  for (const RankSheet& sheet : *sheets) {
-    const auto read = ParseSheet(ToJson(sheet));
+  for (const ShardDescription& description : *descriptions) {
+    const auto read = ParseDescription(ToJson(description));
     REQUIRE(read.ok());
-    CHECK(ToJson(*read) == ToJson(sheet));
-    CHECK(std::get<MegatronSheet>(read->parts[0]).config == std::get<MegatronSheet>(sheet.parts[0]).config);
+    CHECK(ToJson(*read) == ToJson(description));
+    CHECK(std::get<MegatronDescription>(read->parts[0]).config ==
+          std::get<MegatronDescription>(description.parts[0]).config);
   }
 }
 
 TEST_CASE("A topology that cannot be is refused before anything is made") {
-  CHECK(ExpectedSheets(kLlama, {.world = 3, .tensor = 2}, 0, false).status().code() == ErrorCode::kBadData);
-  CHECK(ExpectedSheets("{}", {}, 0, false).status().code() == ErrorCode::kBadData);
-  CHECK_THAT(ExpectedSheets(kLlama, {.world = 1 << 20}, 0, false), FailsWith(ErrorCode::kBadData, "limit"));
+  CHECK(ExpectedDescriptions(kLlama, {.world = 3, .tensor = 2}, 0, false).status().code() == ErrorCode::kBadData);
+  CHECK(ExpectedDescriptions("{}", {}, 0, false).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(ExpectedDescriptions(kLlama, {.world = 1 << 20}, 0, false), FailsWith(ErrorCode::kBadData, "limit"));
 }
 
 }  // namespace

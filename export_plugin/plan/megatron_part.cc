@@ -16,7 +16,7 @@ std::string RanksText(const std::vector<uint32_t>& ranks) {
   return ranks.size() > kRanksNamed ? Cat(text, " and ", ranks.size() - kRanksNamed, " more") : text;
 }
 
-Status CheckSameConfig(const std::vector<const MegatronSheet*>& ranks) {
+Status CheckSameConfig(const std::vector<const MegatronDescription*>& ranks) {
   std::vector<uint32_t> different;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank]->config != ranks[0]->config) different.push_back(rank);
@@ -26,7 +26,7 @@ Status CheckSameConfig(const std::vector<const MegatronSheet*>& ranks) {
           Cat("the model configuration of rank ", RanksText(different), " is not that of rank 0; give all the same")};
 }
 
-Status CheckSameSizes(const std::vector<const MegatronSheet*>& ranks) {
+Status CheckSameSizes(const std::vector<const MegatronDescription*>& ranks) {
   const auto text = [](const rules::RankPlace& place) {
     return Cat("tensor ", place.tensor, ", expert ", place.expert, ", expert_tensor ", place.expert_tensor);
   };
@@ -49,19 +49,20 @@ class RankHoldings {
   RankHoldings(const rules::MegatronRules& rules, layout::TrainingModel& model)
       : rules_(rules), model_(model), mentioned_(model.sources.size()), held_by_(model.sources.size(), Held{}) {}
 
-  Result<std::vector<layout::Holding>> Of(uint32_t rank, const MegatronSheet& sheet) {
+  Result<std::vector<layout::Holding>> Of(uint32_t rank, const MegatronDescription& description) {
     std::vector<layout::Holding> holdings;
-    holdings.reserve(sheet.parameters.size());
-    for (uint32_t i = 0; i < sheet.parameters.size(); ++i) {
-      const rules::LocalParameter& parameter = sheet.parameters[i];
-      Result<layout::Holding> holding = rules_.HoldingOf(parameter, sheet.place);
+    holdings.reserve(description.parameters.size());
+    for (uint32_t i = 0; i < description.parameters.size(); ++i) {
+      const rules::LocalParameter& parameter = description.parameters[i];
+      Result<layout::Holding> holding = rules_.HoldingOf(parameter, description.place);
       if (!holding.ok()) return holding.status().WithContext(Cat("rank ", rank));
       layout::SourceTensor& source = model_.sources[holding->source];
       if (!holding->copy) {
         Held& held = held_by_[holding->source];
         if (held.rank == rank) {
-          return Status(ErrorCode::kBadData, Cat("rank ", rank, " holds ", source.name, " twice: as ",
-                                                 sheet.parameters[held.parameter].name, " and as ", parameter.name));
+          return Status(ErrorCode::kBadData,
+                        Cat("rank ", rank, " holds ", source.name, " twice: as ",
+                            description.parameters[held.parameter].name, " and as ", parameter.name));
         }
         held = {.rank = rank, .parameter = i};
       }
@@ -87,7 +88,7 @@ class RankHoldings {
 
 }  // namespace
 
-Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks) {
+Result<PartModel> BuildMegatronPart(const std::vector<const MegatronDescription*>& ranks) {
   LS_RETURN_IF_ERROR(CheckSameConfig(ranks));
   LS_RETURN_IF_ERROR(CheckSameSizes(ranks));
   LS_ASSIGN_OR_RETURN(rules::ModelConfig config, rules::ParseModelConfig(ranks[0]->config));

@@ -10,7 +10,7 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/layout_testing.h"
 #include "common/layout/strided_copy.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 #include "export_plugin/rules/model_config.h"
 
 namespace lockstep::plan {
@@ -81,8 +81,8 @@ Trainer RandomTrainer(layout::Random& random) {
 }
 
 // A part of DTensor-like tensors: cut into a grid, each block held by one or several ranks.
-void AddTensorPart(layout::Random& random, std::vector<RankSheet>& sheets) {
-  std::vector<std::vector<TensorSheet>> parts(sheets.size());
+void AddTensorPart(layout::Random& random, std::vector<ShardDescription>& descriptions) {
+  std::vector<std::vector<TensorDescription>> parts(descriptions.size());
   const auto Cuts = [&](uint64_t size) {
     std::vector<uint64_t> cuts = {0, random.Between(0, size), size};
     std::sort(cuts.begin(), cuts.end());
@@ -94,8 +94,8 @@ void AddTensorPart(layout::Random& random, std::vector<RankSheet>& sheets) {
     const auto columns = Cuts(shape[1]);
     const auto dtype = random.OneOf({model::DType::kBF16, model::DType::kF32, model::DType::kU8});
     const uint64_t step = random.Between(1, 4);
-    for (size_t rank = 0; rank < sheets.size(); ++rank) {
-      TensorSheet tensor{.name = Cat("plain.", i), .dtype = dtype, .shape = shape};
+    for (size_t rank = 0; rank < descriptions.size(); ++rank) {
+      TensorDescription tensor{.name = Cat("plain.", i), .dtype = dtype, .shape = shape};
       const size_t block = rank / step % 4;
       const layout::Extents start = {rows[block / 2], columns[block % 2]};
       tensor.local_shape = {rows[block / 2 + 1] - start[0], columns[block % 2 + 1] - start[1]};
@@ -103,19 +103,19 @@ void AddTensorPart(layout::Random& random, std::vector<RankSheet>& sheets) {
       parts[rank].push_back(std::move(tensor));
     }
     // Too few ranks for all blocks: rank 0 has the whole, too, instead of its block.
-    if (sheets.size() < 4 * step) {
+    if (descriptions.size() < 4 * step) {
       for (auto& part : parts) part.back().boxes.clear();
       parts[0].back().local_shape = shape;
       parts[0].back().boxes = layout::Whole(shape);
     }
   }
-  for (size_t rank = 0; rank < sheets.size(); ++rank) sheets[rank].parts.push_back(std::move(parts[rank]));
+  for (size_t rank = 0; rank < descriptions.size(); ++rank) descriptions[rank].parts.push_back(std::move(parts[rank]));
 }
 
-Result<std::vector<RankSheet>> ThroughJson(const std::vector<RankSheet>& sheets) {
-  std::vector<RankSheet> read;
-  for (const RankSheet& sheet : sheets) {
-    LS_ASSIGN_OR_RETURN(RankSheet parsed, ParseSheet(ToJson(sheet)));
+Result<std::vector<ShardDescription>> ThroughJson(const std::vector<ShardDescription>& descriptions) {
+  std::vector<ShardDescription> read;
+  for (const ShardDescription& description : descriptions) {
+    LS_ASSIGN_OR_RETURN(ShardDescription parsed, ParseDescription(ToJson(description)));
     read.push_back(std::move(parsed));
   }
   return read;
@@ -205,55 +205,56 @@ class World {
   std::vector<Bytes> memories_;          // by holding
 };
 
-void CheckIdentity(layout::Random& random, const std::vector<RankSheet>& sheets) {
-  const auto read = ThroughJson(sheets);
+void CheckIdentity(layout::Random& random, const std::vector<ShardDescription>& descriptions) {
+  const auto read = ThroughJson(descriptions);
   INFO(read.status().ToString());
   REQUIRE(read.ok());
   const auto model = BuildTrainingModel(*read);
   INFO(model.status().ToString());
   REQUIRE(model.ok());
-  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(descriptions));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
 
   World world(*model);
   const Bytes image = RandomBytes(random, world.image_bytes());
   CHECK(plan->bytes == image.size());
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
+  for (uint32_t rank = 0; rank < descriptions.size(); ++rank) {
     const auto import = layout::CompileImport(*model, rank);
     REQUIRE(import.ok());
     world.Import(rank, *import, image);
   }
   const std::vector<Bytes> shards = world.memories();
   Bytes exported = RandomBytes(random, image.size());
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank) world.Export(rank, plan->ranks[rank], exported);
+  for (uint32_t rank = 0; rank < descriptions.size(); ++rank) world.Export(rank, plan->ranks[rank], exported);
   REQUIRE(exported == image);
 
   // And from the export back into every shard, replicas and copies included.
   for (Bytes& memory : world.memories()) std::fill(memory.begin(), memory.end(), std::byte{0});
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank)
+  for (uint32_t rank = 0; rank < descriptions.size(); ++rank)
     world.Import(rank, *layout::CompileImport(*model, rank), exported);
   CHECK(world.memories() == shards);
 }
 
-void CheckDigestIgnoresOrder(layout::Random& random, std::vector<RankSheet> sheets) {
-  const auto DigestOf = [](const std::vector<RankSheet>& of) {
+void CheckDigestIgnoresOrder(layout::Random& random, std::vector<ShardDescription> descriptions) {
+  const auto DigestOf = [](const std::vector<ShardDescription>& of) {
     const auto model = BuildTrainingModel(of);
     REQUIRE(model.ok());
     const auto plan = layout::CompileExport(*model, OnAgentHost(of));
     REQUIRE(plan.ok());
     return plan->digest;
   };
-  const layout::PlanDigest before = DigestOf(sheets);
-  for (RankSheet& sheet : sheets) random.Shuffle(std::get<MegatronSheet>(sheet.parts[0]).parameters);
+  const layout::PlanDigest before = DigestOf(descriptions);
+  for (ShardDescription& description : descriptions)
+    random.Shuffle(std::get<MegatronDescription>(description.parts[0]).parameters);
   // The first mention of a tensor is what orders them.
-  for (size_t rank = 1; rank < sheets.size() && sheets[rank].parts.size() > 1; ++rank) {
-    random.Shuffle(std::get<std::vector<TensorSheet>>(sheets[rank].parts[1]));
+  for (size_t rank = 1; rank < descriptions.size() && descriptions[rank].parts.size() > 1; ++rank) {
+    random.Shuffle(std::get<std::vector<TensorDescription>>(descriptions[rank].parts[1]));
   }
-  CHECK(DigestOf(sheets) == before);
-  if (sheets.size() > 1) {
-    sheets.back().on_agent_host = !sheets.back().on_agent_host;
-    CHECK(DigestOf(sheets) != before);
+  CHECK(DigestOf(descriptions) == before);
+  if (descriptions.size() > 1) {
+    descriptions.back().on_agent_host = !descriptions.back().on_agent_host;
+    CHECK(DigestOf(descriptions) != before);
   }
 }
 
@@ -263,15 +264,16 @@ TEST_CASE("Export after import is the identity for random families, topologies a
   for (int i = 0; i < 8000 && planned < 400; ++i) {
     const Trainer trainer = RandomTrainer(random);
     INFO(trainer.Describe());
-    auto sheets = ExpectedSheets(trainer.config, trainer.topology, trainer.ranks_per_host, trainer.fused_norms);
-    if (!sheets.ok()) {
-      REQUIRE(sheets.status().code() == ErrorCode::kBadData);  // does not divide
+    auto descriptions =
+        ExpectedDescriptions(trainer.config, trainer.topology, trainer.ranks_per_host, trainer.fused_norms);
+    if (!descriptions.ok()) {
+      REQUIRE(descriptions.status().code() == ErrorCode::kBadData);  // does not divide
       continue;
     }
     ++planned;
-    if (random.OneIn(2)) AddTensorPart(random, *sheets);
-    CheckIdentity(random, *sheets);
-    CheckDigestIgnoresOrder(random, *sheets);
+    if (random.OneIn(2)) AddTensorPart(random, *descriptions);
+    CheckIdentity(random, *descriptions);
+    CheckDigestIgnoresOrder(random, *descriptions);
   }
   CHECK(planned == 400);
 }

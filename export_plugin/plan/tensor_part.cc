@@ -26,10 +26,10 @@ std::string GroupKey(const std::string& tensor) {
 // Gathers the tensors of the ranks as they are mentioned.
 class TensorPart {
  public:
-  Status AddRank(uint32_t rank, const std::vector<TensorSheet>& tensors) {
+  Status AddRank(uint32_t rank, const std::vector<TensorDescription>& tensors) {
     std::vector<layout::Holding> holdings;
     holdings.reserve(tensors.size());
-    for (const TensorSheet& tensor : tensors) {
+    for (const TensorDescription& tensor : tensors) {
       LS_ASSIGN_OR_RETURN(const uint32_t source, SourceOf(rank, tensor));
       holdings.push_back({.rank = rank, .source = source, .local_shape = tensor.local_shape, .pieces = tensor.boxes});
     }
@@ -42,10 +42,10 @@ class TensorPart {
  private:
   struct Mention {
     uint32_t rank;
-    const TensorSheet* tensor;
+    const TensorDescription* tensor;
   };
 
-  Result<uint32_t> SourceOf(uint32_t rank, const TensorSheet& tensor) {
+  Result<uint32_t> SourceOf(uint32_t rank, const TensorDescription& tensor) {
     const auto source = static_cast<uint32_t>(first_mentions_.size());
     const auto [known, is_new] = by_name_.emplace(tensor.name, source);
     if (is_new) {
@@ -64,8 +64,8 @@ class TensorPart {
       return Status(ErrorCode::kBadData, Cat("tensor \"", first.tensor->name, "\": its ", what, " is ", of_first,
                                              " on rank ", first.rank, " and ", of_other, " on rank ", other.rank));
     };
-    const TensorSheet& a = *first.tensor;
-    const TensorSheet& b = *other.tensor;
+    const TensorDescription& a = *first.tensor;
+    const TensorDescription& b = *other.tensor;
     if (a.dtype != b.dtype) {
       return differs("dtype", std::string(model::FindDType(a.dtype)->name),
                      std::string(model::FindDType(b.dtype)->name));
@@ -75,10 +75,10 @@ class TensorPart {
     return OkStatus();
   }
 
-  void AddSource(uint32_t source, const TensorSheet& tensor) {
+  void AddSource(uint32_t source, const TensorDescription& tensor) {
     part_.model.sources.push_back({.name = tensor.name, .shape = tensor.shape, .frozen = tensor.frozen});
     if (tensor.into.empty()) AddTensor(source, tensor.name, tensor.dtype, tensor.shape, layout::Whole(tensor.shape));
-    for (const TensorSheet::Into& into : tensor.into) {
+    for (const TensorDescription::Into& into : tensor.into) {
       const layout::Extents size = layout::Promoted(into.shape, tensor.shape.size());
       AddTensor(source, into.name, tensor.dtype, into.shape,
                 layout::Box(into.from, layout::Extents(size.size(), 0), size));
@@ -105,7 +105,7 @@ class TensorPart {
 
 }  // namespace
 
-Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorSheet>*>& ranks) {
+Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorDescription>*>& ranks) {
   TensorPart part;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) LS_RETURN_IF_ERROR(part.AddRank(rank, *ranks[rank]));
   return part.Take();

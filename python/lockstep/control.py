@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Sequence, Tuple, Type, TypeVar, get_type_hints
 from lockstep import programs
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, ProtocolError, from_label
-from lockstep.core.fleet import EngineServed, Held, Peer
+from lockstep.core.fleet import EngineServed, Peer, VersionRef
 from lockstep.core.served import EVERY, Receivers, wanted_receivers
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Delta",
     "Engine",
     "EngineServed",
-    "Held",
+    "VersionRef",
     "Peer",
     "Receiver",
     "ReceiverModel",
@@ -93,7 +93,7 @@ class Engine:
     in_place: bool = False
     state: str = ""
     late: bool = False
-    served: Held = Held()
+    served: VersionRef = VersionRef()
     served_since_unix_ns: int = 0
     last_pause_us: int = 0
     last_written_bytes: int = 0
@@ -107,7 +107,7 @@ class Archive:
 
     url: str = ""
     state: str = ""
-    newest: Held = Held()
+    newest: VersionRef = VersionRef()
     oldest_version: int = 0
     waiting_deltas: int = 0
     waiting_bytes: int = 0
@@ -123,12 +123,12 @@ class ReceiverModel:
     name: str = ""
     source: str = ""
     state: str = ""
-    held: Held = Held()
+    held: VersionRef = VersionRef()
     held_label: str = ""
     held_digest: str = ""
     held_committed_unix_ns: int = 0
     served_version: int = 0
-    previous: Held = Held()
+    previous: VersionRef = VersionRef()
     newest_version: int = 0
     current_path: str = ""
     model_bytes: int = 0
@@ -154,8 +154,8 @@ class Sync:
     """How one sync went. ``mode``: "full", "delta", "chain", "up_to_date", "repair"."""
 
     model: str = ""
-    before: Held = Held()
-    to: Held = Held()
+    before: VersionRef = VersionRef()
+    to: VersionRef = VersionRef()
     mode: str = ""
     payload_bytes: int = 0
     pull_us: int = 0

@@ -15,8 +15,8 @@ _HEADER = struct.Struct("<4sHHI4x16sQ")
     ATTACH,
     ATTACHED,
     REFUSED,
-    HOLD,
-    HELD,
+    PAUSE,
+    PAUSED,
     SERVE,
     SERVING,
     STAGE,
@@ -48,12 +48,12 @@ class Attachment:
         self._send(REFUSED, body=why.encode())
         self.close()
 
-    def send_hold(self, version: int, label: str = "") -> None:
-        self._send(HOLD, version=version, body=label.encode())
+    def send_pause(self, version: int, label: str = "") -> None:
+        self._send(PAUSE, version=version, body=label.encode())
 
-    def hold(self, version: int, label: str = "") -> None:
-        self.send_hold(version, label)
-        self.expect(HELD)
+    def pause(self, version: int, label: str = "") -> None:
+        self.send_pause(version, label)
+        self.expect(PAUSED)
 
     def send_serve(self, version: int) -> None:
         self._send(SERVE, version=version)
@@ -64,7 +64,7 @@ class Attachment:
 
     def commit(self, version: int, value: float) -> None:
         """All of a commit: every parameter becomes ``value``."""
-        self.hold(version)
+        self.pause(version)
         self.fill(value, version)
         self.serve(version)
 

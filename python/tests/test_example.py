@@ -69,7 +69,7 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
         for thread in asking:
             thread.start()
         for number, model in versions.items():
-            rank.hold(number, f"step {number}")
+            rank.pause(number, f"step {number}")
             rank.put(dict(model.named_parameters()), number)
             rank.serve(number)
             while not any(answer["version"] == number for answer in answers):

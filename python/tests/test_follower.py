@@ -48,19 +48,19 @@ def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_k
     follower = follow(TiedModel())
     rank = receiver.accept()
     rank.attached()
-    rank.hold(3, "step 70")
+    rank.pause(3, "step 70")
     rank.write(3)
     rank.serve(3)
     assert follower.wait_for(3, timeout=60).label == "step 70"
-    rank.hold(4, "step 80")
+    rank.pause(4, "step 80")
     rank.serve(3)  # it was not written after all
     assert follower.wait_for(timeout=60).label == "step 70"
-    rank.hold(4)
+    rank.pause(4)
     rank.write(4)
     rank.close()
     again = receiver.accept()
     again.attached()
-    again.hold(4)
+    again.pause(4)
     again.serve(4)
     assert follower.wait_for(4, timeout=60).label == ""
 
@@ -73,7 +73,7 @@ def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
     follow(model)
     rank = receiver.accept()
     rank.attached()
-    rank.hold(7)
+    rank.pause(7)
     rank.fill(7.0, names=["whole"])
     assert model.part.tolist() == [7.0] * 4
 
@@ -129,7 +129,7 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
             return served
 
     with follower.serving():
-        rank.send_hold(2)
+        rank.send_pause(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
         late = in_background(read)
         with follower.serving() as again:  # this thread is inside: it must not wait for itself
@@ -188,7 +188,7 @@ def test_after_write_runs_once_for_each_new_version_and_before_it_is_served(rece
     rank.attached()
     rank.commit(1, 1.0)
     rank.commit(2, 2.0)
-    rank.hold(3)  # and it is aborted: 2 again
+    rank.pause(3)  # and it is aborted: 2 again
     rank.serve(2)
     assert seen == [(1, {1.0}, None), (2, {2.0}, None)]
 
@@ -203,7 +203,7 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
     follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
     rank = receiver.accept()
     rank.attached()
-    rank.hold(1)
+    rank.pause(1)
     rank.write(1)
     rank.send_serve(1)
     assert rank.is_closed()
@@ -260,10 +260,10 @@ def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
     assert waiting.result == "the follower is closed" and rank.is_closed()
 
 
-def test_a_rank_that_closes_with_readers_inside_never_sends_held(receiver, follow):
+def test_a_rank_that_closes_with_readers_inside_never_sends_paused(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
-        rank.send_hold(2)
+        rank.send_pause(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
         follower.close()
         assert rank.is_closed()

@@ -17,7 +17,7 @@ from lockstep.engine._gate import Gate
 from lockstep.engine._writer import Writer
 
 
-def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
+def test_a_rank_that_is_not_paused_stays_as_it_was(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.close()
     again = receiver.accept()
@@ -26,21 +26,21 @@ def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
     assert receiver.accept().version == 1 and follower.served == Served(RUN, 1)
 
 
-def test_killed_before_writing_held_ranks_resume_with_the_old_version(receiver, follow):
+def test_killed_before_writing_paused_ranks_resume_with_the_old_version(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
-    rank.hold(2)
+    rank.pause(2)
     rank.close()
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
     assert receiver.accept().version == 1
 
 
-def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(receiver, follow):
+def test_killed_while_writing_ranks_stay_paused_until_a_whole_version_is_written(receiver, follow):
     model = torch.nn.Linear(2, 2)
     follower = follow(model)
     rank = receiver.accept()
     rank.attached()
     rank.commit(1, 1.0)
-    rank.hold(2)
+    rank.pause(2)
     rank.fill(2.0, version=0, names=["weight"])
     rank.close()
     again = receiver.accept()
@@ -48,8 +48,8 @@ def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(r
     with pytest.raises(lockstep.DeadlineError, match="was not served within 0.1 s; nothing is"):
         follower.wait_for(timeout=0.1)
     again.attached()
-    again.hold(2)  # a rank that is held answers HELD again
-    again.hold(2)
+    again.pause(2)  # a paused rank answers PAUSED again
+    again.pause(2)
     again.fill(2.0)
     again.serve(2)
     with follower.serving(timeout=60) as served:
@@ -61,7 +61,7 @@ def test_a_rank_that_waits_is_written_and_serves_without_having_been_read(receiv
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()
-    rank.hold(4)
+    rank.pause(4)
     rank.fill(4.0, version=0, names=["weight"])
     rank.close()
     again = receiver.accept()
@@ -73,7 +73,7 @@ def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
     rank.close()
     rank = receiver.accept()
     rank.attached()
-    rank.hold(2)
+    rank.pause(2)
     rank.close()
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
@@ -81,7 +81,7 @@ def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
 def test_a_reader_that_stays_keeps_nobody_out_once_the_receiver_waits_no_longer(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
-        rank.send_hold(2)
+        rank.send_pause(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
         rank.close()
         late = in_background(lambda: follower.wait_for(timeout=60))
@@ -101,7 +101,7 @@ def test_a_rank_that_waits_for_long_says_so(receiver, follow, monkeypatch):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()
-    rank.hold(1)
+    rank.pause(1)
     rank.fill(1.0)
     wait_until(lambda: follower.error is not None, "it has waited")
     assert "waited for 0 s" in follower.error and "holds version 1" in follower.error
@@ -127,7 +127,7 @@ def test_a_rank_that_sleeps_says_so_reads_nothing_and_says_what_it_holds_when_it
     awake = receiver.accept()
     assert (awake.state, awake.version) == ("waiting", 1 if kept else 0) and follower.served is None
     awake.attached()
-    awake.hold(1)
+    awake.pause(1)
     if not kept:
         awake.fill(1.0)
     awake.serve(1)
@@ -139,7 +139,7 @@ def test_a_rank_does_not_fall_asleep_while_it_is_written_and_holds_nothing_then(
     follower = follow(model)
     rank = receiver.accept()
     rank.attached()
-    rank.hold(1)
+    rank.pause(1)
     begun, go_on, write = threading.Event(), threading.Event(), Writer.write
 
     def slow(writer: Writer) -> None:
@@ -164,7 +164,7 @@ def test_an_order_that_came_before_a_sleep_is_not_taken_after_it(receiver, follo
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()
-    rank.hold(1)
+    rank.pause(1)
     written: "list[Writer]" = []
     monkeypatch.setattr(Writer, "write", written.append)
     with follower._rank.lock:
@@ -197,7 +197,7 @@ def test_a_refused_rank_reports_why_keeps_what_it_serves_and_attaches_again(rece
     rank.attached()
     rank.commit(1, 1.0)
     assert follower.error is None
-    rank.hold(2)
+    rank.pause(2)
     rank.refuse("another rank was lost")
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
@@ -244,7 +244,7 @@ def test_a_peer_that_sends_what_a_receiver_does_not_is_left(receiver, follow):
     assert rank.is_closed()
     rank = receiver.accept()
     assert "no message of format 3" in follower.error
-    rank.send_hold(1)  # before ATTACHED
+    rank.send_pause(1)  # before ATTACHED
     again = receiver.accept()
     assert again.version == 0 and "before its time" in follower.error
 
@@ -267,9 +267,9 @@ def opened(monkeypatch) -> "list[Served]":
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_held_rank_that_closes_opens_for_nobody(receiver, follow, opened, written):
+def test_a_paused_rank_that_closes_opens_for_nobody(receiver, follow, opened, written):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
-    rank.hold(2)  # the receiver is about to write
+    rank.pause(2)  # the receiver is about to write
     if written:
         rank.fill(2.0)
     follower.close()
@@ -326,7 +326,7 @@ def test_a_rank_attaches_again_ever_later_until_a_serve_succeeded(receiver, foll
     monkeypatch.setattr(follower._soon, "wait", lambda seconds: pauses.append(seconds) or wait(seconds))
     for _ in range(4):
         rank.attached()
-        rank.hold(1)
+        rank.pause(1)
         rank.write(1)
         rank.send_serve(1)
         assert rank.is_closed()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_receiver import HELD, RUN, STAGED
+from fake_receiver import PAUSED, RUN, STAGED
 from helpers import serving, values
 from write_batches import batch
 
@@ -29,7 +29,7 @@ def test_what_is_staged_changes_nothing_while_the_module_is_read(receiver, follo
         rank.stage(batch([(0, 4, 0, (0,), torch.tensor([2.0]).numpy().tobytes())]))
         rank.expect(STAGED)
         assert values(module) == {1.0}
-    rank.hold(2)
+    rank.pause(2)
     assert values(module) == {1.0}
     rank.write(2)
     rank.serve(2)
@@ -63,7 +63,7 @@ def test_orders_before_the_rank_is_attached_end_the_connection(receiver, follow)
 
 def test_only_what_was_written_wholly_is_served(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
-    rank.hold(2)
+    rank.pause(2)
     rank.fill(2.0, version=0, names=["weight"])  # more is to come
     rank.send_serve(2)
     assert rank.is_closed() and follower.served is None
@@ -74,20 +74,20 @@ def test_only_what_was_written_wholly_is_served(receiver, follow):
 def test_a_rank_that_was_written_and_not_told_to_serve_waits_and_says_what_it_holds(receiver, follow):
     module = torch.nn.Linear(2, 2)
     follower, rank = serving(receiver, follow, module)
-    rank.hold(2)
+    rank.pause(2)
     rank.fill(2.0, version=2)
     rank.close()
     again = receiver.accept()
     assert (again.state, again.version) == ("waiting", 2) and follower.served is None
     again.attached()
-    again.hold(2)
+    again.pause(2)
     again.serve(2)  # without a WRITE: it is there
     assert follower.wait_for(2, timeout=60) == Served(RUN, 2) and values(module) == {2.0}
 
 
 def test_a_rank_that_waits_serves_the_version_before_once_it_was_written_again(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
-    rank.hold(2)
+    rank.pause(2)
     rank.fill(2.0, version=2)
     rank.close()
     again = receiver.accept()
@@ -97,7 +97,7 @@ def test_a_rank_that_waits_serves_the_version_before_once_it_was_written_again(r
     again = receiver.accept()
     assert (again.state, again.version) == ("waiting", 2)
     again.attached()
-    again.hold(1)
+    again.pause(1)
     again.fill(1.0)
     again.serve(1)
     assert follower.wait_for(1, timeout=60) == Served(RUN, 1)
@@ -111,7 +111,7 @@ def test_what_a_receiver_staged_before_it_went_is_not_written_for_the_next(recei
     rank.close()
     again = receiver.accept()
     again.attached()
-    again.hold(2)
+    again.pause(2)
     again.write(2)
     again.serve(2)
     assert follower.wait_for(2, timeout=60).version == 2 and values(module) == {1.0}
@@ -123,7 +123,7 @@ def test_what_is_dropped_is_not_written(receiver, follow):
     rank.stage(batch([(0, 4, 0, (0,), b"abcd")]))
     rank.expect(STAGED)
     rank.drop()
-    rank.hold(2)
+    rank.pause(2)
     rank.write(2)
     rank.serve(2)
     assert values(module) == {1.0}
@@ -143,7 +143,7 @@ def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(rec
     assert values(module) == {1.0}
 
 
-@pytest.mark.parametrize("order", ["hold", "write", "serve"])
+@pytest.mark.parametrize("order", ["pause", "write", "serve"])
 def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver, follow, order):
     module = torch.nn.Linear(2, 2)
     before = [parameter.clone() for parameter in module.parameters()]
@@ -153,7 +153,7 @@ def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver
     rank.attached()
     rank.stage(batch(zeros=[(0, rank.description["parameters"][0]["offset"], 1, 8, 0)]))
     rank.expect(STAGED)
-    {"hold": rank.send_hold, "write": rank.send_write, "serve": rank.send_serve}[order](1)
+    {"pause": rank.send_pause, "write": rank.send_write, "serve": rank.send_serve}[order](1)
     assert "being read" in rank.refusal() if order == "write" else rank.is_closed()
     assert all(torch.equal(*pair) for pair in zip(before, module.parameters()))
     for refused in (follower.wait_for, follower.serving):
@@ -166,9 +166,9 @@ def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_ho
     with follower.serving():
         rank.stage(batch())
         rank.expect(STAGED)
-        rank.send_hold(2)
+        rank.send_pause(2)
         assert rank.is_silent()
-    rank.expect(HELD)
+    rank.expect(PAUSED)
 
 
 def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
@@ -190,7 +190,7 @@ def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
 def test_a_version_may_come_in_several_writes(receiver, follow):
     module = torch.nn.Linear(2, 2)
     follower, rank = serving(receiver, follow, module)
-    rank.hold(2)
+    rank.pause(2)
     rank.fill(2.0, names=["weight"], version=0)
     rank.fill(2.0, names=["bias"], version=2)
     rank.serve(2)

@@ -69,7 +69,7 @@ def test_what_was_not_written_since_a_hold_is_read_again_without_its_receiver(ra
     obey(rank, MessageType.WRITE, VERSION)
     obey(rank, MessageType.SERVE, VERSION)
     for writes, state in ((False, "reading"), (True, "waiting")):
-        obey(rank, MessageType.HOLD, Served(VERSION.run, 2))
+        obey(rank, MessageType.PAUSE, Served(VERSION.run, 2))
         assert rank.state() == "waiting"
         if writes:
             obey(rank, MessageType.WRITE)
@@ -78,7 +78,9 @@ def test_what_was_not_written_since_a_hold_is_read_again_without_its_receiver(ra
         assert rank.state() == state
 
 
-@pytest.mark.parametrize("kind, version", [("HOLD", None), ("SERVE", None), ("ATTACHED", VERSION), ("HELD", VERSION)])
+@pytest.mark.parametrize(
+    "kind, version", [("PAUSE", None), ("SERVE", None), ("ATTACHED", VERSION), ("PAUSED", VERSION)]
+)
 def test_what_no_receiver_says_is_refused(rank, kind, version):
     with pytest.raises(ProtocolError, match=f"the receiver: {kind} came"):
         obey(rank, MessageType[kind], version)

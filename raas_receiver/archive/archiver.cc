@@ -169,7 +169,7 @@ Result<bool> Archiver::DoNext(const std::stop_token& stop) {
 
 // Whether it is of what is held, and deltas lead there.
 bool Archiver::GoesOn(const v1::LogHistory& history) const {
-  const Held& held = current_.held;
+  const VersionRef& held = current_.held;
   if (history.run() != ToBytes(held.run) || history.layout_digest() != ToBytes(current_.layout->digest())) return false;
   const bool whole = &history == &writer_->head().history();
   if (!versionlog::CheckLayout(history, *current_.layout, whole).ok()) return false;  // no writer of ours made it
@@ -274,7 +274,7 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
 
 // The manifest of the newest version of the history.
 Status Archiver::LoadHashes(const std::stop_token& stop) {
-  const Held newest{current_.held.run, history_->newest().version()};
+  const VersionRef newest{current_.held.run, history_->newest().version()};
   if (hashed_ == newest) return OkStatus();
   model::Manifest held = replicas_.manifest();
   if (held.held == newest) {
@@ -317,7 +317,7 @@ Result<bool> Archiver::WriteChunks(const std::stop_token& stop) {
   for (size_t i = 0; i < indices.size(); ++i) {
     const ByteRange range = range_of(indices[i]);
     const auto copy = std::span(copies).subspan(i * history_->chunk_bytes(), range.bytes);
-    const Result<Held> held = replicas_.CopyCurrent(range.offset, copy);
+    const Result<VersionRef> held = replicas_.CopyCurrent(range.offset, copy);
     if (held.status().code() == ErrorCode::kState || (held.ok() && held->run != current_.held.run)) return true;
     LS_RETURN_IF_ERROR(held);
     chunks[i].set_index(indices[i]);

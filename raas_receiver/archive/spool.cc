@@ -115,7 +115,7 @@ uint64_t Spool::bytes() const {
   return bytes;
 }
 
-std::optional<Spool::Delta> Spool::Next(const Held& from, Version to) const {
+std::optional<Spool::Delta> Spool::Next(const VersionRef& from, Version to) const {
   std::lock_guard lock(mutex_);
   std::map<Version, Delta> leading;  // by base
   for (const Delta& delta : std::views::reverse(deltas_)) {
@@ -144,8 +144,8 @@ Result<Spool::Read> Spool::Get(const Delta& delta, const model::ModelLayout& lay
   read.label = std::string(AsText(whole.subspan(length)));
   LS_RETURN_IF_ERROR(model::CheckLabel(read.label));
   LS_ASSIGN_OR_RETURN(read.payload, payload::Payload::Open(layout, {whole.first(length), bytes}));
-  const bool named =
-      read.payload->base() == Held{delta.run, delta.base} && read.payload->target() == Held{delta.run, delta.target};
+  const bool named = read.payload->base() == VersionRef{delta.run, delta.base} &&
+                     read.payload->target() == VersionRef{delta.run, delta.target};
   if (!named) return Status(ErrorCode::kCorrupt, Cat(path, " holds another delta"));
   return read;
 }

@@ -37,7 +37,7 @@ class Spool {
   uint64_t bytes() const;
   // The first of those that lead from one version to another. There may be others of its base: they were put aside and
   // not committed. Nothing: none leads there.
-  std::optional<Delta> Next(const Held& from, Version to) const;
+  std::optional<Delta> Next(const VersionRef& from, Version to) const;
 
   struct Read {
     std::shared_ptr<const payload::Payload> payload;

@@ -27,7 +27,7 @@ namespace lockstep::engines {
 // A whole version as an engine is notified of it.
 struct EngineVersion {
   std::string model;
-  Held held;
+  VersionRef held;
   std::string path;        // the published directory, absolute
   std::string mode;        // how it came: "full", "delta", "rollback", "recovered", ...
   std::string label = {};  // what its trainer calls it; empty: nothing

@@ -95,7 +95,7 @@ Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t l
   return TicketsOf(answer.tickets());
 }
 
-Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const Status& outcome) {
+Status AgentClient::ClosePull(uint64_t pull_id, const VersionRef& held, const Status& outcome) {
   v1::ClosePullRequest request;
   request.set_pull_id(pull_id);
   *request.mutable_held() = ToProto(held);

@@ -20,7 +20,7 @@
 #include "common/rpc/tls.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::origin {
 
@@ -46,7 +46,7 @@ class AgentClient {
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes, std::stop_token stop);
   // Briefly, and whatever stops: the agent should know how a pull ended.
-  Status ClosePull(uint64_t pull_id, const Held& held, const Status& outcome);
+  Status ClosePull(uint64_t pull_id, const VersionRef& held, const Status& outcome);
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
   // receiver and the agent have no protocol in common.

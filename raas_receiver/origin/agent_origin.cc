@@ -61,7 +61,7 @@ class AgentPull final : public Pull {
     return ReadCatchUp(answer, *layout_, plan(), oldest);
   }
 
-  void Close(const Held& held, const Status& outcome) override {
+  void Close(const VersionRef& held, const Status& outcome) override {
     const pull::SourceCounters counters = fetcher_.counters();
     if (counters.payload_bytes > 0) agent_.by_memory = counters.local_bytes > 0;
     fetcher_.Close();
@@ -133,7 +133,7 @@ class AgentOrigin final : public Origin {
       : agent_(std::move(options), io, pool) {}
 
   std::string name() const override { return options().agent.text; }
-  Abilities can() const override { return {.follow = options().live, .report = true}; }
+  Abilities can() const override { return {.follow = options().streaming, .report = true}; }
 
   Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {
     v1::WatchVersionsRequest request;

@@ -21,7 +21,7 @@ struct AgentOriginOptions {
   net::ControlAddress agent;
   rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
-  bool live = true;                         // take deltas while they are made
+  bool streaming = true;                    // take deltas while they are made
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the origin
 };
 

@@ -98,7 +98,8 @@ Status ReadLocal(const v1::PullPlan& proto, AgentPlan& plan) {
 
 }  // namespace
 
-Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control) {
+Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const VersionRef& held,
+                           const Control& control) {
   AgentPlan read;
   LS_ASSIGN_OR_RETURN(read.plan, ReadCommon(proto));
   Plan& plan = read.plan;

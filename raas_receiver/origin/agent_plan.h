@@ -24,7 +24,8 @@ struct AgentPlan {
 
 // The plan that came over `control` for a receiver that reported that it holds `held`. kProtocol names the rule that it
 // breaks.
-Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control);
+Result<AgentPlan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const VersionRef& held,
+                           const Control& control);
 
 // The plan of a standing pull: its lanes. kProtocol names the rule that it breaks.
 Result<pull::LanePeer> ReadStandingPlan(const v1::PullPlan& proto, const Layout& layout, const Control& control);

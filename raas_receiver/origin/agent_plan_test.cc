@@ -14,7 +14,7 @@ const Control kControl{.address = net::HostPort{"10.1.2.3", 7700}};
 
 struct Fixture {
   replica::TestModel model;
-  Held held = model.held(3);
+  VersionRef held = model.held(3);
 
   v1::PullPlan Chain() const {
     v1::PullPlan plan;
@@ -81,23 +81,23 @@ TEST_CASE("Lanes are encrypted where the plan says so, and a receiver whose call
   const Fixture fixture;
   const Control encrypted{.address = kControl.address, .encrypted = true};
   v1::PullPlan proto = fixture.Chain();
-  v1::PullPlan live;
-  live.set_mode(v1::PULL_MODE_STANDING);
-  live.set_pull_id(78);
-  live.set_lane_address(":7701");
-  live.add_tickets(ToBytes(RandomId<Ticket>()));
+  v1::PullPlan standing;
+  standing.set_mode(v1::PULL_MODE_STANDING);
+  standing.set_pull_id(78);
+  standing.set_lane_address(":7701");
+  standing.add_tickets(ToBytes(RandomId<Ticket>()));
   const auto& layout = fixture.model.layout();
   CHECK(ReadPlan(proto, layout, fixture.held, kControl)->lanes.tls == nullptr);
-  CHECK(ReadStandingPlan(live, layout, kControl)->tls == nullptr);
+  CHECK(ReadStandingPlan(standing, layout, kControl)->tls == nullptr);
   CHECK_THAT(ReadPlan(proto, layout, fixture.held, encrypted),
              FailsWith(ErrorCode::kProtocol, "the plan of pull 77 has lanes in plaintext although"));
-  CHECK_THAT(ReadStandingPlan(live, layout, encrypted),
+  CHECK_THAT(ReadStandingPlan(standing, layout, encrypted),
              FailsWith(ErrorCode::kProtocol, "the plan of pull 78 has lanes in plaintext although"));
   proto.set_lanes_encrypted(true);
-  live.set_lanes_encrypted(true);
+  standing.set_lanes_encrypted(true);
   for (const Control& control : {kControl, encrypted}) {
     CHECK(ReadPlan(proto, layout, fixture.held, control)->lanes.tls != nullptr);
-    CHECK(ReadStandingPlan(live, layout, control)->tls != nullptr);
+    CHECK(ReadStandingPlan(standing, layout, control)->tls != nullptr);
   }
 }
 

@@ -63,7 +63,7 @@ pull::SourceCounters Fetcher::counters() const {
     sum.payload_bytes += one.payload_bytes;
     sum.local_bytes += one.local_bytes;
     sum.plain_bytes += one.plain_bytes;
-    sum.live_bytes += one.live_bytes;
+    sum.streamed_bytes += one.streamed_bytes;
     sum.retries += one.retries;
     sum.bytes_per_s = std::max(sum.bytes_per_s, one.bytes_per_s);
   }

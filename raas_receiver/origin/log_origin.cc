@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kMaxSeenBytes = 1 << 20;
 
-Held HeldOf(const v1::LogHistory& history, Version version) {
+VersionRef RefTo(const v1::LogHistory& history, Version version) {
   return {{*Bytes16(history.run())}, version};
 }
 
@@ -28,7 +28,7 @@ ManifestDigest DigestOf(const v1::LogVersion& version) {
 Head ReadHead(const v1::LogHead& head) {
   if (!head.has_history()) return {};  // the first one is being written
   const v1::LogHistory& history = head.history();
-  return {.held = HeldOf(history, history.newest().version()),
+  return {.held = RefTo(history, history.newest().version()),
           .digest = DigestOf(history.newest()),
           .layout = {*Bytes16(history.layout_digest())},
           .committed_unix_ns = history.newest().committed_unix_ns()};
@@ -106,7 +106,7 @@ class LogPull final : public Pull {
   // All blocks are of the plan's version already.
   Result<Plan> CatchUp(std::span<const Version>) override { return plan_; }
 
-  void Close(const Held&, const Status&) override {}
+  void Close(const VersionRef&, const Status&) override {}
 
   pull::SourceCounters counters() const override {
     const uint64_t bytes = reader_.bytes_read() - begun_;
@@ -214,7 +214,7 @@ class LogOrigin final : public Origin {
   }
 
   Result<Plan> PlanFor(const v1::LogHistory& history, const Want& want) const {
-    const Held newest = HeldOf(history, history.newest().version());
+    const VersionRef newest = RefTo(history, history.newest().version());
     Plan plan{.target = newest,
               .target_digest = DigestOf(history.newest()),
               .committed_unix_ns = history.newest().committed_unix_ns(),

@@ -97,7 +97,7 @@ class OrderedOrigin final : public Origin {
     for (size_t i = 0; i < origins_.size(); ++i) {
       watches.emplace_back([&, i](const std::stop_token& end) { WatchOne(i, heads, end); });
     }
-    std::optional<Held> announced;
+    std::optional<VersionRef> announced;
     uint64_t seen = 0;
     while (true) {
       heads.Wait(seen, stop);

@@ -24,7 +24,7 @@ using Layout = std::shared_ptr<const model::ModelLayout>;
 
 // What an origin announces: its newest version.
 struct Head {
-  Held held;                      // nothing: there is none yet, or none any more
+  VersionRef held;                // nothing: there is none yet, or none any more
   ManifestDigest digest;          // zero: not known
   LayoutDigest layout;            // of the model as it is now
   int64_t committed_unix_ns = 0;  // when the trainer committed it; 0: not known
@@ -33,7 +33,7 @@ struct Head {
 
 // What is there to start from.
 struct Want {
-  Held held;              // nothing: no version
+  VersionRef held;        // nothing: no version
   ManifestDigest digest;  // of it
   Layout layout;          // of the model, as the caller knows it
   bool whole = false;     // every block, whatever is held
@@ -43,8 +43,8 @@ struct Want {
 struct Plan {
   uint64_t transfer = 0;  // what logs and timelines of both ends call the pull
   bool full = false;      // every block; else `steps`
-  Held base;              // of the steps
-  Held target;            // equal to what is held: there is nothing newer
+  VersionRef base;        // of the steps
+  VersionRef target;      // equal to what is held: there is nothing newer
   ManifestDigest target_digest;
   std::vector<pull::DeltaStep> steps;  // from base to target
   int64_t committed_unix_ns = 0;       // of the target
@@ -78,7 +78,7 @@ class Pull {
   virtual Result<Plan> CatchUp(std::span<const Version> by_block) = 0;
 
   // Ends the pull: `held` is current now. The origin is told how it went, briefly, also after a stop.
-  virtual void Close(const Held& held, const Status& outcome) = 0;
+  virtual void Close(const VersionRef& held, const Status& outcome) = 0;
 
   // Any thread.
   virtual pull::SourceCounters counters() const = 0;

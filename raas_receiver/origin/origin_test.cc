@@ -63,7 +63,7 @@ struct Host {
   ManifestDigest Digest(Version version) const {
     return model::ComputeManifestDigest(layout->digest(), Hashes(version));
   }
-  Held At(Version version) const { return {run, version}; }
+  VersionRef At(Version version) const { return {run, version}; }
   Want Holding(Version version) const {
     Want want{.layout = layout};
     if (version != 0) want.held = At(version);
@@ -289,14 +289,14 @@ TEST_CASE("Who holds nothing gets every block, with the hashes that the version'
   Host& host = *any;
   const auto pull = host.Open(0);
   CHECK(pull->plan().mode() == "full");
-  CHECK(pull->plan().target == Held{host.run, 1});
+  CHECK(pull->plan().target == VersionRef{host.run, 1});
   CHECK(pull->plan().target_digest == host.Digest(1));
   Memory memory(*host.layout);
   REQUIRE(pull->FetchBlocks({host.layout->AllBlocks(), 1, false}, memory.staging).ok());
   for (BlockIndex block = 0; block < kBlocks; ++block) CHECK(memory.Holds(host, 1, block));
   CHECK(model::ComputeManifestDigest(host.layout->digest(), memory.staging.hashes()) == host.Digest(1));
   CHECK(pull->counters().payload_bytes == uint64_t{kBlocks} * kBlock);
-  CHECK(pull->counters().live_bytes == 0);
+  CHECK(pull->counters().streamed_bytes == 0);
   CHECK(pull->counters().retries == 0);
   CHECK((pull->counters().local_bytes > 0) == host.OnThisHost());
   pull->Close({host.run, 1}, OkStatus());
@@ -329,8 +329,8 @@ TEST_CASE("Who holds a version gets the deltas from there on, and who holds the 
   host.Publish(3);
   const auto pull = host.Open(1);
   CHECK(pull->plan().mode() == "chain");
-  CHECK(pull->plan().base == Held{host.run, 1});
-  CHECK(pull->plan().target == Held{host.run, 3});
+  CHECK(pull->plan().base == VersionRef{host.run, 1});
+  CHECK(pull->plan().target == VersionRef{host.run, 3});
   DeltaStaging staging(*host.layout, host.run, pull->plan().steps);
   REQUIRE(pull->FetchDeltas(staging).ok());
   const auto chain = staging.Assemble(host.Digest(1), 0);
@@ -437,7 +437,7 @@ TEST_CASE("A version that is overtaken while it is pulled comes as a newer one, 
   const Result<Plan> plan = pull->CatchUp(memory.staging.versions());
   REQUIRE(plan.ok());
   CHECK(plan->full);
-  CHECK(plan->target == Held{host.run, 2});
+  CHECK(plan->target == VersionRef{host.run, 2});
   CHECK(plan->target_digest == host.Digest(2));
   REQUIRE(plan->steps.size() == 1);
   DeltaStaging deltas(*host.layout, host.run, plan->steps);
@@ -491,25 +491,25 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
   const auto first = host.Open(0);
   Memory memory(*host.layout);
   REQUIRE(first->FetchBlocks({host.layout->AllBlocks(), 1, false}, memory.staging).ok());
-  const Held held{host.run, 1};
+  const VersionRef held{host.run, 1};
   first->Close(held, OkStatus());
   for (const bool followed : {true, false}) {
-    host.served.run->live().SetNewest(followed ? 1 : 2);
+    host.served.run->feed().SetNewest(followed ? 1 : 2);
     const Version base = followed ? 1 : 2;
     const bool early = followed && host.kind != Kind::kAgentByMemory;
     // Nothing is promised of one call, and lanes may be slow to end.
     CHECK(Eventually([&] {
       host.origin->Follow(followed ? host.Holding(base) : Want(), {});
-      return host.served.run->live().followed() == early;
+      return host.served.run->feed().followed() == early;
     }));
     host.Publish(base + 1);
     const auto pull = host.Open(base);
     if (early) {
-      const auto live = host.served.run->live().Begin(base, base + 1);
+      const auto streaming = host.served.run->feed().Begin(base, base + 1);
       const auto& payload = *host.served.run->deltas().RouteFrom(base, base + 1, host.layout->data_bytes())[0];
       for (const payload::PayloadEntry& entry : payload.entries()) {
         const ByteView data = payload.data(entry);
-        live->Add(
+        streaming->Add(
             std::make_shared<payload::DeltaBlock>(payload::DeltaBlock{.block = entry.block,
                                                                       .codec = static_cast<payload::Codec>(entry.codec),
                                                                       .changes = entry.changes,
@@ -517,14 +517,14 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
                                                                       .data_hash = entry.data_hash,
                                                                       .data = {data.begin(), data.end()}}));
       }
-      live->Seal();
+      streaming->Seal();
     }
     DeltaStaging staging(*host.layout, held.run, pull->plan().steps);
     const Status fetched = pull->FetchDeltas(staging);
     INFO(fetched.ToString());
     REQUIRE(fetched.ok());
     CHECK(staging.Assemble(host.Digest(base), 0).ok());
-    CHECK((pull->counters().live_bytes > 0) == early);
+    CHECK((pull->counters().streamed_bytes > 0) == early);
     CHECK(pull->counters().payload_bytes == pull->plan().steps[0].data_bytes);
     pull->Close({held.run, base + 1}, OkStatus());
   }
@@ -575,7 +575,7 @@ TEST_CASE("A report arrives, and is answered why no version will come", "[agent]
   CHECK(host.origin->Report(report, {})->empty());
   const auto known = host.served.pulls.reports().Of("actor");
   REQUIRE(known.size() == 1);
-  CHECK(known[0].held == Held{host.run, 1});
+  CHECK(known[0].held == VersionRef{host.run, 1});
   CHECK(known[0].last_error == "ill");
   CHECK_THAT(*host.Of("acto")->Report({}, {}),
              Catch::Contains(host.origin->name()) && Catch::EndsWith(" has no acto; it has actor"));

@@ -18,19 +18,20 @@ constexpr std::chrono::seconds kOpenAgain{10};
 void Subscription::Ask(const Want& from, std::stop_token stop) {
   if (from.held == base_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
-  const bool usable = live_ != nullptr && base_.nothing() && live_->lost().ok() && from.layout->digest() == layout_;
+  const bool usable =
+      standing_ != nullptr && base_.nothing() && standing_->lost().ok() && from.layout->digest() == layout_;
   if (!usable) {
     Close();
     if (std::chrono::steady_clock::now() < open_again_) return;
     if (const Status opened = Open(from, std::move(stop)); !opened.ok()) {
       open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
-      telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribe_failed",
+      telemetry::Log(telemetry::LogLevel::kDebug, "streaming_subscribe_failed",
                      {{"model", options_.model}, {"message", opened.ToString()}});
       return;
     }
   }
   bytes_ = 0;
-  live_->Ask(from.held.version);
+  standing_->Ask(from.held.version);
   base_ = from.held;
 }
 
@@ -53,37 +54,38 @@ Status Subscription::Open(const Want& from, std::stop_token stop) {
   }
   in_plaintext_ = peer->InPlaintext();
   layout_ = from.layout->digest();
-  auto live = std::make_unique<pull::LivePull>(io_, *std::move(peer));
+  auto standing = std::make_unique<pull::StandingPull>(io_, *std::move(peer));
   std::lock_guard lock(mutex_);
-  live_ = std::move(live);
+  standing_ = std::move(standing);
   return OkStatus();
 }
 
 Status Subscription::FetchBlocks(const pull::FullRequest& request, pull::BlockSink&) {
   if (request.blocks.empty()) return OkStatus();
-  return {ErrorCode::kNotFound, "a live delta has no blocks in full"};
+  return {ErrorCode::kNotFound, "a streaming delta has no blocks in full"};
 }
 
 Status Subscription::FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) {
   if (request.steps.empty()) return OkStatus();
-  if (request.steps.size() > 1) return {ErrorCode::kNotFound, "a live delta is one step"};
+  if (request.steps.size() > 1) return {ErrorCode::kNotFound, "a streaming delta is one step"};
   const pull::DeltaStep& step = request.steps[0];
-  LS_ASSIGN_OR_RETURN(pull::LivePull::Delta delta, Take({request.run, step.base}, step));
+  LS_ASSIGN_OR_RETURN(pull::StandingPull::Delta delta, Take({request.run, step.base}, step));
   for (payload::DeltaBlock& block : delta.blocks) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(block)));
   bytes_ = delta.bytes;
   return OkStatus();
 }
 
 // The delta from `base` on, when that is what was asked for and it is `step`.
-Result<pull::LivePull::Delta> Subscription::Take(const Held& base, const pull::DeltaStep& step) {
-  if (!asked()) return Status(ErrorCode::kNotFound, "no live delta was asked for");
-  const Held asked = std::exchange(base_, Held());
+Result<pull::StandingPull::Delta> Subscription::Take(const VersionRef& base, const pull::DeltaStep& step) {
+  if (!asked()) return Status(ErrorCode::kNotFound, "no streaming delta was asked for");
+  const VersionRef asked = std::exchange(base_, VersionRef());
   // Another base than ours leads nowhere, and the lanes are still busy with it.
   if (asked != base) {
     Close();
-    return Status(ErrorCode::kState, Cat("the live delta starts from version ", asked.version, ", not ", step.base));
+    return Status(ErrorCode::kState,
+                  Cat("the streaming delta starts from version ", asked.version, ", not ", step.base));
   }
-  Result<pull::LivePull::Delta> delta = live_->Take(kPatience);
+  Result<pull::StandingPull::Delta> delta = standing_->Take(kPatience);
   if (!delta.ok()) {
     const ErrorCode code = delta.status().code();
     if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
@@ -93,14 +95,14 @@ Result<pull::LivePull::Delta> Subscription::Take(const Held& base, const pull::D
     AddSpanOf(*delta, base.run);
     return delta;
   }
-  return Status(ErrorCode::kState,
-                Cat("the live delta leads to version ", delta->target, " with ", delta->blocks.size(), " blocks and ",
-                    delta->bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));
+  return Status(ErrorCode::kState, Cat("the streaming delta leads to version ", delta->target, " with ",
+                                       delta->blocks.size(), " blocks and ", delta->bytes, " bytes; planned are ",
+                                       step.target, ", ", step.entries, " and ", step.data_bytes));
 }
 
-void Subscription::AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const {
+void Subscription::AddSpanOf(const pull::StandingPull::Delta& delta, const RunId& run) const {
   if (delta.blocks.empty()) return;
-  telemetry::Span span{.name = "live",
+  telemetry::Span span{.name = "streaming",
                        .model = options_.model,
                        .run = run,
                        .version = delta.target,
@@ -111,24 +113,24 @@ void Subscription::AddSpanOf(const pull::LivePull::Delta& delta, const RunId& ru
 
 void Subscription::Close() {
   base_ = {};
-  std::unique_ptr<pull::LivePull> live;
+  std::unique_ptr<pull::StandingPull> standing;
   {
     std::lock_guard lock(mutex_);
-    live = std::move(live_);
+    standing = std::move(standing_);
   }
-  if (live == nullptr) return;
-  live.reset();
+  if (standing == nullptr) return;
+  standing.reset();
   (void)agent_.ClosePull(pull_id_, {}, OkStatus());  // it ends with its lanes anyway
 }
 
 void Subscription::Cancel() {
   std::lock_guard lock(mutex_);
-  if (live_ != nullptr) live_->Cancel();
+  if (standing_ != nullptr) standing_->Cancel();
 }
 
 pull::SourceCounters Subscription::counters() const {
   const uint64_t bytes = bytes_;
-  return {.payload_bytes = bytes, .plain_bytes = in_plaintext_ ? bytes : 0, .live_bytes = bytes};
+  return {.payload_bytes = bytes, .plain_bytes = in_plaintext_ ? bytes : 0, .streamed_bytes = bytes};
 }
 
 }  // namespace lockstep::origin

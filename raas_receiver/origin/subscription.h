@@ -12,7 +12,7 @@
 #include "common/telemetry/timeline.h"
 #include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/origin/agent_plan.h"
-#include "raas_receiver/pull/live_pull.h"
+#include "raas_receiver/pull/standing_pull.h"
 
 namespace lockstep::origin {
 
@@ -28,11 +28,11 @@ class Subscription final : public pull::BlockSource {
   // the agent.
   void Ask(const Want& from, std::stop_token stop);
   // Whether a delta was asked for, and not yet taken.
-  bool asked() const { return live_ != nullptr && !base_.nothing(); }
+  bool asked() const { return standing_ != nullptr && !base_.nothing(); }
   // Ends the subscription, until something is asked for again.
   void Close();
 
-  std::string_view name() const override { return "live"; }
+  std::string_view name() const override { return "streaming"; }
   Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override;
   // Of the one step that was asked for: waits for the rest of it as long as it keeps coming.
   Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override;
@@ -43,8 +43,8 @@ class Subscription final : public pull::BlockSource {
 
  private:
   Status Open(const Want& from, std::stop_token stop);
-  Result<pull::LivePull::Delta> Take(const Held& base, const pull::DeltaStep& step);
-  void AddSpanOf(const pull::LivePull::Delta& delta, const RunId& run) const;
+  Result<pull::StandingPull::Delta> Take(const VersionRef& base, const pull::DeltaStep& step);
+  void AddSpanOf(const pull::StandingPull::Delta& delta, const RunId& run) const;
 
   const AgentOriginOptions& options_;
   AgentClient& agent_;
@@ -52,12 +52,12 @@ class Subscription final : public pull::BlockSource {
   uint64_t pull_id_ = 0;
   std::atomic<bool> in_plaintext_ = false;
   std::atomic<uint64_t> bytes_ = 0;  // taken of the delta that was asked for last
-  Held base_;                        // of the delta that was asked for; nothing: none was
+  VersionRef base_;                  // of the delta that was asked for; nothing: none was
   LayoutDigest layout_;
   std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
 
-  std::mutex mutex_;  // guards live_ against Cancel
-  std::unique_ptr<pull::LivePull> live_;
+  std::mutex mutex_;  // guards standing_ against Cancel
+  std::unique_ptr<pull::StandingPull> standing_;
 };
 
 }  // namespace lockstep::origin

@@ -59,7 +59,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::string refusal;                     // of who watches, for its protocol
   std::atomic<bool> takes_reports = true;  // a release before does not
   std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start
-  std::atomic<bool> live = false;          // whether it has live deltas to give
+  std::atomic<bool> streaming = false;     // whether it has streaming deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
   // Of a closed pull; read after the sync.
@@ -96,12 +96,12 @@ class TestAgent final : public v1::TrainerAgent::Service {
     for (uint32_t lane = 0; lane < request->lanes_wanted(); ++lane) plan->add_tickets(ToBytes(RandomId<Ticket>()));
     plan->set_lane_address(":" + std::to_string(lanes_.port()));
     if (request->standing()) {
-      if (!live) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+      if (!streaming) return {grpc::StatusCode::UNIMPLEMENTED, ""};
       plan->set_pull_id(1'000'000);
       plan->set_mode(v1::PULL_MODE_STANDING);
       return grpc::Status::OK;
     }
-    const Held held = *FromProto(request->held());
+    const VersionRef held = *FromProto(request->held());
     const Version newest = newest_;
     const bool knows = held.run == model_.run() && held.version > 0 && !request->force_full();
     Fill(newest, *plan);

@@ -62,10 +62,10 @@ std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayo
   return runs;
 }
 
-std::vector<BlockRun> RunsOf(const LiveRequest& request, uint32_t lanes) {
+std::vector<BlockRun> RunsOf(const StreamRequest& request, uint32_t lanes) {
   std::vector<BlockRun> runs;
   for (uint32_t share = 0; share < lanes; ++share) {
-    runs.push_back({.kind = wire::RequestKind::kLive, .base = request.base, .first = share, .count = lanes});
+    runs.push_back({.kind = wire::RequestKind::kStream, .base = request.base, .first = share, .count = lanes});
   }
   return runs;
 }
@@ -86,7 +86,7 @@ wire::BlockRequest RunProgress::Request() const {
   request.block_count = run_.count;
   request.payload_id = run_.payload_id;
   request.exact_version = run_.exact ? run_.version : 0;
-  if (run_.kind == wire::RequestKind::kLive) request.exact_version = run_.base;
+  if (run_.kind == wire::RequestKind::kStream) request.exact_version = run_.base;
   wire::Seal(request);
   return request;
 }
@@ -96,7 +96,7 @@ Status RunProgress::Admit(const wire::FrameHeader& frame, const model::ModelLayo
     return Broken(frame, Cat("is of payload ", frame.payload_id, ", asked for ", run_.payload_id));
   }
   LS_RETURN_IF_ERROR(CheckRaw(frame, layout));
-  if (run_.kind == wire::RequestKind::kLive) return AdmitLive(frame);
+  if (run_.kind == wire::RequestKind::kStream) return AdmitStreamed(frame);
   if (frame.block < run_.first || frame.block >= run_.end()) {
     return Broken(frame, Cat("was not asked for; the request is for [", run_.first, ", ", run_.end(), ")"));
   }
@@ -124,7 +124,7 @@ Status RunProgress::AdmitDelta(const wire::FrameHeader& frame) const {
 }
 
 // That no block comes twice is the sink's rule.
-Status RunProgress::AdmitLive(const wire::FrameHeader& frame) const {
+Status RunProgress::AdmitStreamed(const wire::FrameHeader& frame) const {
   if (frame.block % run_.count != run_.first) {
     return Broken(frame, Cat("is not of share ", run_.first, " of ", run_.count));
   }
@@ -149,8 +149,8 @@ Status RunProgress::Finish(const wire::FrameHeader& frame) const {
     return {ErrorCode::kProtocol,
             Cat("request ", request_id_, " ended before block ", next_, " of [", run_.first, ", ", run_.end(), ")")};
   }
-  if (run_.kind == wire::RequestKind::kLive && frame.version <= run_.base) {
-    return {ErrorCode::kProtocol, Cat("a live delta from version ", run_.base, " leads to ", frame.version)};
+  if (run_.kind == wire::RequestKind::kStream && frame.version <= run_.base) {
+    return {ErrorCode::kProtocol, Cat("a streaming delta from version ", run_.base, " leads to ", frame.version)};
   }
   return OkStatus();
 }

@@ -17,15 +17,15 @@
 
 namespace lockstep::pull {
 
-// Consecutive blocks of one kind, or a share of a live delta: one BlockRequest.
+// Consecutive blocks of one kind, or a share of a streaming delta: one BlockRequest.
 struct BlockRun {
   wire::RequestKind kind = wire::RequestKind::kFull;
   uint64_t payload_id = 0;  // kDelta: of the step
-  Version base = 0;         // kDelta, kLive: that it applies to
+  Version base = 0;         // kDelta, kStream: that it applies to
   Version version = 0;      // kDelta: that it leads to. kFull: the oldest that is good enough
   bool exact = false;       // kFull: no other version than `version`
-  BlockIndex first = 0;     // kLive: which share
-  uint32_t count = 0;       // kLive: of how many
+  BlockIndex first = 0;     // kStream: which share
+  uint32_t count = 0;       // kStream: of how many
 
   BlockIndex end() const { return first + count; }
 };
@@ -40,15 +40,15 @@ std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count);
 // The runs that ask `lanes` lanes for all of `request`.
 std::vector<BlockRun> RunsOf(const FullRequest& request, const model::ModelLayout& layout, size_t lanes);
 std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayout& layout, size_t lanes);
-std::vector<BlockRun> RunsOf(const LiveRequest& request, uint32_t lanes);
+std::vector<BlockRun> RunsOf(const StreamRequest& request, uint32_t lanes);
 
 // kProtocol, naming the block and the rule that its frame breaks.
 Status Broken(const wire::FrameHeader& frame, std::string_view rule);
 // What a raw block's frame must say, else Broken. OK for one that is coded.
 Status CheckRaw(const wire::FrameHeader& frame, const model::ModelLayout& layout);
 
-// The answer to one run as it comes in. Blocks come in rising order, and of a full run every one; of a live delta, in
-// the order in which they are made.
+// The answer to one run as it comes in. Blocks come in rising order, and of a full run every one; of a streaming delta,
+// in the order in which they are made.
 class RunProgress {
  public:
   RunProgress(const BlockRun& run, uint32_t request_id) : run_(run), request_id_(request_id), next_(run.first) {}
@@ -70,7 +70,7 @@ class RunProgress {
  private:
   Status AdmitFull(const wire::FrameHeader& frame) const;
   Status AdmitDelta(const wire::FrameHeader& frame) const;
-  Status AdmitLive(const wire::FrameHeader& frame) const;
+  Status AdmitStreamed(const wire::FrameHeader& frame) const;
 
   BlockRun run_;
   uint32_t request_id_;

@@ -23,7 +23,7 @@ class BlockSink {
   // The whole payload; it has the frame's hash. A source may fail between Destination and Put: the block then comes
   // again. An error ends the connection that the block came on.
   virtual Status Put(const wire::FrameHeader& frame, ByteView payload) = 0;
-  // A share of a live delta has ended, which leads to `target`. Errors as Put's.
+  // A share of a streaming delta has ended, which leads to `target`. Errors as Put's.
   virtual Status EndShare(Version) { return OkStatus(); }
 };
 

@@ -41,17 +41,17 @@ struct DeltaRequest {
 };
 
 // The delta that follows a version, as it is being made.
-struct LiveRequest {
+struct StreamRequest {
   Version base = 0;
 };
 
 struct SourceCounters {
-  uint64_t payload_bytes = 0;  // of blocks and of entries, however they came
-  uint64_t local_bytes = 0;    // of these: from memory of this host
-  uint64_t plain_bytes = 0;    // of these: over a network, in plaintext
-  uint64_t live_bytes = 0;     // of these: came while the version was being made
-  uint64_t retries = 0;        // connections opened again
-  uint64_t bytes_per_s = 0;    // of the link, while blocks came; 0: not known
+  uint64_t payload_bytes = 0;   // of blocks and of entries, however they came
+  uint64_t local_bytes = 0;     // of these: from memory of this host
+  uint64_t plain_bytes = 0;     // of these: over a network, in plaintext
+  uint64_t streamed_bytes = 0;  // of these: came while the version was being made
+  uint64_t retries = 0;         // connections opened again
+  uint64_t bytes_per_s = 0;     // of the link, while blocks came; 0: not known
 };
 
 // One thread fetches; Cancel and counters may be called from any.

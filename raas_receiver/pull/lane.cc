@@ -20,7 +20,7 @@ Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::
       queue_(std::move(queue)),
       number_(number),
       strand_(asio::make_strand(io.context())),
-      connection_(strand_, options_->peer, options_->standing ? "live lane" : "lane", number),
+      connection_(strand_, options_->peer, options_->standing ? "standing lane" : "lane", number),
       wakeup_(strand_),
       watch_(strand_),
       ticket_(options_->peer.tickets[number]),
@@ -123,7 +123,7 @@ asio::awaitable<Status> Lane::ReceiveFrame() {
       break;
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
-  if (run.run().kind == wire::RequestKind::kLive) {
+  if (run.run().kind == wire::RequestKind::kStream) {
     if (Status status = queue_->sink().EndShare(frame.version); !status.ok()) co_return status;
   }
   runs_.pop_front();

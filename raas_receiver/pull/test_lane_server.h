@@ -95,7 +95,7 @@ class TestLaneServer {
   std::function<Version(BlockIndex)> version_of = [](BlockIndex) { return Version{1}; };
   std::map<uint64_t, std::vector<payload::DeltaBlock>> payloads;  // by id: from version id to id + 1
   std::function<Status(const wire::BlockRequest&)> refuse = [](const wire::BlockRequest&) { return OkStatus(); };
-  // Live requests wait until the version after their base is being made.
+  // Stream requests wait until the version after their base is being made.
   std::function<bool(Version base)> begun = [](Version) { return true; };
 
  private:
@@ -134,18 +134,18 @@ class TestLaneServer {
   }
 
   bool Answer(LaneState& lane, const wire::BlockRequest& request) {
-    const bool live = request.kind == static_cast<uint8_t>(wire::RequestKind::kLive);
-    while (live && !begun(request.exact_version) && !stopping_)
+    const bool streams = request.kind == static_cast<uint8_t>(wire::RequestKind::kStream);
+    while (streams && !begun(request.exact_version) && !stopping_)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (const Status refused = refuse(request); !refused.ok()) return SendError(lane, request, refused);
     uint32_t sent = 0;
     const bool full = request.kind == static_cast<uint8_t>(wire::RequestKind::kFull);
-    const bool whole = live   ? SendLive(lane, request, sent)
-                       : full ? SendFull(lane, request, sent)
-                              : SendDelta(lane, request, sent);
+    const bool whole = streams ? SendStream(lane, request, sent)
+                       : full  ? SendFull(lane, request, sent)
+                               : SendDelta(lane, request, sent);
     if (!whole) return false;
     wire::FrameHeader end;
-    if (live) end.version = request.exact_version + 1;
+    if (streams) end.version = request.exact_version + 1;
     end.type = static_cast<uint8_t>(wire::FrameType::kRequestEnd);
     end.request_id = request.request_id;
     end.block = Due(lane, Fault::kWrongEnd) ? sent + 1 : sent;
@@ -185,7 +185,7 @@ class TestLaneServer {
     return true;
   }
 
-  bool SendLive(LaneState& lane, const wire::BlockRequest& request, uint32_t& sent) {
+  bool SendStream(LaneState& lane, const wire::BlockRequest& request, uint32_t& sent) {
     const Version base = request.exact_version;
     for (const payload::DeltaBlock& delta : payloads.at(base)) {
       if (delta.block % request.block_count != request.first_block) continue;

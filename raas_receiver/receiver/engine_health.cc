@@ -1,25 +1,25 @@
 #include "raas_receiver/receiver/engine_health.h"
 
 #include "common/base/text.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::receiver {
 
 namespace {
 
-Held ReadHeld(const v1::Held& proto) {
-  const Result<Held> held = origin::FromProto(proto);
-  return held.ok() ? *held : Held();
+VersionRef ReadVersionRef(const v1::VersionRef& proto) {
+  const Result<VersionRef> held = origin::FromProto(proto);
+  return held.ok() ? *held : VersionRef();
 }
 
 }  // namespace
 
 // A version of the run that is held, and not behind it for too long.
-bool EngineHealth::Serves(const std::string& service, const v1::ReceiverModel& model, const Held& serving) {
+bool EngineHealth::Serves(const std::string& service, const v1::ReceiverModel& model, const VersionRef& serving) {
   const bool held_back = model.state() == v1::SESSION_STATE_HELD || model.skipped_version() == model.newest_version();
   const bool behind = follows_ && !held_back && serving.version < model.newest_version();
   const bool fresh = known_.try_emplace(service, unready_after_).first->second.Update(serving, behind);
-  return fresh && !serving.nothing() && serving.run == ReadHeld(model.held()).run;
+  return fresh && !serving.nothing() && serving.run == ReadVersionRef(model.held()).run;
 }
 
 EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
@@ -35,20 +35,21 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
     if (written) whole.emplace(group.engine(), true).first->second &= all;
     if (!written || group.name() == group.engine()) continue;
     const std::string service = Cat(notified, "/", group.name());
-    serving[service] = Serves(service, model, ReadHeld(group.serving())) && all;
+    serving[service] = Serves(service, model, ReadVersionRef(group.serving())) && all;
   }
   bool any = false;
   for (const v1::Engine& engine : model.engine_table()) {
     const auto ranks = whole.find(engine.name());
     if (engine.kind() == "none" && ranks == whole.end()) continue;  // nobody is notified
     const std::string service = Cat(notified, "/", engine.name());
-    serving[service] = Serves(service, model, ReadHeld(engine.served())) && (ranks == whole.end() || ranks->second);
+    serving[service] =
+        Serves(service, model, ReadVersionRef(engine.served())) && (ranks == whole.end() || ranks->second);
     any = true;
   }
-  v1::Held served;
+  v1::VersionRef served;
   served.set_run(model.served_run());
   served.set_version(model.served_version());
-  if (any) serving[notified] = Serves(notified, model, ReadHeld(served));
+  if (any) serving[notified] = Serves(notified, model, ReadVersionRef(served));
   return serving;
 }
 

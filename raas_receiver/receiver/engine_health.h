@@ -26,7 +26,7 @@ class EngineHealth {
   Serving Update(const v1::ReceiverModel& model);
 
  private:
-  bool Serves(const std::string& service, const v1::ReceiverModel& model, const Held& serving);
+  bool Serves(const std::string& service, const v1::ReceiverModel& model, const VersionRef& serving);
 
   const bool follows_;
   const std::chrono::milliseconds unready_after_;

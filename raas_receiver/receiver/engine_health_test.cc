@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "common/base/ids.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -15,7 +15,7 @@ const std::string kAttached = "raas-receiver-engine/actor/rollout 0";
 const RunId kRun{{1}};
 const RunId kOtherRun{{2}};
 
-v1::ReceiverModel Model(Held held, uint64_t newest) {
+v1::ReceiverModel Model(VersionRef held, uint64_t newest) {
   v1::ReceiverModel model;
   model.set_name("actor");
   model.set_engine("none");
@@ -24,7 +24,7 @@ v1::ReceiverModel Model(Held held, uint64_t newest) {
   return model;
 }
 
-v1::ReceiverModel Notified(Held held, uint64_t newest, Held served) {
+v1::ReceiverModel Notified(VersionRef held, uint64_t newest, VersionRef served) {
   v1::ReceiverModel model = Model(held, newest);
   model.set_engine("vllm");
   model.set_served_version(served.version);
@@ -36,7 +36,7 @@ v1::ReceiverModel Notified(Held held, uint64_t newest, Held served) {
   return model;
 }
 
-v1::EngineTargets& Attach(v1::ReceiverModel& model, Held serving) {
+v1::EngineTargets& Attach(v1::ReceiverModel& model, VersionRef serving) {
   v1::EngineTargets& engine = *model.add_engines();
   engine.set_name("rollout 0");
   engine.set_world(2);

@@ -75,7 +75,7 @@ const std::vector<WrittenEngines::Bounded<milliseconds>>& WrittenEngines::Times(
        "the same, of the call that reads a whole model, or the hook"},
       {"late-after", &Values::late_after, milliseconds(0), kDay,
        "an engine that lacks a version for so long is late: named, not ready, and waited for no more; 0: never"},
-      {"hold-timeout", &Values::hold_timeout, kLeast, kDay, "time for a rank to stop, or to resume"},
+      {"pause-timeout", &Values::pause_timeout, kLeast, kDay, "time for a rank to stop, or to resume"},
   };
   return times;
 }
@@ -162,8 +162,8 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
   LS_RETURN_IF_ERROR(CheckValues(values, [&](const char* key) { return Cat(where, ": ", Key(key)); }));
   settings.engine.in_place = values.load == "in-place";
   settings.engine.late_after = values.late_after;
-  settings.engine.targets.hold_timeout = values.hold_timeout;
-  settings.engine.targets.serve_timeout = values.hold_timeout;
+  settings.engine.targets.pause_timeout = values.pause_timeout;
+  settings.engine.targets.serve_timeout = values.pause_timeout;
   settings.engine.targets.stage_bytes = values.stage_bytes;
   settings.driver.key_file = values.key_file;
   settings.driver.pause_mode = values.pause_mode;

@@ -41,7 +41,7 @@ class WrittenEngines {
     std::chrono::milliseconds timeout{60'000};
     std::chrono::milliseconds load_timeout{600'000};
     std::chrono::milliseconds late_after{120'000};
-    std::chrono::milliseconds hold_timeout{30'000};
+    std::chrono::milliseconds pause_timeout{30'000};
     uint64_t attempts = 3;
     uint64_t stage_bytes = 1ull << 30;
   };

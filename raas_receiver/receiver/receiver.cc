@@ -108,7 +108,7 @@ Status Receiver::OpenModels() {
                                                    workers_));
     if (!replicas->rewrites_files()) WarnOfLeases(config_.root);
     const replica::PublishedVersion current = replicas->current();
-    const Held& held = current.held;
+    const VersionRef& held = current.held;
     telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
                    {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
     session::SessionOptions options{.model = model,
@@ -149,7 +149,7 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                  .agent = source.agent,
                                  .tls = config_.tls.files,
                                  .lanes = config_.lanes,
-                                 .live = config_.live,
+                                 .streaming = config_.streaming,
                                  .timeline = &timeline_},
                                 io_, workers_);
 }

@@ -94,7 +94,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("lanes", &config.lanes, "TCP connections per pull");
   parser.Add("threads", &config.threads, "threads that apply and hash; 0: one per core");
   parser.Add("follow", &config.follow, "take every new version by itself; false: only when asked to pull");
-  parser.Add("live", &config.live, "take its changes while the trainer still writes it");
+  parser.Add("streaming", &config.streaming, "take its changes while the trainer still writes it");
   parser.Add("assets", &config.assets,
              "directory whose files (config, tokenizer), in directories too, are linked into every published version");
   to.engines.AddTo(parser);

@@ -53,7 +53,7 @@ struct ReceiverConfig {
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;
-  bool live = true;
+  bool streaming = true;
   std::vector<EngineSettings> engines;  // one at least
   session::EngineAdmission admission;   // of others
   std::string engine_socket;            // empty: no rank can attach

@@ -7,7 +7,7 @@
 #include "common/telemetry/build_info.h"
 #include "common/wire/features.h"
 #include "common/wire/frame.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::receiver {
 namespace {

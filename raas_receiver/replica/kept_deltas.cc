@@ -4,7 +4,7 @@
 
 namespace lockstep::replica {
 
-void KeptDeltas::Add(const payload::DeltaChain& steps, const Held& base) {
+void KeptDeltas::Add(const payload::DeltaChain& steps, const VersionRef& base) {
   std::lock_guard lock(mutex_);
   const bool follows = !steps.empty() && !chain_.empty() && chain_.back()->target() == base;
   if (!follows || !keep_older_) chain_.clear();  // both replicas have now what was kept
@@ -17,7 +17,7 @@ void KeptDeltas::Add(const payload::DeltaChain& steps, const Held& base) {
   chain_.erase(chain_.begin(), oldest);
 }
 
-payload::DeltaChain KeptDeltas::Between(const Held& from, const Held& to) const {
+payload::DeltaChain KeptDeltas::Between(const VersionRef& from, const VersionRef& to) const {
   std::lock_guard lock(mutex_);
   const auto first = std::find_if(chain_.begin(), chain_.end(), [&](const auto& step) { return step->base() == from; });
   const auto last = std::find_if(first, chain_.end(), [&](const auto& step) { return step->target() == to; });

@@ -16,10 +16,10 @@ class KeptDeltas {
   KeptDeltas(uint64_t max_bytes, bool keep_older) : max_bytes_(max_bytes), keep_older_(keep_older) {}
 
   // `steps` led from `base` to the version committed last; none after a full pull.
-  void Add(const payload::DeltaChain& steps, const Held& base);
+  void Add(const payload::DeltaChain& steps, const VersionRef& base);
 
   // From the one version to the other, oldest first. Empty: not all of them are at hand.
-  payload::DeltaChain Between(const Held& from, const Held& to) const;
+  payload::DeltaChain Between(const VersionRef& from, const VersionRef& to) const;
 
  private:
   const uint64_t max_bytes_;

@@ -111,7 +111,7 @@ TEST_CASE("A receiver killed at any edge of any sync comes back with a whole ver
     INFO("killed at edge " << edges);
     fixture.Open();
     const Version target = kind == Sync::kFirst ? 1 : 3;
-    const Held held = fixture.pair().current().held;
+    const VersionRef held = fixture.pair().current().held;
     if (!held.nothing()) {
       CHECK((held.version == target || held.version == target - 1));
       fixture.CheckCurrent(held.version);

@@ -33,7 +33,7 @@ Rollback ReadNote(const std::string& path) {
 }
 
 Status WriteNote(const std::string& path, const Rollback& note) {
-  const Held& version = note.version;
+  const VersionRef& version = note.version;
   return os::WriteFileAtomic(path, Cat(ToHex(version.run), " ", version.version, note.skip ? " skip\n" : "\n"), 0600);
 }
 
@@ -92,9 +92,9 @@ void ReplicaDirectory::GiveRoom() const {
   ::unlink(RoomPath().c_str());
 }
 
-std::map<std::string, Held> ReplicaDirectory::served() const {
+std::map<std::string, VersionRef> ReplicaDirectory::served() const {
   const Result<std::string> text = os::ReadFile(ServedPath());
-  std::map<std::string, Held> served;
+  std::map<std::string, VersionRef> served;
   std::istringstream lines(text.ok() ? *text : std::string());
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -107,8 +107,8 @@ std::map<std::string, Held> ReplicaDirectory::served() const {
   return served;
 }
 
-Status ReplicaDirectory::MarkServed(const std::string& engine, const Held& held) const {
-  std::map<std::string, Held> served = this->served();
+Status ReplicaDirectory::MarkServed(const std::string& engine, const VersionRef& held) const {
+  std::map<std::string, VersionRef> served = this->served();
   served[engine] = held;
   std::string lines;
   for (const auto& [name, at] : served) {

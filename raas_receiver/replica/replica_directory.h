@@ -13,8 +13,8 @@ namespace lockstep::replica {
 
 // What an operator chose by a rollback.
 struct Rollback {
-  Held version;       // nothing: none was chosen
-  bool skip = false;  // it is not made current again until a newer one was; else it stays current until a pull
+  VersionRef version;  // nothing: none was chosen
+  bool skip = false;   // it is not made current again until a newer one was; else it stays current until a pull
 
   bool operator==(const Rollback&) const = default;
 };
@@ -48,8 +48,8 @@ class ReplicaDirectory {
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
-  std::map<std::string, Held> served() const;  // by engine
-  Status MarkServed(const std::string& engine, const Held& held) const;
+  std::map<std::string, VersionRef> served() const;  // by engine
+  Status MarkServed(const std::string& engine, const VersionRef& held) const;
   Rollback rollback() const;
   Status MarkRollback(const Rollback& rollback) const;
 

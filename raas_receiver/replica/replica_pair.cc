@@ -106,7 +106,7 @@ model::Manifest ReplicaPair::manifest() const {
   return current_ < 0 ? model::Manifest() : replicas_[current_].whole->manifest;
 }
 
-Result<Held> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) const {
+Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) const {
   std::unique_lock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version yet"));
   const Replica& replica = replicas_[current_];
@@ -329,7 +329,7 @@ std::vector<BlockIndex> ReplicaPair::CatchUp(const payload::DeltaChain& steps, c
 Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
                            std::string label) {
   Replica& replica = target();
-  const Held base = current_ < 0 ? Held() : replicas_[current_].whole->manifest.held;
+  const VersionRef base = current_ < 0 ? VersionRef() : replicas_[current_].whole->manifest.held;
   ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns, std::move(label)};
   directory_.GiveRoom();
   LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
@@ -387,7 +387,7 @@ Status ReplicaPair::PublishTarget() {
 }
 
 Rollback ReplicaPair::rollback() const {
-  const Held held = current().held;
+  const VersionRef held = current().held;
   std::lock_guard lock(mutex_);
   return rollback_.skip != (rollback_.version == held) ? rollback_ : Rollback();
 }
@@ -429,7 +429,7 @@ std::span<const std::byte> ReplicaPair::previous_data() const {
   return current_ < 0 || !target().whole ? std::span<std::byte>() : target().file.data();
 }
 
-payload::DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
+payload::DeltaChain ReplicaPair::DeltasBetween(const VersionRef& one, const VersionRef& other) const {
   payload::DeltaChain chain = kept_.Between(one, other);
   return chain.empty() ? kept_.Between(other, one) : chain;
 }

@@ -52,7 +52,7 @@ struct ReplicaOptions {
 };
 
 struct PublishedVersion {
-  Held held;  // nothing: there is no such version
+  VersionRef held;  // nothing: there is no such version
   ManifestDigest digest;
   std::shared_ptr<const model::ModelLayout> layout;
   std::string path;               // the published directory, absolute
@@ -62,7 +62,7 @@ struct PublishedVersion {
 };
 
 struct VerifyReport {
-  Held held;
+  VersionRef held;
   ManifestDigest recorded;
   ManifestDigest computed;
   std::vector<BlockIndex> bad_blocks;
@@ -81,7 +81,7 @@ class ReplicaPair {
   uint64_t replaced() const { return replaced_; }
   bool rewrites_files() const { return directory_.leases_see_mappings(); }
   // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
-  payload::DeltaChain DeltasBetween(const Held& one, const Held& other) const;
+  payload::DeltaChain DeltasBetween(const VersionRef& one, const VersionRef& other) const;
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
@@ -89,7 +89,7 @@ class ReplicaPair {
   model::Manifest manifest() const;
   // Copies whole blocks of the current version, from `offset` of its data section on, and answers which version that
   // is. kState: nothing is held, or none of that length. kCorrupt: a block does not have its hash.
-  Result<Held> CopyCurrent(uint64_t offset, std::span<std::byte> to) const;
+  Result<VersionRef> CopyCurrent(uint64_t offset, std::span<std::byte> to) const;
   const ReplicaDirectory& directory() const { return directory_; }
 
   // --- the session's thread ---
@@ -130,8 +130,8 @@ class ReplicaPair {
   Status DropOther();
   // What an engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
   // the engine does so when it comes back.
-  Held served(const std::string& engine) const { return directory_.served()[engine]; }
-  Status MarkServed(const std::string& engine, const Held& held) { return directory_.MarkServed(engine, held); }
+  VersionRef served(const std::string& engine) const { return directory_.served()[engine]; }
+  Status MarkServed(const std::string& engine, const VersionRef& held) { return directory_.MarkServed(engine, held); }
   // What was chosen, across restarts, and still counts: a version that stays is current, one that is skipped is not.
   // Any thread.
   Rollback rollback() const;

@@ -211,7 +211,7 @@ TEST_CASE(
   } else {
     fixture.PullFull(1);
   }
-  const Held held = fixture.pair().current().held;
+  const VersionRef held = fixture.pair().current().held;
   const std::string other = fixture.ModelPath(".lockstep/replica-0.safetensors");
   fixture.FlipByte(fixture.pair().current().path + "/model.safetensors");
   const BlockIndex damaged = fixture.model.layout()->block_count() - 1;

@@ -21,7 +21,7 @@ class Scrubber {
 
   struct Damage {
     ReplicaPair::Side side;
-    Held held;
+    VersionRef held;
     std::vector<BlockIndex> blocks;  // whose bytes are not what their version names; at least one
   };
 

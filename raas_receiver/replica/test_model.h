@@ -35,7 +35,7 @@ class TestModel {
 
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   const RunId& run() const { return run_; }
-  Held held(Version version) const { return {run_, version}; }
+  VersionRef held(Version version) const { return {run_, version}; }
   const Bytes& data(Version version) const { return versions_.at(version); }
 
   bool has(Version version) const { return versions_.contains(version); }

@@ -93,7 +93,7 @@ Status Rename(const std::string& from, const std::string& to) {
 VersionTree::VersionTree(std::string directory, std::string scratch, std::string assets)
     : directory_(std::move(directory)), scratch_(std::move(scratch)), assets_(std::move(assets)) {}
 
-std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
+std::string VersionTree::NameFor(const VersionRef& held, std::string_view taken) {
   const std::string name = Cat("v", held.version);
   return name == taken ? Cat(name, "-", ToHex(held.run).substr(0, 8)) : name;
 }

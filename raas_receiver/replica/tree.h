@@ -25,7 +25,7 @@ class VersionTree {
   std::string PathOf(std::string_view name) const { return directory_ + "/" + std::string(name); }
 
   // "v7"; "v7-0123abcd" when `taken` is "v7" already.
-  static std::string NameFor(const Held& held, std::string_view taken);
+  static std::string NameFor(const VersionRef& held, std::string_view taken);
 
   // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, which holds `version`,
   // its attachments, model::kVersionFile, and links to those assets whose names are not taken.

@@ -10,14 +10,14 @@ namespace lockstep::session {
 namespace {
 
 // What the server serves after `outcome`, as a version.
-Held ServedAfter(engines::Serving outcome, const EngineAttempt& attempt, const Held& served) {
+VersionRef ServedAfter(engines::Serving outcome, const EngineAttempt& attempt, const VersionRef& served) {
   switch (outcome) {
     case engines::Serving::kNew:
       return attempt.current.version.held;
     case engines::Serving::kOld:
       return served;
     case engines::Serving::kLastGood:
-      return attempt.before ? attempt.before->version.held : Held();
+      return attempt.before ? attempt.before->version.held : VersionRef();
     case engines::Serving::kUnknown:
       break;
   }
@@ -34,16 +34,16 @@ class DirectoryRoute final : public EngineRoute {
         targets_(targets),
         served_(context.replicas.served(config.name)) {}
 
-  Held served() const override {
+  VersionRef served() const override {
     if (!driver_.notifies()) return context_.replicas.current().held;
     std::lock_guard lock(mutex_);
     return served_;
   }
 
-  bool Behind(const Held& current) const override { return driver_.notifies() && served() != current; }
+  bool Behind(const VersionRef& current) const override { return driver_.notifies() && served() != current; }
   bool Paused() const override { return false; }
   bool AttemptReadsBefore() const override { return driver_.controls_server(); }
-  bool RanksRead(const Held&) const override { return false; }
+  bool RanksRead(const VersionRef&) const override { return false; }
 
   EngineOutcome Serve(const EngineAttempt& attempt) override {
     std::optional<engines::EngineVersion> last_good;
@@ -59,7 +59,7 @@ class DirectoryRoute final : public EngineRoute {
     const replica::PublishedVersion current = context_.replicas.current();
     if (!current.held.nothing()) (void)targets_.Admit(*current.layout);
     if (!driver_.controls_server()) return true;
-    const Held served = this->served();
+    const VersionRef served = this->served();
     for (const replica::PublishedVersion& version : {current, context_.replicas.previous()}) {
       if (served.nothing() || version.held != served) continue;
       const Result<bool> still = driver_.StillServes({context_.model, served, version.path, "check", version.label});
@@ -75,7 +75,7 @@ class DirectoryRoute final : public EngineRoute {
 
   Result<size_t> Verify() override {
     if (targets_.empty()) return 0;
-    const Held held = served();
+    const VersionRef held = served();
     if (held.nothing()) return Status(ErrorCode::kState, "it is not known which version engines serve");
     const replica::ReplicaPair& replicas = context_.replicas;
     const replica::PublishedVersion current = replicas.current();
@@ -89,7 +89,7 @@ class DirectoryRoute final : public EngineRoute {
   void Invalidate(bool) override { SetServed({}); }  // also for the receiver after this one
 
  private:
-  void SetServed(const Held& served) {
+  void SetServed(const VersionRef& served) {
     {
       std::lock_guard lock(mutex_);
       if (std::exchange(served_, served) == served) return;
@@ -104,7 +104,7 @@ class DirectoryRoute final : public EngineRoute {
   engines::EngineDriver& driver_;
   targets::EngineTargets& targets_;
   mutable std::mutex mutex_;
-  Held served_;  // that it was given and took; guarded by mutex_
+  VersionRef served_;  // that it was given and took; guarded by mutex_
 };
 
 }  // namespace

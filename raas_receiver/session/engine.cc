@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::session {
 namespace {
@@ -120,7 +120,7 @@ void Engine::Describe(v1::ReceiverModel& model) const {
 }
 
 bool Engine::Behind() const {
-  const Held current = context_.replicas.current().held;
+  const VersionRef current = context_.replicas.current().held;
   return !current.nothing() && route_->Behind(current);
 }
 
@@ -207,7 +207,7 @@ void Engine::Begin(const std::string& mode, uint64_t transfer) {
 // On the engine's thread, which has nothing but the attempt, the driver and the ranks.
 void Engine::Run(const EngineAttempt& attempt) {
   EngineOutcome outcome;
-  const Held& held = attempt.current.version.held;
+  const VersionRef& held = attempt.current.version.held;
   {
     telemetry::SpanScope span(context_.timeline, {.name = "engine",
                                                   .model = context_.model,
@@ -319,7 +319,7 @@ EngineOutcome Engine::Take() {
     last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
   }
   route_->Took(outcome);
-  const Held served = this->served();
+  const VersionRef served = this->served();
   {
     std::lock_guard lock(mutex_);
     if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;

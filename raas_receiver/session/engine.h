@@ -39,7 +39,7 @@ class Engine {
   targets::EngineTargets& targets() { return targets_; }
   const targets::EngineTargets& targets() const { return targets_; }
   // Nothing: nothing, or nobody knows.
-  Held served() const { return route_->served(); }
+  VersionRef served() const { return route_->served(); }
   // Whether it has been behind for longer than it may be without giving way.
   bool late() const { return LateAt() <= Clock::now(); }
   // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
@@ -118,7 +118,7 @@ class Engine {
   Backoff backoff_;
   Clock::time_point serve_again_;                                // not before, after a failure
   Clock::time_point check_again_;                                // not before
-  Held tried_;                                                   // the version of the last attempt
+  VersionRef tried_;                                             // the version of the last attempt
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> asking_ = false;                             // the thread asks the server
   std::atomic<bool> retired_ = false;
@@ -130,7 +130,7 @@ class Engine {
   bool cancelled_ = false;            // for good; guarded by mutex_
   uint64_t last_pause_us_ = 0;        // guarded by mutex_
   uint64_t last_written_bytes_ = 0;   // guarded by mutex_
-  Held last_served_;                  // after the last attempt; guarded by mutex_
+  VersionRef last_served_;            // after the last attempt; guarded by mutex_
   int64_t served_since_unix_ns_ = 0;  // guarded by mutex_
   std::string last_error_;            // of the last attempt; empty after a success; guarded by mutex_
   int64_t last_error_unix_ns_ = 0;    // guarded by mutex_

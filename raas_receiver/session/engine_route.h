@@ -54,8 +54,8 @@ struct EngineAttempt {
 // How an attempt went.
 struct EngineOutcome {
   Status status;             // why the engine does not serve `version`
-  Held version;              // that it was to serve
-  Held served;               // by the directory: what it serves now; nothing: nothing, or nobody knows
+  VersionRef version;        // that it was to serve
+  VersionRef served;         // by the directory: what it serves now; nothing: nothing, or nobody knows
   bool reverted = false;     // it could not load `version`, and loaded the one before again
   bool invalidated = false;  // what it took may not be what it is called: it is to take it again
   uint64_t total_us = 0;
@@ -70,15 +70,15 @@ class EngineRoute {
 
   // --- any thread ---
   // Nothing: nothing, or nobody knows.
-  virtual Held served() const = 0;
+  virtual VersionRef served() const = 0;
   // Whether the engine lacks `current`, and can be given it. Never where nobody is notified.
-  virtual bool Behind(const Held& current) const = 0;
+  virtual bool Behind(const VersionRef& current) const = 0;
   // Whether the attempt under way has come to the pause, which it never has by the directory.
   virtual bool Paused() const = 0;
   // Whether the attempt under way reads the data of the version before, or its server may be made to return to it.
   virtual bool AttemptReadsBefore() const = 0;
   // Whether ranks read `previous`, or may, and others of their engine may have to be brought to it.
-  virtual bool RanksRead(const Held& previous) const = 0;
+  virtual bool RanksRead(const VersionRef& previous) const = 0;
 
   // --- one thread at a time ---
   virtual EngineOutcome Serve(const EngineAttempt& attempt) = 0;

@@ -174,11 +174,11 @@ bool Engines::Serve() const {
                              [](const auto& engine) { return !engine->notifies() || !engine->served().nothing(); });
 }
 
-Held Engines::served() const {
+VersionRef Engines::served() const {
   const All engines = counted();
-  Held oldest = engines.front()->served();
+  VersionRef oldest = engines.front()->served();
   for (const auto& engine : engines) {
-    const Held served = engine->served();
+    const VersionRef served = engine->served();
     if (served.nothing() || served.run != oldest.run) return {};
     if (served.version < oldest.version) oldest = served;
   }
@@ -199,7 +199,7 @@ void Engines::Describe(v1::ReceiverModel& model) const {
   }
   for (const v1::Engine& engine : model.engine_table()) kinds.insert(engine.kind());
   for (const std::string& kind : kinds) model.set_engine(Cat(model.engine(), model.engine().empty() ? "" : ", ", kind));
-  const Held served = this->served();
+  const VersionRef served = this->served();
   model.set_served_version(served.version);
   if (!served.nothing()) model.set_served_run(ToBytes(served.run));
 }

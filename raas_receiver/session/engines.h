@@ -40,7 +40,7 @@ class Engines {
   // Whether all serve some version, or nobody is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
-  Held served() const;
+  VersionRef served() const;
   // What has not taken which version for how long, of an attempt that is late. Empty: none is.
   std::string LateAttempt() const;
   // Fills in what a status says of engines.

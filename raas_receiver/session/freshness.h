@@ -17,7 +17,7 @@ class Freshness {
 
   // To be called now and then. False when the origin has had another version than `held`, and `held` was the same, for
   // longer than the limit.
-  bool Update(const Held& held, bool behind, Clock::time_point now = Clock::now()) {
+  bool Update(const VersionRef& held, bool behind, Clock::time_point now = Clock::now()) {
     if (!behind || held != held_ || !behind_) since_ = now;
     held_ = held;
     behind_ = behind;
@@ -26,7 +26,7 @@ class Freshness {
 
  private:
   const std::chrono::milliseconds limit_;
-  Held held_;
+  VersionRef held_;
   bool behind_ = false;
   Clock::time_point since_;
 };

@@ -16,18 +16,18 @@ class InPlaceRoute final : public EngineRoute {
 
   // What all of its ranks are wholly at. Of a server that is paused, what it was at before: what was written since it
   // serves once it is resumed.
-  Held served() const override {
+  VersionRef served() const override {
     if (!owes_resume_) return AtInMemory();
     std::lock_guard lock(mutex_);
     return paused_at_;
   }
 
-  bool Behind(const Held& current) const override {
+  bool Behind(const VersionRef& current) const override {
     return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
   }
   bool Paused() const override { return prepared_; }
   bool AttemptReadsBefore() const override { return !prepared_; }
-  bool RanksRead(const Held& previous) const override { return targets_.Reads(previous); }
+  bool RanksRead(const VersionRef& previous) const override { return targets_.Reads(previous); }
 
   EngineOutcome Serve(const EngineAttempt& attempt) override {
     EngineOutcome outcome;
@@ -72,19 +72,19 @@ class InPlaceRoute final : public EngineRoute {
   }
 
  private:
-  Held AtInMemory() const {
+  VersionRef AtInMemory() const {
     const std::vector<targets::EngineReport> groups = targets_.Describe();
     if (groups.empty()) return {};
-    const Held first = groups.front().at;
-    return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : Held();
+    const VersionRef first = groups.front().at;
+    return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : VersionRef();
   }
 
   Status Prepare(const EngineAttempt& attempt) {
     std::optional<targets::TargetVersion> before;
     if (attempt.before) before = attempt.before->data;
-    Status status = targets_.Prepare(attempt.current.data, before, [this](const Held& from, const Held& to) {
-      return context_.replicas.DeltasBetween(from, to);
-    });
+    Status status = targets_.Prepare(
+        attempt.current.data, before,
+        [this](const VersionRef& from, const VersionRef& to) { return context_.replicas.DeltasBetween(from, to); });
     prepared_ = true;
     context_.changed.Notify();
     return status;
@@ -103,7 +103,7 @@ class InPlaceRoute final : public EngineRoute {
     engines::EngineVersion before = attempt.before ? attempt.before->version : version;
     before.mode = "resumed";
     {
-      const Held at = served();
+      const VersionRef at = served();
       std::lock_guard lock(mutex_);
       paused_at_ = at;
     }
@@ -135,7 +135,7 @@ class InPlaceRoute final : public EngineRoute {
   // The server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   std::atomic<bool> owes_resume_;
   mutable std::mutex mutex_;
-  Held paused_at_;  // what it was at when it was paused; nothing once that attempt is taken; guarded by mutex_
+  VersionRef paused_at_;  // what it was at when it was paused; nothing once that attempt is taken; guarded by mutex_
 };
 
 }  // namespace

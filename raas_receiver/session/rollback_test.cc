@@ -86,7 +86,7 @@ TEST_CASE("After a rollback the session holds until a pull, which needs no bytes
 
 TEST_CASE("A rollback ends the pull that runs, and has the version that was the one before when it came") {
   SessionFixture fixture;
-  fixture.origin.live = false;
+  fixture.origin.streaming = false;
   FollowTo(fixture, 2);
   const auto begun = std::chrono::steady_clock::now();
   {
@@ -112,7 +112,7 @@ TEST_CASE("A rollback ends the pull that runs, and has the version that was the 
 
 TEST_CASE("A rollback does not wait for an agent that answers no call") {
   SessionFixture fixture;
-  fixture.origin.live = false;
+  fixture.origin.streaming = false;
   FollowTo(fixture, 2);
   std::promise<void> answer;
   const std::shared_future<void> answered = answer.get_future();
@@ -158,7 +158,7 @@ TEST_CASE("A version that a rollback skips does not come back, across a restart,
 
 TEST_CASE("A version that is skipped while it is pulled is not made current, whatever the agent's plan says") {
   SessionFixture fixture;
-  fixture.origin.live = false;
+  fixture.origin.streaming = false;
   FollowTo(fixture, 2);
   {
     const StalledPull pull(fixture);
@@ -201,7 +201,7 @@ TEST_CASE("A rollback to the version that is held keeps it") {
 
 TEST_CASE("A rollback to what is not there is refused, and ends no pull") {
   SessionFixture fixture;
-  fixture.origin.live = false;
+  fixture.origin.streaming = false;
   FollowTo(fixture, 2);
   const StalledPull pull(fixture);
   CHECK_THAT(fixture.Rollback(1, 2), FailsWith(ErrorCode::kUsage, "not both"));

@@ -22,7 +22,7 @@ void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   record.set_written_bytes(record.written_bytes() + outcome.written_bytes);
 }
 
-void LogSync(const v1::SyncRecord& record, const Held& to, const telemetry::Moment& begun) {
+void LogSync(const v1::SyncRecord& record, const VersionRef& to, const telemetry::Moment& begun) {
   telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
                  {{"model", record.model()},
                   {"run", ToHex(to.run)},
@@ -118,7 +118,7 @@ void Session::Loop() {
   for (uint64_t seen = changed_.changes(); !orders_.stopping(); seen = changed_.changes()) {
     state_ = Resting();
     engines_.Check();
-    const Held newest = follower_.newest();
+    const VersionRef newest = follower_.newest();
     if (!in_step_ && !newest.nothing() && newest == replicas_->current().held) ToArchive();
     const milliseconds until = UntilDue();
     const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
@@ -176,12 +176,12 @@ bool Session::Synchronize() {
   if (!SyncWanted() || engines_.ReadPrevious()) return false;
   const telemetry::Moment begun;
   std::vector<Order> pulls = orders_.Take(Order::kPull);
-  const Held announced = follower_.newest();
+  const VersionRef announced = follower_.newest();
   Sync sync(context_,
             {.force_full = std::ranges::any_of(pulls, &Order::force_full),
              .layout = follower_.layout(),
              .announced = follower_.head().layout,
-             .skipped = pulls.empty() ? replicas_->rollback().version : Held()},
+             .skipped = pulls.empty() ? replicas_->rollback().version : VersionRef()},
             state_);
   const Status status = RunSync(sync);
   sync_again_ = {};

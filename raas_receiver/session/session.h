@@ -135,7 +135,7 @@ class Session {
     std::vector<Order> pulls;
     Status status;
     v1::SyncRecord record;
-    Held to;
+    VersionRef to;
     std::vector<std::shared_ptr<const Engine>> waiting;
   };
 

@@ -24,22 +24,22 @@ Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, 
 // What is asked for, by what is held and announced now: while it waits for its turn that may change, and the versions
 // that were meant may not.
 Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) const {
-  const Held current = replicas_->current().held;
-  const Held other = replicas_->previous().held;
+  const VersionRef current = replicas_->current().held;
+  const VersionRef other = replicas_->previous().held;
   if (request.to_version() != 0 && request.not_version() != 0) {
     return Status(ErrorCode::kUsage, "a rollback to one version, or one that skips a version: not both");
   }
   replica::Rollback chosen{other};
   if (const Version to = request.to_version(); to != 0) {
-    chosen = {to == current.version ? current : Held{other.run, to}};
+    chosen = {to == current.version ? current : VersionRef{other.run, to}};
   } else if (const Version skip = request.not_version(); skip != 0) {
-    const Held newest = follower_.newest();
+    const VersionRef newest = follower_.newest();
     const bool newer = newest.run != current.run || skip > current.version;
     if (skip != current.version && (skip > newest.version || !newer)) {
       return Status(ErrorCode::kState, Cat("model ", options_.model, ": version ", skip, " is neither held, which is ",
                                            current.version, ", nor a newer one that there is"));
     }
-    chosen = {skip == current.version ? current : Held{newest.run, skip}, /*skip=*/true};
+    chosen = {skip == current.version ? current : VersionRef{newest.run, skip}, /*skip=*/true};
   } else if (other.run == current.run && other.version >= current.version) {
     chosen = {};
   }
@@ -49,8 +49,8 @@ Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) co
 
 // kState when the replicas do not hold what is to be current then.
 Status Session::CheckHeld(const replica::Rollback& chosen) const {
-  const Held current = replicas_->current().held;
-  const Held other = replicas_->previous().held;
+  const VersionRef current = replicas_->current().held;
+  const VersionRef other = replicas_->previous().held;
   const bool stays = chosen.skip == (chosen.version != current);
   if (stays && !current.nothing()) return OkStatus();
   const bool damaged = replicas_->previous().damaged;
@@ -70,7 +70,7 @@ bool Session::RollBack() {
     std::lock_guard lock(mutex_);
     chosen = *rollback_;
   }
-  const Held before = replicas_->current().held;
+  const VersionRef before = replicas_->current().held;
   Status status = Return(chosen);
   if (replicas_->current().held != before) {
     Answer();              // its version is not the next that engines get
@@ -100,9 +100,9 @@ bool Session::RollBack() {
 Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(CheckHeld(chosen));
   const replica::PublishedVersion left = replicas_->current();
-  const Held& before = left.held;
+  const VersionRef& before = left.held;
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
-  const Held now = replicas_->current().held;
+  const VersionRef now = replicas_->current().held;
   sync_again_ = {};
   origin_->Follow({}, stop_.get_token());
   if (now != before && left.damaged) engines_.Invalidate();  // they may have read it

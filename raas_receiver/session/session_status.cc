@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "common/telemetry/log.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 #include "raas_receiver/session/session.h"
 
 namespace lockstep::session {

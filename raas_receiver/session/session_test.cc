@@ -39,7 +39,7 @@ TEST_CASE("A session follows its agent: the first version in full, then deltas, 
 
 TEST_CASE("A session takes deltas while they are made, where the agent has them, and pulls nothing then") {
   SessionFixture fixture;
-  fixture.agent.live = true;
+  fixture.agent.streaming = true;
   const auto records = fixture.feed.Subscribe("actor");
   fixture.Start();
   fixture.WaitHeld(1);
@@ -51,18 +51,18 @@ TEST_CASE("A session takes deltas while they are made, where the agent has them,
     v1::SyncRecord record;
     REQUIRE(records->Next(milliseconds(0), record));
     CHECK(record.verified());
-    CHECK(record.live_bytes() == (version == 1 ? 0 : record.payload_bytes()));
+    CHECK(record.streamed_bytes() == (version == 1 ? 0 : record.payload_bytes()));
   }
-  // Two lanes of the full pull, of which one may come too late to be needed, and two live ones.
+  // Two lanes of the full pull, of which one may come too late to be needed, and two of the standing pull.
   CHECK(fixture.agent.lanes().connections() <= 4);
   fixture.Stop();
 }
 
-TEST_CASE("What the live lanes spoil is pulled, and the replica is right all the same") {
+TEST_CASE("What the standing lanes spoil is pulled, and the replica is right all the same") {
   SessionFixture fixture;
-  fixture.agent.live = true;
+  fixture.agent.streaming = true;
   fixture.agent.lanes().at_frame = 1;
-  // The third connection is a live one.
+  // The third connection is the standing pull's.
   fixture.agent.lanes().fault_of = [](int lane) {
     return lane == 2 ? pull::Fault::kCorruptPayload : pull::Fault::kNone;
   };
@@ -76,9 +76,9 @@ TEST_CASE("What the live lanes spoil is pulled, and the replica is right all the
   v1::SyncRecord record;
   for (Version version = 1; version <= 2; ++version) REQUIRE(records->Next(milliseconds(0), record));
   CHECK(record.to().version() == 2);
-  CHECK(record.live_bytes() == 0);
+  CHECK(record.streamed_bytes() == 0);
   CHECK(record.payload_bytes() > 0);
-  while (records->Next(milliseconds(0), record)) CHECK(record.live_bytes() == record.payload_bytes());
+  while (records->Next(milliseconds(0), record)) CHECK(record.streamed_bytes() == record.payload_bytes());
   fixture.Stop();
 }
 

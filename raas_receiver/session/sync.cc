@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/origin/held_proto.h"
+#include "raas_receiver/origin/version_ref_proto.h"
 #include "raas_receiver/session/config_check.h"
 
 namespace lockstep::session {
@@ -313,7 +313,7 @@ void Sync::CountBytes() {
   record_.set_payload_bytes(counters.payload_bytes);
   record_.set_local_bytes(counters.local_bytes);
   record_.set_plain_bytes(counters.plain_bytes);
-  record_.set_live_bytes(counters.live_bytes);
+  record_.set_streamed_bytes(counters.streamed_bytes);
   record_.set_link_bytes_per_s(counters.bytes_per_s);
   lane_retries_ = counters.retries;
 }

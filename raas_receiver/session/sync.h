@@ -45,7 +45,7 @@ struct SyncRequest {
   bool repair = false;     // not the newest version: the current one again, which is damaged; `layout` is its
   origin::Layout layout;   // the last one known; null: none
   LayoutDigest announced;  // of the layout that the origin announced; zero: not known
-  Held skipped;            // a version that is not made current; nothing: any may be
+  VersionRef skipped;      // a version that is not made current; nothing: any may be
 };
 
 // Run once, on the session's thread.
@@ -92,7 +92,7 @@ class Sync {
   void StageBlocks();
   telemetry::Span SpanOf(std::string_view name) const;
   void AddSpanOf(std::string_view name, const telemetry::Moment& begun, uint64_t bytes_before);
-  uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
+  uint64_t PulledBytes() const { return record_.payload_bytes() - record_.streamed_bytes(); }
 
   const SyncContext& context_;
   SyncRequest request_;

@@ -61,15 +61,15 @@ void VersionFollower::OnLost(const Status& status) {
   error_unix_ns_ = telemetry::UnixNanos();
 }
 
-bool VersionFollower::Behind(const Held& held, const ManifestDigest& digest) const {
+bool VersionFollower::Behind(const VersionRef& held, const ManifestDigest& digest) const {
   std::lock_guard lock(mutex_);
   const bool other_bytes = !head_.digest.IsZero() && head_.digest != digest;
   return follow_ && !head_.held.nothing() && (head_.held != held || other_bytes);
 }
 
-void VersionFollower::Synced(const Held& announced, const replica::PublishedVersion& current) {
+void VersionFollower::Synced(const VersionRef& announced, const replica::PublishedVersion& current) {
   std::lock_guard lock(mutex_);
-  const Held& newest = head_.held;
+  const VersionRef& newest = head_.held;
   if (newest != announced && (newest.run != current.held.run || newest.version >= current.held.version)) return;
   head_.held = current.held;
   head_.digest = current.digest;

@@ -33,7 +33,7 @@ class VersionFollower {
   // --- any thread ---
   // What the origin announced last.
   origin::Head head() const { return Read(head_); }
-  Held newest() const { return Read(head_.held); }
+  VersionRef newest() const { return Read(head_.held); }
   // The layout known last, be it announced, held or synced; null: none.
   std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
   // How many streams have brought a version so far: an origin that was restarted is met again.
@@ -44,12 +44,12 @@ class VersionFollower {
   // Since when the origin has had the version withdrawn that it had.
   int64_t withdrawn_unix_ns() const { return Read(withdrawn_unix_ns_); }
   // Whether another version than `held` was announced, or the same with another digest than `digest`.
-  bool Behind(const Held& held, const ManifestDigest& digest) const;
+  bool Behind(const VersionRef& held, const ManifestDigest& digest) const;
 
   // --- the session's thread ---
   // A sync that began when `announced` was the newest version has succeeded, and `current` is what is held now. What it
   // brought may be newer than the last announcement, which is then no reason to sync again.
-  void Synced(const Held& announced, const replica::PublishedVersion& current);
+  void Synced(const VersionRef& announced, const replica::PublishedVersion& current);
   // Null: it has to be asked for again.
   void SetLayout(std::shared_ptr<const model::ModelLayout> layout);
 

@@ -43,7 +43,7 @@ struct Fixture {
     stop.request_stop();
     follower->Join();
   }
-  Held held(Version version) const { return replicas.model.held(version); }
+  VersionRef held(Version version) const { return replicas.model.held(version); }
   ManifestDigest digest(Version version) const { return replicas.model.manifest(version).digest; }
   replica::PublishedVersion published(Version version) const { return {held(version), digest(version), {}, {}, 1}; }
   void WaitForNewest(Version version) {

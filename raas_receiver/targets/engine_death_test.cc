@@ -44,7 +44,7 @@ int ExitOf(pid_t child) {
 }  // namespace
 
 TEST_CASE("When a receiver dies, ranks that were not written resume, and others wait for the next") {
-  const std::string step = GENERATE("prepared", "held", "written", "one of two served", "serving");
+  const std::string step = GENERATE("prepared", "paused", "written", "one of two served", "serving");
   INFO("killed at " << step);
   TargetsFixture fixture;
   fixture.AddRank(0, Reattaches);
@@ -53,13 +53,13 @@ TEST_CASE("When a receiver dies, ranks that were not written resume, and others 
   for (auto& rank : fixture.ranks) rank->StartThread();
   REQUIRE(ExitOf(receiver) == kDied);
 
-  const bool before_writing = step == "prepared" || step == "held";
+  const bool before_writing = step == "prepared" || step == "paused";
   for (auto& rank : fixture.ranks) {
     REQUIRE(Eventually([&] { return !rank->status().following; }));
     const bool serves_new = step == "serving" || (step == "one of two served" && rank == fixture.ranks[0]);
     if (before_writing) CHECK(rank->Serves(1));
     if (serves_new) CHECK(rank->Serves(2));
-    if (!before_writing && !serves_new) CHECK((rank->status().held && rank->status().holding == 2));
+    if (!before_writing && !serves_new) CHECK((rank->status().paused && rank->status().holding == 2));
     CHECK(rank->status().wrong_reads == 0);
   }
 
@@ -73,7 +73,7 @@ TEST_CASE("When a receiver dies, ranks that were not written resume, and others 
 }
 
 TEST_CASE("When a rank is killed, the others resume if they were not written, and its successor joins them") {
-  const std::string step = GENERATE("prepared", "held", "written", "serve");
+  const std::string step = GENERATE("prepared", "paused", "written", "serve");
   INFO("killed at " << step);
   TargetsFixture fixture;
   RankHandle& stays = fixture.AddRank(0);
@@ -97,9 +97,9 @@ TEST_CASE("When a rank is killed, the others resume if they were not written, an
   CHECK(status.ok() == committed);
   CHECK(fixture.report().attached == 1);
   CHECK(fixture.report().waiting == (waits ? 1 : 0));
-  CHECK(fixture.report().serving() == (waits ? Held() : fixture.model.held(expected)));
+  CHECK(fixture.report().serving() == (waits ? VersionRef() : fixture.model.held(expected)));
   CHECK(stays.status().wrong_reads == 0);
-  if (waits) CHECK((stays.status().held && stays.status().holding == 2));
+  if (waits) CHECK((stays.status().paused && stays.status().holding == 2));
   if (!waits) CHECK(Eventually([&] { return stays.Serves(expected); }));
 
   RankHandle& successor = fixture.RunRank(1);
@@ -121,7 +121,7 @@ TEST_CASE("A first commit that fails serves nothing, and the next one everything
   REQUIRE(fixture.Start().ok());
   REQUIRE(fixture.Changed(2));
   CHECK(fixture.Bring(1).code() == ErrorCode::kAborted);
-  CHECK(stays.status().held);
+  CHECK(stays.status().paused);
   CHECK(fixture.report().serving().nothing());
   CHECK(fixture.report().waiting == 1);
   RankHandle& successor = fixture.RunRank(1);
@@ -147,13 +147,13 @@ class Deaths {
     std::atomic<Version> before{0};
   };
   // Of both; the receiver passes the first five, ranks all but the first.
-  static constexpr std::string_view kEdges[] = {"prepared",         "held",  "written",     "serve", "serving", "hold",
-                                                "held and said so", "stage", "half written"};
+  static constexpr std::string_view kEdges[] = {
+      "prepared", "paused", "written", "serve", "serving", "pause", "paused and said so", "stage", "half written"};
   static constexpr uint32_t kOfReceiver = 5;
 
   explicit Deaths(uint32_t seed) : random_(seed) {
-    // For an answer, and for a hold that came between the two of an answer.
-    fixture_.options.hold_timeout = fixture_.options.serve_timeout = kSilence;
+    // For an answer, and for a pause that came between the two of an answer.
+    fixture_.options.pause_timeout = fixture_.options.serve_timeout = kSilence;
     fixture_.options.comes_back = std::chrono::milliseconds(50);
     StartEngine();
     StartReceiver();

@@ -21,44 +21,44 @@ std::chrono::microseconds Since(Clock::time_point begin) {
 EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnection& first, WorkerPool& pool)
     : options_(options), pool_(pool), members_(options.model, first) {}
 
-Status EngineGroup::Join(std::shared_ptr<RankConnection> link, const model::ModelLayout& layout) {
-  LS_RETURN_IF_ERROR(members_.MakeRoom(*link));
-  placement::RankDescription completed = link->description();
-  LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(link->Label()));
-  members_.Join(std::move(link));
+Status EngineGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
+  LS_RETURN_IF_ERROR(members_.MakeRoom(*rank));
+  placement::RankDescription completed = rank->description();
+  LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(rank->Label()));
+  members_.Join(std::move(rank));
   return OkStatus();
 }
 
-bool EngineGroup::At(const Held& held) const {
+bool EngineGroup::At(const VersionRef& held) const {
   const EngineRanks ranks = members_.ranks();
-  return !held.nothing() && members_.complete() && std::all_of(ranks.begin(), ranks.end(), [&](const auto& link) {
-    return link->reads() == held && link->holds() == held;
+  return !held.nothing() && members_.complete() && std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
+    return rank->reads() == held && rank->holds() == held;
   });
 }
 
 bool EngineGroup::awake() const {
-  const std::vector<std::shared_ptr<RankConnection>> links = members_.present();
+  const std::vector<std::shared_ptr<RankConnection>> ranks = members_.present();
   return members_.complete() &&
-         std::none_of(links.begin(), links.end(), [](const auto& link) { return link->asleep(); });
+         std::none_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank->asleep(); });
 }
 
 EngineReport EngineGroup::Describe() const {
   EngineReport report = report_;
-  const std::vector<std::shared_ptr<RankConnection>> links = members_.present();
+  const std::vector<std::shared_ptr<RankConnection>> ranks = members_.present();
   report.engine = members_.engine();
   report.world = static_cast<uint32_t>(members_.world());
-  report.attached = static_cast<uint32_t>(links.size());
-  for (const auto& link : links) {
-    report.reads.push_back(link->reads());
-    if (link->asleep()) {
+  report.attached = static_cast<uint32_t>(ranks.size());
+  for (const auto& rank : ranks) {
+    report.reads.push_back(rank->reads());
+    if (rank->asleep()) {
       ++report.asleep;
-    } else if (link->compares()) {
+    } else if (rank->compares()) {
       ++report.comparing;
-    } else if (link->reads().nothing()) {
+    } else if (rank->reads().nothing()) {
       ++report.waiting;
     }
-    report.parameters += link->description().parameters.size();
-    for (const uint64_t bytes : link->description().memories) report.target_bytes += bytes;
+    report.parameters += rank->description().parameters.size();
+    for (const uint64_t bytes : rank->description().memories) report.target_bytes += bytes;
   }
   if (At(report.serving())) report.at = report.serving();
   return report;
@@ -100,10 +100,10 @@ Status EngineGroup::TryPrepare(const CommitRequest& request) {
 bool EngineGroup::SomeWait(const CommitRequest& request) const {
   bool read = false;
   bool wait = false;
-  for (const auto& link : members_.ranks()) {
-    if (link->reads().nothing() && !link->gated()) return false;  // its server may run
-    wait = wait || link->reads().nothing();
-    read = read || (request.before && link->reads() == request.before->held);
+  for (const auto& rank : members_.ranks()) {
+    if (rank->reads().nothing() && !rank->gated()) return false;  // its server may run
+    wait = wait || rank->reads().nothing();
+    read = read || (request.before && rank->reads() == request.before->held);
   }
   return read && wait;
 }
@@ -168,18 +168,18 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
 
 // Believes what ranks said that they hold, where it is one of the two versions and every byte is that.
 Status EngineGroup::CheckClaims(const CommitRequest& request) {
-  for (const auto& link : members_.ranks()) {
+  for (const auto& rank : members_.ranks()) {
     const auto claims = [&](const TargetVersion& version) {
-      return link->claim() == version.held && version.layout->digest() == plan_layout_;
+      return rank->claim() == version.held && version.layout->digest() == plan_layout_;
     };
     const TargetVersion* claimed = nullptr;
     if (claims(request.version)) claimed = &request.version;
     if (request.before && claims(*request.before)) claimed = &*request.before;
     if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, *claimed, options_.batch_bytes));
-      if (equal) link->SetHolds(claimed->held);
+      LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *rank, *claimed, options_.batch_bytes));
+      if (equal) rank->SetHolds(claimed->held);
     }
-    link->ForgetClaim();
+    rank->ForgetClaim();
   }
   return OkStatus();
 }
@@ -195,17 +195,17 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   LS_RETURN_IF_ERROR(members_.Welcome());
-  for (const auto& link : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, version, options_.batch_bytes));
+  for (const auto& rank : members_.ranks()) {
+    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *rank, version, options_.batch_bytes));
     if (equal) continue;
-    return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
+    return {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
   }
   return OkStatus();
 }
 
 void EngineGroup::Invalidate(const TargetVersion& version) {
   if (At(version.held) && Verify(version).ok()) return;
-  for (const auto& link : members_.present()) link->SetHolds({});
+  for (const auto& rank : members_.present()) rank->SetHolds({});
 }
 
 }  // namespace lockstep::targets

@@ -38,18 +38,18 @@ class EngineGroup {
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
   // GroupMembers::MakeRoom, and kBadData for a description that does not fit `layout`.
-  Status Join(std::shared_ptr<RankConnection> link, const model::ModelLayout& layout);
+  Status Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout);
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
   // What ranks read that were lost since the last call.
-  std::vector<Held> TakeLost() { return members_.TakeLost(); }
+  std::vector<VersionRef> TakeLost() { return members_.TakeLost(); }
 
   bool empty() const { return members_.attached() == 0; }
   // Whether all ranks are there, and at `held`.
-  bool At(const Held& held) const;
+  bool At(const VersionRef& held) const;
   EngineReport Describe() const;
-  std::vector<std::shared_ptr<RankConnection>> links() const { return members_.present(); }
+  std::vector<std::shared_ptr<RankConnection>> ranks() const { return members_.present(); }
 
   // As EngineTargets' calls of these names, for this group. An incomplete group, and one with a rank that is asleep,
   // has nothing to prepare. Prepare refuses ranks that do not fit the others.

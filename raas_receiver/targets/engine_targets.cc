@@ -13,14 +13,14 @@
 namespace lockstep::targets {
 namespace {
 
-bool Gone(const std::shared_ptr<RankConnection>& link) {
-  return link->gone();
+bool Gone(const std::shared_ptr<RankConnection>& rank) {
+  return rank->gone();
 }
 
-// Waits until one of `links` has hung up, or `wake` is written to.
-void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& links, int wake) {
+// Waits until one of `ranks` has hung up, or `wake` is written to.
+void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int wake) {
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
-  for (const auto& link : links) polled.push_back({link->fd(), POLLRDHUP, 0});
+  for (const auto& rank : ranks) polled.push_back({rank->fd(), POLLRDHUP, 0});
   (void)::poll(polled.data(), polled.size(), -1);
   eventfd_t count = 0;
   if (polled[0].revents != 0) ::eventfd_read(wake, &count);
@@ -48,15 +48,15 @@ void EngineTargets::Wake() const {
   ::eventfd_write(wake_.get(), 1);
 }
 
-void EngineTargets::Attach(std::shared_ptr<RankConnection> link) {
-  link->SetAnswerTimeout(options_.hold_timeout);
+void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
+  rank->SetAnswerTimeout(options_.pause_timeout);
   std::function<void()> changed;
   {
     std::lock_guard lock(mutex_);
     if (waiting_.size() >= placement::kMaxEngineRanks) {
-      return link->SendRefused({ErrorCode::kResourceExhausted, "too many engine ranks wait already"});
+      return rank->SendRefused({ErrorCode::kResourceExhausted, "too many engine ranks wait already"});
     }
-    waiting_.push_back(std::move(link));
+    waiting_.push_back(std::move(rank));
     changed = changed_;
   }
   Wake();
@@ -78,19 +78,19 @@ bool EngineTargets::empty() const {
   return views_.empty() && waiting_.empty() && admitting_ == 0;
 }
 
-bool EngineTargets::Behind(const Held& held) const {
+bool EngineTargets::Behind(const VersionRef& held) const {
   std::lock_guard lock(mutex_);
   return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
     return view.attached == view.world && view.asleep == 0 && view.at != held;
   });
 }
 
-bool EngineTargets::Reads(const Held& held) const {
+bool EngineTargets::Reads(const VersionRef& held) const {
   std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   const auto lost = back_by_.find(held);
   if (now < started_ + options_.comes_back || (lost != back_by_.end() && now < lost->second)) return true;
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& link) { return link->reads() == held; }) ||
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& rank) { return rank->reads() == held; }) ||
          std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
            return std::find(view.reads.begin(), view.reads.end(), held) != view.reads.end();
          });
@@ -103,7 +103,7 @@ EngineTargets::Clock::time_point EngineTargets::ranks_back_by() const {
   return last;
 }
 
-bool EngineTargets::AllAt(const Held& held) const {
+bool EngineTargets::AllAt(const VersionRef& held) const {
   std::lock_guard lock(mutex_);
   return waiting_.empty() && !views_.empty() &&
          std::all_of(views_.begin(), views_.end(), [&](const EngineReport& view) { return view.at == held; });
@@ -121,27 +121,27 @@ void EngineTargets::Watch() {
   while (true) {
     idle_.wait(lock, [this] { return !busy_ || stopping_; });
     if (stopping_) return;
-    std::vector<std::shared_ptr<RankConnection>> links = Links();
+    std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
     lock.unlock();
-    AwaitHangup(links, wake_.get());
+    AwaitHangup(ranks, wake_.get());
     lock.lock();
     const bool dropped = !busy_ && !stopping_ && DropGone();
     if (dropped) UpdateViews();
     const std::function<void()> changed = dropped ? changed_ : std::function<void()>();
     lock.unlock();
-    links.clear();
+    ranks.clear();
     if (changed) changed();
     lock.lock();
   }
 }
 
-std::vector<std::shared_ptr<RankConnection>> EngineTargets::Links() const {
-  std::vector<std::shared_ptr<RankConnection>> links = waiting_;
+std::vector<std::shared_ptr<RankConnection>> EngineTargets::Connections() const {
+  std::vector<std::shared_ptr<RankConnection>> ranks = waiting_;
   for (const auto& [engine, group] : groups_) {
-    const auto attached = group->links();
-    links.insert(links.end(), attached.begin(), attached.end());
+    const auto attached = group->ranks();
+    ranks.insert(ranks.end(), attached.begin(), attached.end());
   }
-  return links;
+  return ranks;
 }
 
 bool EngineTargets::DropGone() {
@@ -155,7 +155,7 @@ void EngineTargets::SettleLosses() {
   const auto now = Clock::now();
   std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
   for (const auto& [engine, group] : groups_) {
-    for (const Held& read : group->TakeLost()) back_by_[read] = now + options_.comes_back;
+    for (const VersionRef& read : group->TakeLost()) back_by_[read] = now + options_.comes_back;
   }
   std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
 }
@@ -184,24 +184,24 @@ void EngineTargets::EndBusy() {
   Wake();
 }
 
-Status EngineTargets::CheckPurpose(const RankConnection& link) const {
-  if (options_.compare_only && !link.compares() && !link.asleep()) {
+Status EngineTargets::CheckPurpose(const RankConnection& rank) const {
+  if (options_.compare_only && !rank.compares() && !rank.asleep()) {
     return {ErrorCode::kState,
-            Cat(link.Label(), " is to be written, and this receiver's engines load the directory: start the receiver ",
+            Cat(rank.Label(), " is to be written, and this receiver's engines load the directory: start the receiver ",
                 "with --engine-load in-place, or set LOCKSTEP_ENGINE_COMPARE=1 for the engine")};
   }
-  if (!options_.compare_only && link.compares()) {
-    return {ErrorCode::kState, Cat(link.Label(), " compares only, and this receiver writes engines in place: what it ",
+  if (!options_.compare_only && rank.compares()) {
+    return {ErrorCode::kState, Cat(rank.Label(), " compares only, and this receiver writes engines in place: what it ",
                                    "writes is compared without that")};
   }
-  if (link.gated() || options_.compare_only || options_.paused_server) return OkStatus();
-  return {ErrorCode::kState, Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
+  if (rank.gated() || options_.compare_only || options_.paused_server) return OkStatus();
+  return {ErrorCode::kState, Cat(rank.Label(), " can be written only while its server is paused, which this receiver ",
                                  "does not do; name the kind of the server with --engine")};
 }
 
-Status EngineTargets::CheckServer(const RankConnection& link, const std::vector<std::string>& incarnations) const {
-  if (std::ranges::find(incarnations, link.incarnation()) != incarnations.end()) return OkStatus();
-  return {ErrorCode::kState, Cat(link.Label(), " is not of the server that is paused for engine ", options_.engine,
+Status EngineTargets::CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const {
+  if (std::ranges::find(incarnations, rank.incarnation()) != incarnations.end()) return OkStatus();
+  return {ErrorCode::kState, Cat(rank.Label(), " is not of the server that is paused for engine ", options_.engine,
                                  "; set ", "LOCKSTEP_ENGINE_NAME of its own server to the engine that it is")};
 }
 
@@ -214,27 +214,27 @@ Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
     admitting_ = waiting.size();
   }
   std::optional<Result<std::vector<std::string>>> server;
-  for (const auto& link : waiting) {
-    Status joined = CheckPurpose(*link);
-    if (joined.ok() && !link->gated() && options_.paused_server) {
+  for (const auto& rank : waiting) {
+    Status joined = CheckPurpose(*rank);
+    if (joined.ok() && !rank->gated() && options_.paused_server) {
       if (!server) server = options_.paused_server();
       if (!server->ok()) {
         std::lock_guard lock(mutex_);
-        waiting_.push_back(link);
+        waiting_.push_back(rank);
         continue;
       }
-      joined = CheckServer(*link, **server);
+      joined = CheckServer(*rank, **server);
     }
     if (joined.ok()) {
-      std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
-      if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
-      joined = group->Join(link, layout);
+      std::unique_ptr<EngineGroup>& group = groups_[rank->engine()];
+      if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *rank, pool_);
+      joined = group->Join(rank, layout);
     }
     if (joined.ok()) continue;
     telemetry::LogWarn(
         "engine_rank_refused", joined,
-        {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
-    link->SendRefused(joined);
+        {{"model", options_.model}, {"engine", rank->engine()}, {"rank", rank->rank()}, {"pid", rank->pid()}});
+    rank->SendRefused(joined);
   }
   if (!server || server->ok()) return OkStatus();
   return server->status().WithContext("ranks wait until their server says that they are its own");

@@ -1,7 +1,7 @@
 // The engines that follow one model's session in place: groups of ranks, each brought to a version as one.
 //
 // Two phases. Prepare() works out the writes, and hands them to the ranks, while the engine serves. Commit() is the
-// pause: hold, write, serve. Afterwards all ranks of a group read the version; or, where a rank was lost, each reads
+// pause: PAUSE, WRITE, SERVE. Afterwards all ranks of a group read the version; or, where a rank was lost, each reads
 // what it read before or waits, and the next Prepare and Commit go on from there. Other groups are not concerned.
 //
 // Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
@@ -37,7 +37,7 @@ class EngineTargets {
   ~EngineTargets();
 
   // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
-  void Attach(std::shared_ptr<RankConnection> link);
+  void Attach(std::shared_ptr<RankConnection> rank);
   // `changed` is called, from a thread of this' or the server's, after a rank came or went.
   void SetChanged(std::function<void()> changed);
 
@@ -45,12 +45,12 @@ class EngineTargets {
   // No rank is attached, or waits to be.
   bool empty() const;
   // Whether there are engines, and all of them are complete and at `held`.
-  bool AllAt(const Held& held) const;
+  bool AllAt(const VersionRef& held) const;
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks, and those with a rank that is asleep until it wakes.
-  bool Behind(const Held& held) const;
+  bool Behind(const VersionRef& held) const;
   // Whether some rank reads `held`; or may, for ranks that were lost or that outlived another receiver come back soon.
-  bool Reads(const Held& held) const;
+  bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.
   Clock::time_point ranks_back_by() const;
 
@@ -81,17 +81,17 @@ class EngineTargets {
  private:
   void Watch();
   void Wake() const;
-  std::vector<std::shared_ptr<RankConnection>> Links() const;  // REQUIRES mutex_
-  void SettleLosses();                                         // REQUIRES mutex_
-  bool DropGone();                                             // REQUIRES mutex_
-  void UpdateViews();                                          // REQUIRES mutex_
+  std::vector<std::shared_ptr<RankConnection>> Connections() const;  // REQUIRES mutex_
+  void SettleLosses();                                               // REQUIRES mutex_
+  bool DropGone();                                                   // REQUIRES mutex_
+  void UpdateViews();                                                // REQUIRES mutex_
   void BeginBusy();
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
   Status AdmitWaiting(const model::ModelLayout& layout);
-  Status CheckPurpose(const RankConnection& link) const;
-  Status CheckServer(const RankConnection& link, const std::vector<std::string>& incarnations) const;
+  Status CheckPurpose(const RankConnection& rank) const;
+  Status CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const;
 
   const EngineTargetsOptions options_;
   WorkerPool& pool_;
@@ -106,7 +106,7 @@ class EngineTargets {
   size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them
-  std::map<Held, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back
+  std::map<VersionRef, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back
 
   const os::UniqueFd wake_;
   std::thread watcher_;

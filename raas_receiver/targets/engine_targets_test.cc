@@ -63,7 +63,7 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
   CHECK(Eventually([&] { return engine.ranks[0]->status().attached == 1; }));
   engine.targets->Abandon();
   CHECK_FALSE(engine.targets->prepared());
-  CHECK(engine.ranks[0]->status().held);
+  CHECK(engine.ranks[0]->status().paused);
   REQUIRE(engine.Bring(1).ok());
   CHECK(engine.AllServe(1));
 }
@@ -89,7 +89,7 @@ TEST_CASE("An engine with a rank that is asleep is left alone, and has the versi
     engine.ranks[1]->StartThread();
     REQUIRE(engine.Changed(1));
   };
-  engine.ranks[1]->status().held = true;
+  engine.ranks[1]->status().paused = true;
   attach_again(true);
   REQUIRE(engine.Prepare(2, 1).ok());
   CHECK_FALSE(engine.targets->prepared());
@@ -114,7 +114,7 @@ TEST_CASE("Ranks that wait are brought to what the others read, which are not he
   engine.ServeFirst();
   engine.ranks[1]->End();
   REQUIRE(engine.Changed(1));
-  engine.ranks[1]->status().held = true;
+  engine.ranks[1]->status().paused = true;
   const Version holding = GENERATE(0, 1, 2);  // a mix, what the others read, or what was to be served
   engine.ranks[1]->status().holding = holding;
   if (holding == 0) engine.ranks[1]->memory()[100] ^= std::byte{1};
@@ -177,17 +177,17 @@ TEST_CASE("When the last rank goes nothing is left of the engine") {
   CHECK(engine.targets->Describe().empty());
 }
 
-TEST_CASE("A rank that does not hold, or answers something else, costs the commit and nothing more") {
+TEST_CASE("A rank that does not pause, or answers something else, costs the commit and nothing more") {
   const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp);
   TwoRanks engine;
   engine.Stop();
-  engine.options.hold_timeout = kSilence;
+  engine.options.pause_timeout = kSilence;
   REQUIRE(engine.Start().ok());
   engine.ServeFirst();
   engine.ranks.back()->End();
   REQUIRE(engine.Changed(1));
   // The same memory of a rank that knows what it holds, but fails now.
-  engine.ranks.back()->options().at_hold = fault;
+  engine.ranks.back()->options().at_pause = fault;
   engine.ranks.back()->StartThread();
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Bring(1).ok());
@@ -197,7 +197,7 @@ TEST_CASE("A rank that does not hold, or answers something else, costs the commi
   const ErrorCode code = fault == RankFault::kSilent  ? ErrorCode::kDeadline
                          : fault == RankFault::kWrong ? ErrorCode::kProtocol
                                                       : ErrorCode::kUnavailable;
-  CHECK_THAT(status, FailsWith(code, "engine tp2: rank 1 (process ", "HELD"));
+  CHECK_THAT(status, FailsWith(code, "engine tp2: rank 1 (process ", "PAUSED"));
   CHECK(engine.report().serving() == engine.model.held(1));
   CHECK(engine.report().attached == 1);
   CHECK(engine.report().failures == 1);
@@ -211,7 +211,7 @@ TEST_CASE("A rank that does not hold, or answers something else, costs the commi
   CHECK(Eventually([&] { return successor.Serves(3); }));
   CHECK(Eventually([&] { return engine.ranks[0]->Serves(3); }));
   CHECK(engine.ranks[1]->status().ended >= 1);
-  CHECK((engine.ranks[1]->status().held || engine.ranks[1]->Serves(1)));
+  CHECK((engine.ranks[1]->status().paused || engine.ranks[1]->Serves(1)));
   CHECK(engine.ranks[1]->status().wrong_reads == 0);
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("A rank that does not answer SERVE is dropped, and the commit stands")
   // The one that was not told has the version all the same, and serves it once a successor of its connection asks.
   REQUIRE(Eventually([&] { return bad.status().ended == 1; }));
   bad.End();
-  if (fault == RankFault::kSilent) CHECK(bad.status().held);
+  if (fault == RankFault::kSilent) CHECK(bad.status().paused);
   CHECK(bad.status().holding == 1);
   bad.options().at_serve = RankFault::kNone;
   bad.StartThread();
@@ -326,7 +326,7 @@ TEST_CASE("A model with another layout is placed again") {
   next.Advance();
   REQUIRE(next.layout()->digest() != engine.model.layout()->digest());
   const TargetVersion target{next.held(1), next.layout(), next.data(1)};
-  const auto none = [](const Held&, const Held&) { return payload::DeltaChain(); };
+  const auto none = [](const VersionRef&, const VersionRef&) { return payload::DeltaChain(); };
   REQUIRE(engine.targets->Prepare(target, engine.Target(1), none).ok());
   REQUIRE(engine.targets->Commit().ok());
   CHECK(engine.targets->Verify(target).ok());
@@ -379,7 +379,7 @@ TEST_CASE("An engine that the model no longer fits is refused, and may come back
   engine.ServeFirst();
   replica::TestModel larger(2, 40'000);
   larger.Advance();
-  const auto none = [](const Held&, const Held&) { return payload::DeltaChain(); };
+  const auto none = [](const VersionRef&, const VersionRef&) { return payload::DeltaChain(); };
   const Status status = engine.targets->Prepare({larger.held(1), larger.layout(), larger.data(1)}, {}, none);
   CHECK(status.code() == ErrorCode::kBadData);
   CHECK_FALSE(engine.targets->prepared());

@@ -15,8 +15,8 @@ GroupCommit::GroupCommit(GroupMembers& members, TargetVersion version, const Del
       pool_(pool),
       ranks_(members.ranks().begin(), members.ranks().end()),
       held_(ranks_.size()) {
-  for (const auto& link : ranks_) {
-    if (link->reads() != version_.held || link->holds() != version_.held) held_[link->rank()] = link->holds();
+  for (const auto& rank : ranks_) {
+    if (rank->reads() != version_.held || rank->holds() != version_.held) held_[rank->rank()] = rank->holds();
   }
 }
 
@@ -30,7 +30,7 @@ void GroupCommit::Step(std::string_view step) const {
 // As GroupMembers::ForEach, for those that take part.
 template <typename Call>
 Status GroupCommit::ForEachPart(const Call& call) {
-  return members_.ForEach([&](RankConnection& link) { return held_[link.rank()] ? call(link) : OkStatus(); });
+  return members_.ForEach([&](RankConnection& rank) { return held_[rank.rank()] ? call(rank) : OkStatus(); });
 }
 
 // --- phase one ---
@@ -43,13 +43,13 @@ Status GroupCommit::Prepare() {
 }
 
 void GroupCommit::DropStaged() const {
-  for (const auto& link : ranks_) link->DropStaged();
+  for (const auto& rank : ranks_) rank->DropStaged();
 }
 
 // --- phase two ---
 
 Status GroupCommit::Run() {
-  Status status = Hold();
+  Status status = Pause();
   if (status.ok()) status = Write();
   if (status.ok()) {
     Serve();
@@ -59,13 +59,13 @@ Status GroupCommit::Run() {
   return status;
 }
 
-Status GroupCommit::Hold() {
-  const Status asked = ForEachPart([&](RankConnection& link) { return link.Hold(version(), version_.label); });
-  const os::Deadline deadline(options_.hold_timeout);
-  const Status held = ForEachPart([&](RankConnection& link) { return link.AwaitHeld(deadline); });
+Status GroupCommit::Pause() {
+  const Status asked = ForEachPart([&](RankConnection& rank) { return rank.Pause(version(), version_.label); });
+  const os::Deadline deadline(options_.pause_timeout);
+  const Status paused = ForEachPart([&](RankConnection& rank) { return rank.AwaitPaused(deadline); });
   LS_RETURN_IF_ERROR(asked);
-  LS_RETURN_IF_ERROR(held);
-  Step("held");
+  LS_RETURN_IF_ERROR(paused);
+  Step("paused");
   return OkStatus();
 }
 
@@ -84,9 +84,9 @@ Status GroupCommit::Write() {
 
 // From here on nothing is taken back.
 void GroupCommit::Serve() {
-  (void)ForEachPart([&](RankConnection& link) {
+  (void)ForEachPart([&](RankConnection& rank) {
     Step("serve");
-    return link.Serve(version());
+    return rank.Serve(version());
   });
   AwaitServing();
   Step("serving");
@@ -95,14 +95,14 @@ void GroupCommit::Serve() {
 void GroupCommit::GiveUp() {
   DropStaged();
   (void)members_.DropGone();  // a rank that could not write has no connection any more
-  (void)ForEachPart([](RankConnection& link) { return link.Resume(); });
+  (void)ForEachPart([](RankConnection& rank) { return rank.Resume(); });
   AwaitServing();
 }
 
 void GroupCommit::AwaitServing() {
   const os::Deadline deadline(options_.serve_timeout);
   (void)ForEachPart(
-      [&](RankConnection& link) { return link.reads().nothing() ? OkStatus() : link.AwaitServing(deadline); });
+      [&](RankConnection& rank) { return rank.reads().nothing() ? OkStatus() : rank.AwaitServing(deadline); });
 }
 
 }  // namespace lockstep::targets

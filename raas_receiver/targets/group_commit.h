@@ -1,7 +1,7 @@
 // GroupCommit: one commit of a version into the memory of an engine's ranks, in two phases (FORMAT.md, "A commit").
 // Ranks that hold the version and read it already take no part.
 //
-//   Prepare() --> Prepared --(Hold)--> Held --(Write)--> Written --(Serve)--> Served
+//   Prepare() --> Prepared --(Pause)--> Paused --(Write)--> Written --(Serve)--> Served
 //                    |                   |                  |
 //                    +-------------------+------------------+--(a rank is lost, or a write fails)--> Given up
 //
@@ -41,11 +41,11 @@ class GroupCommit {
   // wait for the next commit. Once only.
   Status Run();
 
-  const Held& version() const { return version_.held; }
+  const VersionRef& version() const { return version_.held; }
   uint64_t written_bytes() const { return writes_.written_bytes(); }
 
  private:
-  Status Hold();
+  Status Pause();
   Status Write();
   void Serve();
   void GiveUp();

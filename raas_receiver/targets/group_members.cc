@@ -16,50 +16,50 @@ GroupMembers::GroupMembers(std::string model, const RankConnection& first)
       newcomers_(ranks_.size()) {}
 
 std::vector<std::shared_ptr<RankConnection>> GroupMembers::present() const {
-  std::vector<std::shared_ptr<RankConnection>> links;
-  std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(links), [](const auto& link) { return link; });
-  return links;
+  std::vector<std::shared_ptr<RankConnection>> ranks;
+  std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(ranks), [](const auto& rank) { return rank; });
+  return ranks;
 }
 
-Status GroupMembers::MakeRoom(const RankConnection& link) {
-  const placement::RankDescription& described = link.description();
+Status GroupMembers::MakeRoom(const RankConnection& rank) {
+  const placement::RankDescription& described = rank.description();
   if (described.world != world()) {
     return {ErrorCode::kBadData,
-            Cat(link.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
+            Cat(rank.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
   }
-  if (link.incarnation() != incarnation_ && attached() != 0) {
+  if (rank.incarnation() != incarnation_ && attached() != 0) {
     return {ErrorCode::kState,
-            Cat(link.Label(), " was started with others than process ", present().front()->pid(),
+            Cat(rank.Label(), " was started with others than process ", present().front()->pid(),
                 ", which is attached: end the processes of the earlier start, or give the ranks of one engine one ",
                 "incarnation")};
   }
   const std::shared_ptr<RankConnection>& taken = ranks_[described.rank];
   if (!taken) return OkStatus();
   if (!taken->gone()) {
-    return {ErrorCode::kState, Cat(link.Label(), ": process ", taken->pid(), " has that place; end it first")};
+    return {ErrorCode::kState, Cat(rank.Label(), ": process ", taken->pid(), " has that place; end it first")};
   }
   Drop(described.rank, {ErrorCode::kUnavailable, "its connection ended"});
   return OkStatus();
 }
 
-void GroupMembers::Join(std::shared_ptr<RankConnection> link) {
-  const uint32_t rank = link->rank();
+void GroupMembers::Join(std::shared_ptr<RankConnection> rank) {
+  const uint32_t index = rank->rank();
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
                  {{"model", model_},
                   {"engine", engine_},
-                  {"rank", rank},
+                  {"rank", index},
                   {"world", world()},
-                  {"pid", link->pid()},
-                  {"version", link->claim().version}});
-  ranks_[rank] = std::move(link);
-  newcomers_[rank] = true;
+                  {"pid", rank->pid()},
+                  {"version", rank->claim().version}});
+  ranks_[index] = std::move(rank);
+  newcomers_[index] = true;
   ++changes_;
 }
 
 void GroupMembers::Drop(size_t rank, const Status& why) {
   telemetry::LogWarn("engine_rank_lost", why,
                      {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
-  if (const Held read = ranks_[rank]->goes_on_with(); !read.nothing()) lost_.push_back(read);
+  if (const VersionRef read = ranks_[rank]->goes_on_with(); !read.nothing()) lost_.push_back(read);
   ranks_[rank]->HangUp();
   Forget(rank);
 }
@@ -77,14 +77,14 @@ void GroupMembers::Forget(size_t rank) {
 
 bool GroupMembers::DropGone() {
   const Status gone(ErrorCode::kUnavailable, "its connection ended");
-  return !ForEach([&](RankConnection& link) { return link.gone() ? gone : OkStatus(); }).ok();
+  return !ForEach([&](RankConnection& rank) { return rank.gone() ? gone : OkStatus(); }).ok();
 }
 
 Status GroupMembers::Welcome() {
-  return ForEach([&](RankConnection& link) {
-    const bool newcomer = newcomers_[link.rank()];
-    newcomers_[link.rank()] = false;
-    return newcomer ? link.SendAttached() : OkStatus();
+  return ForEach([&](RankConnection& rank) {
+    const bool newcomer = newcomers_[rank.rank()];
+    newcomers_[rank.rank()] = false;
+    return newcomer ? rank.SendAttached() : OkStatus();
   });
 }
 

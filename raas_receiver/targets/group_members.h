@@ -32,17 +32,17 @@ class GroupMembers {
   std::vector<std::shared_ptr<RankConnection>> present() const;
   uint64_t changes() const { return changes_; }  // ranks that came or went so far
 
-  // Why `link` must be refused: kBadData for another world than the group's, kState for another incarnation, and when
+  // Why `rank` must be refused: kBadData for another world than the group's, kState for another incarnation, and when
   // its place is taken. A rank in its place whose connection has ended is dropped.
-  Status MakeRoom(const RankConnection& link);
+  Status MakeRoom(const RankConnection& rank);
   // REQUIRES MakeRoom.
-  void Join(std::shared_ptr<RankConnection> link);
+  void Join(std::shared_ptr<RankConnection> rank);
   // Ends the connection of a rank, and forgets it.
   void Drop(size_t rank, const Status& why);
   // The same, with REFUSED.
   void Refuse(size_t rank, const Status& why);
   // What ranks read, or go on with, that were dropped since the last call.
-  std::vector<Held> TakeLost() { return std::exchange(lost_, {}); }
+  std::vector<VersionRef> TakeLost() { return std::exchange(lost_, {}); }
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone();
   // Calls every rank that is there, drops those where that fails, and returns the first error.
@@ -62,7 +62,7 @@ class GroupMembers {
   const std::string incarnation_;
   std::vector<std::shared_ptr<RankConnection>> ranks_;
   std::vector<bool> newcomers_;
-  std::vector<Held> lost_;
+  std::vector<VersionRef> lost_;
   uint64_t changes_ = 0;
 };
 

@@ -10,7 +10,7 @@ namespace lockstep::targets {
 Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
                                                                     EngineRanks ranks) {
   std::vector<placement::RankDescription> completed;
-  for (const auto& link : ranks) completed.push_back(link->description());
+  for (const auto& rank : ranks) completed.push_back(rank->description());
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, placement::CompleteDescriptions(layout, completed));
   return placement::CompilePlacement(layout, completed, unused);
 }
@@ -24,7 +24,7 @@ Result<GroupWrites> GroupWrites::Create(std::shared_ptr<const placement::Placeme
   all.data_ = version.data;
   all.version_ = version.held;
   all.batch_bytes_ = batch_bytes;
-  std::map<Held, std::vector<uint32_t>> holders;
+  std::map<VersionRef, std::vector<uint32_t>> holders;
   for (uint32_t rank = 0; rank < from.size(); ++rank) {
     if (from[rank] && *from[rank] != version.held) holders[*from[rank]].push_back(rank);
   }
@@ -85,24 +85,24 @@ Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
       }
     }
   };
-  if (first.ok()) for_each([&](RankConnection& link) { return link.FinishWriting(version_); });
+  if (first.ok()) for_each([&](RankConnection& rank) { return rank.FinishWriting(version_); });
   // After an error too: nobody is to be at it still.
-  for_each([](RankConnection& link) { return link.AwaitWritten(); });
+  for_each([](RankConnection& rank) { return rank.AwaitWritten(); });
   return first;
 }
 
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& link, const TargetVersion& version,
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& rank, const TargetVersion& version,
                           uint64_t batch_bytes) {
   bool equal = true;
   const auto compare = [&](const os::UniqueFd& batch) -> Status {
-    LS_ASSIGN_OR_RETURN(equal, link.Compare(batch));
+    LS_ASSIGN_OR_RETURN(equal, rank.Compare(batch));
     return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
   };
   placement::BatchWriter writer(version.data, compare, batch_bytes);
-  Status status = writer.Fill(plan[link.rank()]);
+  Status status = writer.Fill(plan[rank.rank()]);
   if (status.ok()) status = writer.Flush();
   if (!equal) return false;
-  LS_RETURN_IF_ERROR(status.WithContext(link.Label()));
+  LS_RETURN_IF_ERROR(status.WithContext(rank.Label()));
   return true;
 }
 

@@ -21,7 +21,7 @@ namespace lockstep::targets {
 using EngineRanks = std::span<const std::shared_ptr<RankConnection>>;
 
 // What a rank's memory holds; nullopt: it is not to be written.
-using HeldByRank = std::vector<std::optional<Held>>;
+using HeldByRank = std::vector<std::optional<VersionRef>>;
 
 // Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.
 Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
@@ -54,13 +54,13 @@ class GroupWrites {
   std::shared_ptr<const placement::PlacementPlan> plan_;
   std::shared_ptr<const model::ModelLayout> layout_;
   std::span<const std::byte> data_;
-  Held version_;
+  VersionRef version_;
   uint64_t batch_bytes_ = 0;
   std::vector<Part> parts_;
 };
 
 // Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
-Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& link, const TargetVersion& version,
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& rank, const TargetVersion& version,
                           uint64_t batch_bytes);
 
 }  // namespace lockstep::targets

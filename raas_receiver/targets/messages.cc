@@ -12,7 +12,7 @@ namespace {
 
 constexpr os::MessageKind kKinds[] = {
     {"ATTACH", kMaxAttachBody},   {"ATTACHED", kMaxEngineBody}, {"REFUSED", kMaxEngineBody},
-    {"HOLD", kMaxEngineBody},     {"HELD", kMaxEngineBody},     {"SERVE", kMaxEngineBody},
+    {"PAUSE", kMaxEngineBody},    {"PAUSED", kMaxEngineBody},   {"SERVE", kMaxEngineBody},
     {"SERVING", kMaxEngineBody},  {"STAGE", kMaxEngineBody},    {"STAGED", kMaxEngineBody},
     {"WRITE", kMaxEngineBody},    {"WRITTEN", kMaxEngineBody},  {"COMPARE", kMaxEngineBody},
     {"COMPARED", kMaxEngineBody}, {"DROP", kMaxEngineBody},

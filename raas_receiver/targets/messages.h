@@ -24,8 +24,8 @@ enum class EngineMessageType : uint16_t {
   kAttach = 1,  // JSON
   kAttached = 2,
   kRefused = 3,  // a sentence; from either end
-  kHold = 4,
-  kHeld = 5,
+  kPause = 4,
+  kPaused = 5,
   kServe = 6,
   kServing = 7,
   kStage = 8,  // descriptor of a write batch
@@ -52,7 +52,7 @@ static_assert(offsetof(EngineMessageHeader, version) == 32);
 
 struct EngineMessage {
   EngineMessageType type{};
-  Held held;
+  VersionRef held;
   Bytes body;
   std::vector<os::UniqueFd> fds;
 };

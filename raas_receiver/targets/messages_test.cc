@@ -5,10 +5,9 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
+#include "common/base/document_testing.h"
 #include "common/os/segment.h"
 
 namespace lockstep::targets {
@@ -29,27 +28,10 @@ struct Ends {
   void SendRaw(ByteView bytes) { REQUIRE(theirs.Send(bytes, {}, milliseconds(1000)).ok()); }
 };
 
-Held SomeVersion() {
-  Held held{{}, 42};
+VersionRef SomeVersion() {
+  VersionRef held{{}, 42};
   for (size_t i = 0; i < 16; ++i) held.run.bytes[i] = static_cast<uint8_t>(i);
   return held;
-}
-
-// The bytes of the block "```hex NAME" of FORMAT.md; lines of zeros are left out there.
-Bytes Example(const std::string& name) {
-  std::ifstream document("raas_receiver/targets/FORMAT.md");
-  Bytes bytes;
-  bool inside = false;
-  for (std::string line; std::getline(document, line);) {
-    if (line == "```hex " + name) inside = true;
-    if (line == "```") inside = false;
-    std::istringstream words(line);
-    size_t at = 0;
-    if (!inside || !(words >> std::hex >> at)) continue;
-    bytes.resize(at);
-    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
-  }
-  return bytes;
 }
 
 template <typename Change>
@@ -83,10 +65,10 @@ TEST_CASE("The examples of the format are what is sent") {
           .ok());
   Bytes sent(sizeof(EngineMessageHeader));
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
-  CHECK(sent == Example("serve"));
+  CHECK(sent == HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
   REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite}, {}, milliseconds(1000)).ok());
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
-  CHECK(sent == Example("write"));
+  CHECK(sent == HexBlock("raas_receiver/targets/FORMAT.md", "write"));
 }
 
 TEST_CASE("Headers that the format does not know are refused, each for its reason") {

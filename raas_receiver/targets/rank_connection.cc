@@ -49,14 +49,14 @@ void SendRefusal(os::UnixConnection& connection, const Status& why) {
 }
 
 Result<std::shared_ptr<RankConnection>> RankConnection::Open(os::UnixConnection& connection, EngineMessage attach) {
-  std::shared_ptr<RankConnection> link(new RankConnection());
+  std::shared_ptr<RankConnection> rank(new RankConnection());
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
-  link->pid_ = peer.pid;
-  link->claim_ = attach.held;
-  LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
-  if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(link->Label(), ": ATTACH came with descriptors"));
-  link->connection_ = std::move(connection);
-  return link;
+  rank->pid_ = peer.pid;
+  rank->claim_ = attach.held;
+  LS_RETURN_IF_ERROR(rank->ReadBody(attach.body));
+  if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(rank->Label(), ": ATTACH came with descriptors"));
+  rank->connection_ = std::move(connection);
+  return rank;
 }
 
 Status RankConnection::ReadBody(ByteView text) {
@@ -124,18 +124,18 @@ void RankConnection::SendRefused(const Status& why) {
   SendRefusal(connection_, why);
 }
 
-Status RankConnection::Hold(const Held& next, std::string_view label) {
+Status RankConnection::Pause(const VersionRef& next, std::string_view label) {
   resumes_ = std::exchange(reads_, {});
-  EngineMessage hold{.type = EngineMessageType::kHold, .held = next};
-  AppendBytes(hold.body, AsBytes(label));
-  return SendEngineMessage(connection_, hold, {}, kSendTimeout).WithContext(RankLabel());
+  EngineMessage pause{.type = EngineMessageType::kPause, .held = next};
+  AppendBytes(pause.body, AsBytes(label));
+  return SendEngineMessage(connection_, pause, {}, kSendTimeout).WithContext(RankLabel());
 }
 
-Status RankConnection::AwaitHeld(const os::Deadline& deadline) {
-  return Await(EngineMessageType::kHeld, deadline);
+Status RankConnection::AwaitPaused(const os::Deadline& deadline) {
+  return Await(EngineMessageType::kPaused, deadline);
 }
 
-Status RankConnection::Serve(Held held) {
+Status RankConnection::Serve(VersionRef held) {
   reads_ = held;
   resumes_ = {};
   return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held}, {}, kSendTimeout)
@@ -155,7 +155,7 @@ Status RankConnection::Checked(Status status) {
   return status;
 }
 
-Status RankConnection::Ask(EngineMessageType type, const Held& held, std::span<const int> fds) {
+Status RankConnection::Ask(EngineMessageType type, const VersionRef& held, std::span<const int> fds) {
   return Checked(
       SendEngineMessage(connection_, {.type = type, .held = held}, fds, kSendTimeout).WithContext(RankLabel()));
 }
@@ -176,7 +176,7 @@ Status RankConnection::Stage(const os::UniqueFd& batch) {
   return Checked(Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_)));
 }
 
-Status RankConnection::StartWrite(const Held& after) {
+Status RankConnection::StartWrite(const VersionRef& after) {
   staged_ = false;
   writing_ = after;
   holds_ = resumes_ = {};
@@ -196,7 +196,7 @@ Status RankConnection::Write(const os::UniqueFd& batch) {
   return StartWrite({});
 }
 
-Status RankConnection::FinishWriting(const Held& after) {
+Status RankConnection::FinishWriting(const VersionRef& after) {
   std::lock_guard lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(AwaitStarted());
   return StartWrite(after);

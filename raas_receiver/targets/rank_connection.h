@@ -1,10 +1,10 @@
 // RankConnection: one attached rank of an engine: its connection, what it said of its memory, and what is known to be
 // in it.
 //
-//   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
+//   Reading --(Pause)--> Pausing --(AwaitPaused)--> Paused --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
 //
-// A rank that attached as waiting is held too; it answers Hold again. A rank is given write batches to stage in any
-// state; it writes them only while it is held. One that is asleep is only attached, so that it is known to be there.
+// A rank that attached as waiting is paused too; it answers Pause again. A rank is given write batches to stage in any
+// state; it writes them only while it is paused. One that is asleep is only attached, so that it is known to be there.
 // One that compares stages and compares, and gets no other message.
 //
 // Threads: one at a time; gone() may be called from any, and several may hand over or write write batches.
@@ -29,8 +29,8 @@ namespace lockstep::targets {
 
 class RankConnection {
  public:
-  // From a connection on which `attach` came. Takes the connection when it answers a link, and leaves it otherwise.
-  // kBadData or kProtocol say what is wrong with the message or the description.
+  // From a connection on which `attach` came. Takes the connection when it answers a RankConnection, and leaves it
+  // otherwise. kBadData or kProtocol say what is wrong with the message or the description.
   static Result<std::shared_ptr<RankConnection>> Open(os::UnixConnection& connection, EngineMessage attach);
   // The peer sees the connection end.
   ~RankConnection() { connection_.Shutdown(); }
@@ -42,7 +42,7 @@ class RankConnection {
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
   pid_t pid() const { return pid_; }
-  // False: HELD says nothing of readers; the rank's server must have been paused before.
+  // False: PAUSED says nothing of readers; the rank's server must have been paused before.
   bool gated() const { return gated_; }
   // What tells two starts of one server apart.
   const std::string& incarnation() const { return incarnation_; }
@@ -57,20 +57,20 @@ class RankConnection {
   void SetAnswerTimeout(std::chrono::milliseconds timeout) { answer_timeout_ = timeout; }
 
   // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
-  const Held& reads() const { return reads_; }
+  const VersionRef& reads() const { return reads_; }
   // The same, or what it would go on with if the connection ended now.
-  const Held& goes_on_with() const { return reads_.nothing() ? resumes_ : reads_; }
+  const VersionRef& goes_on_with() const { return reads_.nothing() ? resumes_ : reads_; }
   // What is known to be in its memory, wholly; nothing: anything may be there.
-  const Held& holds() const { return holds_; }
-  void SetHolds(const Held& held) { holds_ = held; }
+  const VersionRef& holds() const { return holds_; }
+  void SetHolds(const VersionRef& held) { holds_ = held; }
   // What ATTACH said that it holds, until that is checked; nothing: nothing is to be checked.
-  const Held& claim() const { return claim_; }
+  const VersionRef& claim() const { return claim_; }
   void ForgetClaim() { claim_ = {}; }
 
   // Whether the peer has hung up. Never blocks.
   bool gone() const;
   int fd() const { return connection_.fd(); }  // to poll
-  // Ends the connection, for whoever else still knows this link.
+  // Ends the connection, for whoever else still knows it.
   void HangUp() { connection_.Shutdown(); }
   // The connection, for somebody else to refuse the rank.
   os::UnixConnection TakeConnection() && { return std::move(connection_); }
@@ -78,9 +78,9 @@ class RankConnection {
   // Messages; every error means that the rank must be dropped.
   Status SendAttached();
   void SendRefused(const Status& why);
-  Status Hold(const Held& next, std::string_view label);
-  Status AwaitHeld(const os::Deadline& deadline);
-  Status Serve(Held held);
+  Status Pause(const VersionRef& next, std::string_view label);
+  Status AwaitPaused(const os::Deadline& deadline);
+  Status Serve(VersionRef held);
   // A rank that was not written since Hold, which ended its reading, goes on with what it read. Others wait on.
   Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
   Status AwaitServing(const os::Deadline& deadline);
@@ -95,7 +95,7 @@ class RankConnection {
   // that is known.
   Status Write(const os::UniqueFd& batch);
   // The rank writes what it has at hand, if anything, and from then on holds `after` wholly; then AwaitWritten.
-  Status FinishWriting(const Held& after);
+  Status FinishWriting(const VersionRef& after);
   // Waits for what the rank was told to write, if anything.
   Status AwaitWritten();
   // Whether the memory has what the write batch says.
@@ -109,9 +109,9 @@ class RankConnection {
   Status ReadBody(ByteView body);
   Status ReadState(const std::string& state);
   Status Stage(const os::UniqueFd& batch);
-  Status StartWrite(const Held& after);
+  Status StartWrite(const VersionRef& after);
   Status AwaitStarted();
-  Status Ask(EngineMessageType type, const Held& held, std::span<const int> fds);
+  Status Ask(EngineMessageType type, const VersionRef& held, std::span<const int> fds);
   Status Checked(Status status);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
@@ -131,11 +131,11 @@ class RankConnection {
   bool staged_ = false;             // the rank has something at hand
   bool writes_ = false;             // it was told to write, and has not answered
   Status failed_;                   // of write batches
-  Held reads_;
-  Held resumes_;  // what it read before Hold, until it is written
-  Held writing_;  // what the last WRITE makes it
-  Held holds_;
-  Held claim_;
+  VersionRef reads_;
+  VersionRef resumes_;  // what it read before Hold, until it is written
+  VersionRef writing_;  // what the last WRITE makes it
+  VersionRef holds_;
+  VersionRef claim_;
 };
 
 // Sends the peer the reason why it is not taken, and ends the connection.

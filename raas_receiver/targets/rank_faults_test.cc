@@ -11,7 +11,7 @@ constexpr std::chrono::seconds kSilence{3};
 
 struct OwnRanks : TargetsFixture {
   explicit OwnRanks(const std::function<void(TestRankOptions&)>& adjust = {}) {
-    options.hold_timeout = kSilence;
+    options.pause_timeout = kSilence;
     REQUIRE(Start().ok());
     RunRank(0);
     RunRank(1, adjust).status().faulty = false;
@@ -28,9 +28,9 @@ struct OwnRanks : TargetsFixture {
   // The second rank was lost; the first serves `version`, or waits (0), and with another second one both come to 3.
   void GoesOnFrom(Version version) {
     CHECK(report().attached == 1);  // at once, and nobody is told
-    CHECK(report().serving() == (version == 0 ? Held() : model.held(version)));
+    CHECK(report().serving() == (version == 0 ? VersionRef() : model.held(version)));
     if (version != 0) CHECK(Eventually([&] { return ranks[0]->Serves(version); }));
-    if (version == 0) CHECK(ranks[0]->status().held);  // it was written, and not told to serve
+    if (version == 0) CHECK(ranks[0]->status().paused);  // it was written, and not told to serve
     CHECK(ranks[0]->status().wrong_reads == 0);
     RankHandle& lost = *ranks[1];
     REQUIRE(Eventually([&] { return lost.status().ended == 1; }));
@@ -75,7 +75,7 @@ TEST_CASE("A rank that does not write as it should is dropped, and the others wa
   engine.ServeFirst();
   CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process ", "WRITTEN"));
   CHECK(Eventually([&] { return engine.ranks[1]->status().ended == 1; }));
-  CHECK(engine.ranks[1]->status().held);
+  CHECK(engine.ranks[1]->status().paused);
   CHECK(engine.report().waiting == 1);
   CHECK(engine.ranks[0]->status().holding == 2);
   engine.GoesOnFrom(0);
@@ -115,8 +115,8 @@ TEST_CASE("What was handed over and is not written is dropped") {
 }
 
 TEST_CASE("What was handed over is dropped by those who held when another did not") {
-  OwnRanks engine([](TestRankOptions& options) { options.at_hold = RankFault::kHangsUp; });
-  engine.ranks[1]->End();  // it would hang up at the first hold
+  OwnRanks engine([](TestRankOptions& options) { options.at_pause = RankFault::kHangsUp; });
+  engine.ranks[1]->End();  // it would hang up at the first pause
   REQUIRE(engine.Changed(1));
   engine.ranks.pop_back();
   engine.RunRank(1);
@@ -124,7 +124,7 @@ TEST_CASE("What was handed over is dropped by those who held when another did no
   engine.ServeFirst();
   engine.ranks[1]->End();
   REQUIRE(engine.Changed(1));
-  engine.ranks[1]->options().at_hold = RankFault::kHangsUp;
+  engine.ranks[1]->options().at_pause = RankFault::kHangsUp;
   engine.ranks[1]->StartThread();
   REQUIRE(engine.Changed(1));
   CHECK(engine.Bring(2, 1).code() == ErrorCode::kUnavailable);

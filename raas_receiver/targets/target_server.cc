@@ -19,15 +19,15 @@ Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono:
 
 // Takes the connection where it answers OK.
 Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Models& models) {
-  LS_ASSIGN_OR_RETURN(std::shared_ptr<RankConnection> link, RankConnection::Open(connection, std::move(attach)));
-  const auto model = models.find(link->model());
+  LS_ASSIGN_OR_RETURN(std::shared_ptr<RankConnection> rank, RankConnection::Open(connection, std::move(attach)));
+  const auto model = models.find(rank->model());
   Result<std::shared_ptr<EngineTargets>> targets =
-      Status(ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here"));
-  if (model != models.end()) targets = model->second(*link);
+      Status(ErrorCode::kNotFound, Cat("engine ", rank->engine(), ": no model ", rank->model(), " is followed here"));
+  if (model != models.end()) targets = model->second(*rank);
   if (targets.ok()) {
-    (*targets)->Attach(std::move(link));
+    (*targets)->Attach(std::move(rank));
   } else {
-    connection = std::move(*link).TakeConnection();
+    connection = std::move(*rank).TakeConnection();
   }
   return targets.status();
 }

@@ -14,7 +14,7 @@
 namespace lockstep::targets {
 
 // Where a rank of a model is to attach, or why it is refused.
-using FindTargets = std::function<Result<std::shared_ptr<EngineTargets>>(const RankConnection& link)>;
+using FindTargets = std::function<Result<std::shared_ptr<EngineTargets>>(const RankConnection& rank)>;
 
 // Listens at `path` and gives each rank to the targets that its model's function finds, which outlive the server. A
 // peer of another user than this process' or root's is refused, as is a model that nobody follows, and one that has not

@@ -96,8 +96,8 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
 TEST_CASE("A first message that is not ATTACH, and one that is no message, are refused") {
   Peer peer;
   os::UnixConnection early = peer.Connect();
-  REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kHeld}, {}, kPatience).ok());
-  CHECK(Has(Peer::Refusal(early), "HELD and not ATTACH"));
+  REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kPaused}, {}, kPatience).ok());
+  CHECK(Has(Peer::Refusal(early), "PAUSED and not ATTACH"));
   os::UnixConnection noise = peer.Connect();
   REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(noise), "magic"));

@@ -20,7 +20,7 @@ namespace lockstep::targets {
 struct EngineTargetsOptions {
   std::string model;
   std::string engine = "default";                         // as the receiver calls it
-  std::chrono::milliseconds hold_timeout{30'000};         // for all ranks' HELD, and for each answer to a write batch
+  std::chrono::milliseconds pause_timeout{30'000};        // for all ranks' PAUSED, and for each answer to a write batch
   std::chrono::milliseconds serve_timeout{30'000};        // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;               // memory for writes worked out beforehand
   uint64_t batch_bytes = placement::kMaxWriteBatchBytes;  // that a rank gets at a time
@@ -31,14 +31,14 @@ struct EngineTargetsOptions {
   std::function<Result<std::vector<std::string>>()> paused_server;
   // Engines get versions by another way: ranks may attach that compare their memory, and no others.
   bool compare_only = false;
-  // Called with a name at every step of a commit: "prepared", "held", "written", "serve" (before each rank's),
+  // Called with a name at every step of a commit: "prepared", "paused", "written", "serve" (before each rank's),
   // "serving". Tests die there.
   std::function<void(std::string_view step)> at_step;
 };
 
 // A whole version that the session holds.
 struct TargetVersion {
-  Held held;
+  VersionRef held;
   std::shared_ptr<const model::ModelLayout> layout;
   std::span<const std::byte> data;  // its data section
   std::string label = {};           // what its trainer calls it; empty: nothing
@@ -46,30 +46,31 @@ struct TargetVersion {
 
 // The deltas between two versions, whichever is older, in the order in which they were applied; none when they are not
 // at hand.
-using DeltasBetween = std::function<payload::DeltaChain(const Held& from, const Held& to)>;
+using DeltasBetween = std::function<payload::DeltaChain(const VersionRef& from, const VersionRef& to)>;
 
 struct EngineReport {  // of one group, for status and records
   std::string engine;
   uint32_t world = 0;
   uint32_t attached = 0;
-  std::vector<Held> reads;    // what each rank that is there reads; nothing: it does not
-  uint32_t waiting = 0;       // of those that are there: for the first version, or for one that makes them whole
-  uint32_t asleep = 0;        // of those that are there
-  uint32_t comparing = 0;     // of those that are there
-  Held at;                    // what all of its ranks are there and wholly at; nothing: not all are
-  uint64_t parameters = 0;    // of all ranks
-  uint64_t target_bytes = 0;  // of all ranks
+  std::vector<VersionRef> reads;  // what each rank that is there reads; nothing: it does not
+  uint32_t waiting = 0;           // of those that are there: for the first version, or for one that makes them whole
+  uint32_t asleep = 0;            // of those that are there
+  uint32_t comparing = 0;         // of those that are there
+  VersionRef at;                  // what all of its ranks are there and wholly at; nothing: not all are
+  uint64_t parameters = 0;        // of all ranks
+  uint64_t target_bytes = 0;      // of all ranks
   std::chrono::microseconds last_prepare{0};
-  std::chrono::microseconds last_pause{0};  // from the first HOLD to the last SERVING
+  std::chrono::microseconds last_pause{0};  // from the first PAUSE to the last SERVING
   uint64_t last_written_bytes = 0;          // by the last commit
   uint64_t commits = 0;
   uint64_t failures = 0;
   std::string last_error;  // empty after a success
 
   // What all ranks that are there read; nothing: not all do, or not the same.
-  Held serving() const {
-    const bool same = std::all_of(reads.begin(), reads.end(), [&](const Held& held) { return held == reads.front(); });
-    return same && !reads.empty() ? reads.front() : Held();
+  VersionRef serving() const {
+    const bool same =
+        std::all_of(reads.begin(), reads.end(), [&](const VersionRef& held) { return held == reads.front(); });
+    return same && !reads.empty() ? reads.front() : VersionRef();
   }
 };
 

@@ -78,7 +78,7 @@ class RankHandle {
   }
   // Whether it reads `version`, its memory is that, and nothing else was ever read.
   bool Serves(Version version) {
-    return !status_->held && status_->serving == version && Is(version) && status_->wrong_reads == 0;
+    return !status_->paused && status_->serving == version && Is(version) && status_->wrong_reads == 0;
   }
   TestRankOptions& options() { return options_; }
   const TestRankMemory& parts() const { return parts_; }
@@ -115,7 +115,7 @@ struct TargetsFixture {
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
   explicit TargetsFixture(int versions = 3) {
-    options.hold_timeout = options.serve_timeout = kPatience;
+    options.pause_timeout = options.serve_timeout = kPatience;
     options.comes_back = std::chrono::milliseconds(0);
     options.batch_bytes = 16'384;  // so that there are several
     for (int i = 0; i < versions; ++i) model.Advance();
@@ -159,7 +159,7 @@ struct TargetsFixture {
   Status Prepare(Version version, Version before = 0) {
     std::optional<TargetVersion> back;
     if (before != 0) back = Target(before);
-    return targets->Prepare(Target(version), back, [this](const Held& from, const Held& to) {
+    return targets->Prepare(Target(version), back, [this](const VersionRef& from, const VersionRef& to) {
       asked.insert({from.version, to.version});
       if (!deltas_at_hand || from.run != to.run) return payload::DeltaChain();
       return model.Chain(std::min(from.version, to.version), std::max(from.version, to.version));

@@ -1,5 +1,6 @@
 // An engine's rank as FORMAT.md wants it, with real memfds and a real socket, in a thread or in a process of its own.
-// While it is not held it reads its memory all the time, and counts when that is not the version it serves. For tests.
+// While it is not paused it reads its memory all the time, and counts when that is not the version it serves. For
+// tests.
 #pragma once
 
 #include <poll.h>
@@ -45,7 +46,7 @@ struct TestRankOptions {
   std::string engine = "tp2";
   bool gated = true;
   uint32_t rank = 0;
-  RankFault at_hold = RankFault::kNone;
+  RankFault at_pause = RankFault::kNone;
   RankFault at_serve = RankFault::kNone;
   RankFault at_stage = RankFault::kNone;
   RankFault at_write = RankFault::kNone;
@@ -56,8 +57,8 @@ struct TestRankOptions {
   bool compares = false;  // attaches so
   std::string incarnation = "one";
   Collective* collective = nullptr;  // its readers answer in this
-  // Called at "hold", "held", "held and said so", "stage", "half written", "written", "serve" and "serving"; false: the
-  // rank hangs up there.
+  // Called at "pause", "paused", "paused and said so", "stage", "half written", "written", "serve" and "serving";
+  // false: the rank hangs up there.
   std::function<bool(std::string_view edge)> at_edge;
   std::string description;  // instead of the engine's own, when not empty
 };
@@ -69,7 +70,7 @@ struct RankStatus {
   std::atomic<uint32_t> ended{0};      // connections that ended so far
   std::atomic<bool> following{false};  // attached now
   std::atomic<bool> refused{false};
-  std::atomic<bool> held{true};     // reads nothing
+  std::atomic<bool> paused{true};   // reads nothing
   std::atomic<Version> serving{0};  // what it reads, or read
   std::atomic<Version> holding{0};  // what its memory is, wholly
   std::atomic<uint32_t> wrong_reads{0};
@@ -98,7 +99,7 @@ class TestRank {
       if (Connect()) {
         Attach();
         Follow();
-        if (resumes_) status_.held = false;  // nothing was written
+        if (resumes_) status_.paused = false;  // nothing was written
         resumes_ = hold_waits_ = false;
         connection_ = os::UnixConnection();
         Forget();
@@ -131,7 +132,7 @@ class TestRank {
                               {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
-    const Held holds = options_.asleep || status_.holding == 0 ? Held() : model_.held(status_.holding);
+    const VersionRef holds = options_.asleep || status_.holding == 0 ? VersionRef() : model_.held(status_.holding);
     (void)SendEngineMessage(connection_,
                             {.type = EngineMessageType::kAttach, .held = holds, .body = {bytes.begin(), bytes.end()}},
                             {}, kPatience);
@@ -140,7 +141,7 @@ class TestRank {
   const char* State() const {
     if (options_.asleep) return "asleep";
     if (options_.compares) return "comparing";
-    return status_.held ? "waiting" : "reading";
+    return status_.paused ? "waiting" : "reading";
   }
 
   void Follow() {
@@ -167,9 +168,9 @@ class TestRank {
                     std::min(message.body.size(), status_.sentence.size() - 1), status_.sentence.data());
         status_.refused = true;
         return false;
-      case EngineMessageType::kHold:
-        if (options_.at_hold == RankFault::kSilent) return true;  // and still reads
-        if (!Edge("hold")) return false;
+      case EngineMessageType::kPause:
+        if (options_.at_pause == RankFault::kSilent) return true;  // and still reads
+        if (!Edge("pause")) return false;
         hold_waits_ = true;
         return HoldUnlessInside();
       case EngineMessageType::kServe:
@@ -198,8 +199,8 @@ class TestRank {
   bool HoldUnlessInside() {
     if (!hold_waits_ || inside_ || OtherWaitsInside()) return true;
     hold_waits_ = false;
-    if (!status_.held.exchange(true)) resumes_ = true;
-    return Edge("held") && Reply(EngineMessageType::kHeld, options_.at_hold) && Edge("held and said so");
+    if (!status_.paused.exchange(true)) resumes_ = true;
+    return Edge("paused") && Reply(EngineMessageType::kPaused, options_.at_pause) && Edge("paused and said so");
   }
 
   RankFault Fault(RankFault fault) const { return status_.faulty ? fault : RankFault::kNone; }
@@ -235,8 +236,8 @@ class TestRank {
     status_.at_hand = 0;
   }
 
-  bool Write(const Held& after) {
-    if (!status_.held) ++status_.wrong_reads;
+  bool Write(const VersionRef& after) {
+    if (!status_.paused) ++status_.wrong_reads;
     const RankFault fault = Fault(options_.at_write);
     const bool breaks = fault == RankFault::kHangsUp || fault == RankFault::kRefuses;
     resumes_ = false;
@@ -255,16 +256,16 @@ class TestRank {
     return equal;
   }
 
-  void Serve(const Held& held) {
+  void Serve(const VersionRef& held) {
     if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
     if (status_.holding != held.version) ++status_.wrong_reads;
     resumes_ = false;
     status_.serving = held.version;
-    status_.held = false;
+    status_.paused = false;
   }
 
   void Read() {
-    if (status_.held) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (status_.paused) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!parts_.Is(status_.serving, memory_.data())) ++status_.wrong_reads;
     if (options_.collective != nullptr) AnswerTogether();
   }
@@ -287,7 +288,7 @@ class TestRank {
   }
 
   bool OtherWaitsInside() const {
-    if (options_.collective == nullptr || status_.held) return false;
+    if (options_.collective == nullptr || status_.paused) return false;
     return options_.collective->entered[1 - options_.rank] > options_.collective->entered[options_.rank];
   }
 

@@ -196,7 +196,7 @@ class Server:
             engine_attempts=1,
             engine_load="in-place",
             engine_socket=system.socket,
-            engine_hold_timeout="2s",
+            engine_pause_timeout="2s",
         )
         for rank, place in enumerate(places(WORLD)):
             job = Job(

@@ -65,7 +65,7 @@ def test_a_reader_that_stays_keeps_nobody_out_and_the_receiver_pulls_nothing_ove
     cluster, agent, publisher, weights
 ):
     socket = cluster.directory / "engine.sock"
-    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, engine_hold_timeout="500ms")
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, engine_pause_timeout="500ms")
     module = torch.nn.Linear(64, 32)
     with follow(receiver, module) as follower:
         with follower.serving(timeout=60):

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
@@ -80,34 +79,6 @@ std::string FileOf(ByteView text) {
   LS_FUZZ_RULE(::ftruncate(file.get(), 0) == 0);
   LS_FUZZ_RULE(os::WriteAll(file.get(), 0, text, path).ok());
   return path;
-}
-
-std::string DocumentBlock(const std::string& path, std::string_view kind, std::string_view name) {
-  std::ifstream document(path);
-  const std::string head = Cat("```", kind, " ", name);
-  std::string text;
-  bool inside = false;
-  for (std::string line; std::getline(document, line);) {
-    if (line == "```") inside = false;
-    if (inside) text += line + "\n";
-    if (line == head) inside = true;
-  }
-  if (text.empty()) std::fprintf(stderr, "%s has no block \"%s\"\n", path.c_str(), head.c_str());
-  LS_FUZZ_RULE(!text.empty());
-  return text;
-}
-
-Bytes HexBlock(const std::string& path, std::string_view name) {
-  std::istringstream lines(DocumentBlock(path, "hex", name));
-  Bytes bytes;
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    size_t at = 0;
-    if (!(words >> std::hex >> at)) continue;
-    bytes.resize(at);
-    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
-  }
-  return bytes;
 }
 
 void Run(ByteView input) {

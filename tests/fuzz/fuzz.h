@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/document_testing.h"
 #include "common/base/status.h"
 
 namespace lockstep::fuzz {
 
 // ---- What a target defines
-// -------------------------------------------------------------------------------------------
 
 // Inputs to start from, made by the encoders or taken from a FORMAT.md. The decoder takes at least one of them, and
 // none is rare (see Accepted).
@@ -25,7 +25,6 @@ std::vector<Bytes> Seeds();
 void TestInput(ByteView input);
 
 // ---- What it calls
-// ---------------------------------------------------------------------------------------------------
 
 // Ends the process, naming rule and input, unless `holds`.
 void Require(bool holds, const char* rule, const char* file, int line);
@@ -46,13 +45,7 @@ Bytes Copy(ByteView bytes);
 // The path of a file, always the same, that holds `text`.
 std::string FileOf(ByteView text);
 
-// The block "```KIND NAME" of a document, as text; a rule that is broken when there is none.
-std::string DocumentBlock(const std::string& path, std::string_view kind, std::string_view name);
-// The bytes that a block of kind "hex" shows; lines of zeros may be left out there.
-Bytes HexBlock(const std::string& path, std::string_view name);
-
 // ---- What its programs call
-// ------------------------------------------------------------------------------------------
 
 // TestInput, and remembers the input for Require.
 void Run(ByteView input);

@@ -1,8 +1,8 @@
 // The worked examples of the FORMAT.md files, held against the code that they describe.
 #include <catch2/catch.hpp>
 #include <fstream>
-#include <sstream>
 
+#include "common/base/document_testing.h"
 #include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/model/manifest.h"
@@ -16,24 +16,6 @@
 
 namespace lockstep {
 namespace {
-
-// The bytes of the block "```hex NAME" in a document; lines of zeros may be left out. Empty when there is no such
-// block.
-Bytes Example(const std::string& path, const std::string& name) {
-  std::ifstream document(path);
-  Bytes bytes;
-  bool inside = false;
-  for (std::string line; std::getline(document, line);) {
-    if (line == "```hex " + name) inside = true;
-    if (line == "```") inside = false;
-    std::istringstream words(line);
-    size_t at = 0;
-    if (!inside || !(words >> std::hex >> at)) continue;
-    bytes.resize(at);
-    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
-  }
-  return bytes;
-}
 
 Bytes Copy(ByteView bytes) {
   return {bytes.begin(), bytes.end()};
@@ -85,11 +67,11 @@ struct Story {
 
 TEST_CASE("The layout example is what the code writes") {
   const Story story;
-  CHECK(Example(kModel, "layout") == story.layout->encoded());
+  CHECK(HexBlock(kModel, "layout") == story.layout->encoded());
   CHECK(ToHex(story.layout->digest()) == "c63fe51ed35b12cf04c3c01edbedbaeb");
   const auto adapter =
       *model::ModelLayout::Create(story.layout->tensors(), 4096, {{"adapter_config.json", R"({"r": 8})"}});
-  CHECK(Example(kModel, "layout-with-attachment") == adapter->encoded());
+  CHECK(HexBlock(kModel, "layout-with-attachment") == adapter->encoded());
   CHECK(ToHex(adapter->digest()) == "f8424d29fad8d48c5dc62437b7988736");
 }
 
@@ -106,10 +88,10 @@ TEST_CASE("The payload examples are what the code writes") {
   Bytes sparse;
   payload::EncodeSparse(payload::Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2,
                         payload::CodecLevel::kFast, sparse);
-  CHECK(Example(kPayload, "sparse") == sparse);
+  CHECK(HexBlock(kPayload, "sparse") == sparse);
   Bytes compact;
   payload::EncodeSparse(story.EveryThird(), 2, payload::CodecLevel::kCompact, compact);
-  CHECK(Example(kPayload, "compact") == compact);
+  CHECK(HexBlock(kPayload, "compact") == compact);
   const auto payload = payload::Payload::Assemble(*story.layout,
                                                   {.run = story.run,
                                                    .base = 1,
@@ -118,23 +100,23 @@ TEST_CASE("The payload examples are what the code writes") {
                                                    .target_digest = story.Digest(story.after),
                                                    .committed_unix_ns = 1'000'000'000},
                                                   {&story.delta, 1});
-  CHECK(Example(kPayload, "payload") == Copy((*payload)->bytes()));
+  CHECK(HexBlock(kPayload, "payload") == Copy((*payload)->bytes()));
 }
 
 TEST_CASE("The lane examples are what the code writes") {
   const Story story;
   wire::LaneHello hello{.pull_id = 7};
   for (uint8_t i = 0; i < 16; ++i) hello.ticket.bytes[i] = static_cast<uint8_t>(0xa0 + i);
-  CHECK(Example(kWire, "hello") == Sealed(hello));
-  CHECK(Example(kWire, "lane-identity") ==
+  CHECK(HexBlock(kWire, "hello") == Sealed(hello));
+  CHECK(HexBlock(kWire, "lane-identity") ==
         Copy(AsBytes(wire::LaneIdentity{.pull_id = 7, .ticket = wire::NameOf(hello.ticket)})));
-  CHECK(Example(kWire, "welcome") == Sealed(wire::LaneWelcome{}));
-  CHECK(Example(kWire, "request") == Sealed(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
-                                                               .request_id = 1,
-                                                               .first_block = 0,
-                                                               .block_count = 1,
-                                                               .payload_id = 5}));
-  CHECK(Example(kWire, "frame") ==
+  CHECK(HexBlock(kWire, "welcome") == Sealed(wire::LaneWelcome{}));
+  CHECK(HexBlock(kWire, "request") == Sealed(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
+                                                                .request_id = 1,
+                                                                .first_block = 0,
+                                                                .block_count = 1,
+                                                                .payload_id = 5}));
+  CHECK(HexBlock(kWire, "frame") ==
         Sealed(wire::FrameHeader{.type = static_cast<uint8_t>(wire::FrameType::kBlock),
                                  .codec = static_cast<uint8_t>(payload::Codec::kSparse),
                                  .request_id = 1,
@@ -145,16 +127,16 @@ TEST_CASE("The lane examples are what the code writes") {
                                  .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
                                  .changes = 1,
                                  .payload_id = 5}));
-  CHECK(Example(kWire, "local-request") ==
+  CHECK(HexBlock(kWire, "local-request") ==
         Sealed(wire::LocalRequest{.kind = static_cast<uint8_t>(wire::LocalKind::kPayload), .payload_id = 5}));
-  CHECK(Example(kWire, "local-answer") ==
+  CHECK(HexBlock(kWire, "local-answer") ==
         Sealed(wire::LocalAnswer{.version = 2, .offset = 128, .data_bytes = 20, .tail_bytes = 8}));
 }
 
 TEST_CASE("The replica state example is what the code writes") {
   const Story story;
   const model::Manifest manifest{{story.run, 2}, {model::BlockHash(story.after)}, story.Digest(story.after)};
-  CHECK(Example(kReplica, "state") == replica::EncodeReplicaState({story.layout, manifest, 1'000'000'000}));
+  CHECK(HexBlock(kReplica, "state") == replica::EncodeReplicaState({story.layout, manifest, 1'000'000'000}));
 }
 
 TEST_CASE("The control segment and rank protocol examples are what the code writes") {
@@ -167,29 +149,29 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   control.SetCommitted(0, 1, 1'000'000'000);
   control.RecordManifest(0, {{story.run, 1}, {model::BlockHash(story.before)}, story.Digest(story.before)});
   control.SetWriting(1, 2);
-  CHECK(Example(kBuffer, "control") == Copy({written.data(), bytes}));
+  CHECK(HexBlock(kBuffer, "control") == Copy({written.data(), bytes}));
   Bytes begin;
   Append(begin, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kBegin),
                                       .body_bytes = sizeof(buffer::VersionBody)});
   Append(begin, buffer::VersionBody{2});
-  CHECK(Example(kBuffer, "begin") == begin);
+  CHECK(HexBlock(kBuffer, "begin") == begin);
   Bytes ranges;
   Append(ranges, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kRanges),
                                        .body_bytes = sizeof(buffer::VersionBody) + sizeof(StridedRange)});
   Append(ranges, buffer::VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
-  CHECK(Example(kBuffer, "ranges") == ranges);
+  CHECK(HexBlock(kBuffer, "ranges") == ranges);
   Bytes commit;
   Append(commit, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kCommit), .body_bytes = 9});
   Append(commit, buffer::VersionBody{2});
   AppendBytes(commit, AsBytes(std::string_view("7")));
-  CHECK(Example(kBuffer, "commit") == commit);
+  CHECK(HexBlock(kBuffer, "commit") == commit);
   Bytes await;
   Append(await,
          buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kAwaitServed), .body_bytes = 39});
   Append(await, buffer::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
   AppendBytes(await, AsBytes(std::string_view("actor\n7")));
-  CHECK(Example(kBuffer, "await-served") == await);
+  CHECK(HexBlock(kBuffer, "await-served") == await);
 }
 
 TEST_CASE("The bucket example is what the code writes") {
@@ -199,7 +181,7 @@ TEST_CASE("The bucket example is what the code writes") {
   for (uint8_t i = 0; i < 16; ++i) place.plan.bytes[i] = i;
   Bytes message = Copy(AsBytes(exporter::MakeHeader(place, ErrorCode::kOk, Hash64(AsBytes(payload)))));
   AppendBytes(message, AsBytes(payload));
-  CHECK(Example(kExporter, "bucket") == message);
+  CHECK(HexBlock(kExporter, "bucket") == message);
 }
 
 }  // namespace

@@ -38,7 +38,11 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
             seen.wait_served(3, receivers=["r0", "r9"], timeout=0)
     receiver = control.Receiver(receivers[0].address)
     held = receiver.wait(2, timeout=60)
-    assert held.held == control.Held(publisher.run, 2) and held.held_label == "step 20" and held.previous.version == 1
+    assert (
+        held.held == control.VersionRef(publisher.run, 2)
+        and held.held_label == "step 20"
+        and held.previous.version == 1
+    )
     assert held.source == agent.address and held.archive.url == ""
     assert [(engine.kind, engine.state, engine.served) for engine in held.engine_table] == [
         ("none", "serving", held.held)

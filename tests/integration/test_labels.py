@@ -103,7 +103,7 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
         assert (bad.receiver, bad.presence, bad.held, bad.served_version) == (
             "bad",
             "connected",
-            control.Held(handle.run, 1),
+            control.VersionRef(handle.run, 1),
             0,
         )
         assert "no room for step 10" in bad.last_error

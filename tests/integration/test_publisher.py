@@ -78,7 +78,7 @@ def test_what_a_publisher_is_not_for_is_said(agent, tensors, open_for):
             assert publisher.plan_digest
         else:
             with pytest.raises(lockstep.StateError, match="has no plan"):
-                publisher.write_sheets("/nowhere")
+                publisher.write_descriptions("/nowhere")
         if open_for is not open_in_place:
             with pytest.raises(lockstep.StateError, match="Publisher.in_place"):
                 publisher.begin()

@@ -44,7 +44,7 @@ def fleet(cluster):
     """An agent and two receivers over lanes that have followed two deltas: model, agent, receivers."""
     model = ToyModel(blocks=40)
     agent = cluster.agent()
-    receivers = [cluster.receiver(agent, live=False) for _ in range(2)]
+    receivers = [cluster.receiver(agent, streaming=False) for _ in range(2)]
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
             publisher.publish(version=version, tensors=model.step())
@@ -168,9 +168,9 @@ def test_a_live_delta_shows_what_came_while_the_version_was_made(cluster, tmp_pa
             receiver.wait_for(model.tensors)
     events = trace_of(agent, [receiver], tmp_path / "trace.json", "--last", 0)
     spans = [span for version in range(2, 6) for span in spans_of(events, version)]
-    live = [span for span in spans if span["name"] == "live"]
-    assert live and all(span["pid"] == 2 and span["args"]["bytes"] > 0 for span in live)
-    for span in live:
+    streaming = [span for span in spans if span["name"] == "streaming"]
+    assert streaming and all(span["pid"] == 2 and span["args"]["bytes"] > 0 for span in streaming)
+    for span in streaming:
         made = span["args"]["version"]
         served = [other for other in spans_of(events, made) if other["name"] == "serve"]
         assert {other["args"]["transfer"] for other in served} == {span["args"]["transfer"]}

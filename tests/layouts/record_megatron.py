@@ -79,8 +79,8 @@ def topology_of(sizes: "dict[str, Any]") -> Topology:
 def parameters(rank: Rank, config: "dict[str, Any]", te_names: bool) -> "tuple[int, list[str]]":
     """This rank's pipeline stage, and its parameters: names with global layers, and local shapes."""
     hf = AutoConfig.for_model(**config)
-    sheet = lockstep.megatron(build_chunks(hf, rank.topology, te_names), hf).sheet()
-    lines = sorted(" ".join(map(str, [held["name"], *held["shape"]])) for held in sheet["parameters"])
+    description = lockstep.megatron(build_chunks(hf, rank.topology, te_names), hf).describe()
+    lines = sorted(" ".join(map(str, [held["name"], *held["shape"]])) for held in description["parameters"])
     return parallel_state.get_pipeline_model_parallel_rank(), lines
 
 

@@ -56,7 +56,7 @@ def test_what_peft_saves_is_exported_whatever_wraps_the_model(tmp_path, kind):
         found = {local.name: local.owner for local in part.locals()}
         assert found.keys() == saved.keys()
         assert [name for name, tensor in saved.items() if not torch.equal(found[name], tensor)] == []
-        assert {tensor["name"] for tensor in part.sheet()["tensors"]} == saved.keys()
+        assert {tensor["name"] for tensor in part.describe()["tensors"]} == saved.keys()
 
 
 def test_an_adapter_that_peft_computes_is_refused_by_its_name():

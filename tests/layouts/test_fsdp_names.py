@@ -48,10 +48,10 @@ FAMILIES = {
 
 
 def exported(model) -> "dict[str, torch.Tensor]":
-    """The checkpoint tensors that are made of the model's tensors, by the part's sheet."""
+    """The checkpoint tensors that are made of the model's tensors, by the part's description."""
     part = lockstep.fsdp(model)
     found: "dict[str, torch.Tensor]" = {}
-    for tensor, local in zip(part.sheet()["tensors"], part.locals()):
+    for tensor, local in zip(part.describe()["tensors"], part.locals()):
         for target in tensor["into"]:
             assert target["name"] not in found
             size = [1] * (len(tensor["shape"]) - len(target["shape"])) + target["shape"]
@@ -93,8 +93,8 @@ def test_float32_masters_are_rounded_but_for_what_transformers_keeps_in_float32(
     model = AutoModelForCausalLM.from_config(small_config(family), dtype=torch.float32)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    sheet = lockstep.fsdp(model, dtype=torch.bfloat16).sheet()["tensors"]
-    dtypes = {tensor["name"]: tensor["dtype"] for tensor in sheet}
+    description = lockstep.fsdp(model, dtype=torch.bfloat16).describe()["tensors"]
+    dtypes = {tensor["name"]: tensor["dtype"] for tensor in description}
     expected = {name: "F32" if p.dtype == torch.float32 else "BF16" for name, p in loaded.named_parameters()}
     assert {name: dtypes[name] for name in expected} == expected
     assert list(expected.values()).count("F32") == KEPT[family]
@@ -112,12 +112,12 @@ SAVERS = {
 def test_a_checkpoint_tensor_that_is_no_block_of_a_parameter_is_refused_by_name(monkeypatch, how):
     monkeypatch.setattr(checkpoint, "as_saved", lambda model, tensors: SAVERS[how](tensors))
     with pytest.raises(lockstep.BadDataError, match='checkpoint tensor "w"'):
-        lockstep.fsdp(torch.nn.Linear(6, 12, bias=False)).sheet()
+        lockstep.fsdp(torch.nn.Linear(6, 12, bias=False)).describe()
 
 
 def test_other_modules_keep_their_names():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    named = [tensor["name"] for tensor in lockstep.fsdp(model).sheet()["tensors"]]
+    named = [tensor["name"] for tensor in lockstep.fsdp(model).describe()["tensors"]]
     assert named == [
         *("0.weight", "0.bias", "1.weight", "1.bias"),
         *("1.running_mean", "1.running_var", "1.num_batches_tracked"),

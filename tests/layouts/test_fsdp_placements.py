@@ -126,7 +126,7 @@ def refusals(rank: Rank) -> "list[str]":
         lambda: lockstep.named_tensors({"w": torch.ones(2)}, frozen="all"),
     ):
         with pytest.raises(lockstep.BadDataError) as raised:
-            part().sheet()
+            part().describe()
         sentences.append(str(raised.value))
     return sentences
 

@@ -16,12 +16,12 @@ import lockstep
 PLANNED = [case for case in CASES if case.te_names or case.model in ("llama", "qwen2", "qwen3_moe", "deepseek_v3")]
 
 
-def write_sheet(rank: Rank, checkpoint: Path, te_names: bool, directory: Path) -> None:
-    """This rank's sheet, as a file."""
+def write_description(rank: Rank, checkpoint: Path, te_names: bool, directory: Path) -> None:
+    """This rank's description, as a file."""
     trainer.build(rank, checkpoint, te_names)
-    part = lockstep.megatron(rank.chunks, rank.hf).sheet()
-    sheet = {"format": 1, "on_agent_host": True, "parts": [part]}
-    (directory / f"rank-{rank.number:05}.json").write_text(json.dumps(sheet))
+    part = lockstep.megatron(rank.chunks, rank.hf).describe()
+    description = {"format": 1, "on_agent_host": True, "parts": [part]}
+    (directory / f"rank-{rank.number:05}.json").write_text(json.dumps(description))
 
 
 def flags_of(case: Case) -> "list[str]":
@@ -54,8 +54,8 @@ def plan(*arguments: object) -> dict:
 def test_the_plan_of_a_shape_is_the_plan_of_its_megatron_models(checkpoints, tmp_path, case):
     checkpoint = checkpoints.get(case.model)
     with Ranks(case.topology) as ranks:
-        ranks.call(write_sheet, checkpoint, case.te_names, tmp_path)
+        ranks.call(write_description, checkpoint, case.te_names, tmp_path)
     of_sizes = plan("--config", checkpoint, *flags_of(case))
-    of_models = plan("--sheets", tmp_path)
+    of_models = plan("--descriptions", tmp_path)
     assert of_sizes == of_models
     assert len(of_models["ranks"]) == case.topology.world

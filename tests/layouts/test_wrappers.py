@@ -91,9 +91,9 @@ WRAPPERS = {
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapped_model_is_exported_as_it_is_without(model_type, wrapper):
     plain = small_model(model_type).float()
-    expected = lockstep.fsdp(plain, dtype=torch.bfloat16).sheet()
+    expected = lockstep.fsdp(plain, dtype=torch.bfloat16).describe()
     part = lockstep.fsdp(WRAPPERS[wrapper](copy.deepcopy(plain)), dtype=torch.bfloat16)
-    assert part.sheet() == expected
+    assert part.describe() == expected
     same = dict(plain.named_parameters())
     for local in part.locals():
         assert local.name not in same or torch.equal(local.owner, same[local.name]), local.name
@@ -114,7 +114,7 @@ def test_parameters_that_fsdp1_flattens_are_refused_by_the_modules_name(monkeypa
     model = torch.nn.Sequential(flattened(torch.nn.Linear(2, 2), use_orig_params=use_orig_params))
     monkeypatch.setattr(FlatParamHandle, "uses_sharded_strategy", True)  # as it is with more ranks than one
     with pytest.raises(lockstep.BadDataError, match='"0._flat_param" is flattened by FSDP1; use fully_shard'):
-        lockstep.fsdp(model).sheet()
+        lockstep.fsdp(model).describe()
 
 
 def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(monkeypatch):
@@ -122,7 +122,7 @@ def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(mon
     model = with_layers(flattened)(small_model("llama"))
     monkeypatch.setattr(FlatParamHandle, "uses_sharded_strategy", True)
     with pytest.raises(lockstep.BadDataError, match="is flattened by FSDP1"):
-        lockstep.fsdp(model).sheet()
+        lockstep.fsdp(model).describe()
     with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
         lockstep.Publisher.in_place(whole, model="actor", socket="/nowhere", connect_timeout=0.001)
 
@@ -147,9 +147,9 @@ class Classifier(torch.nn.Module):
 
 def test_a_module_around_a_model_that_has_other_names_in_checkpoints_is_refused():
     with pytest.raises(lockstep.BadDataError, match='"backbone" of the Classifier is a MixtralForCausalLM.*itself'):
-        lockstep.fsdp(Classifier(small_model("mixtral"))).sheet()
-    sheet = lockstep.fsdp(Classifier(small_model("llama"))).sheet()
-    assert {"backbone.model.norm.weight", "score.bias"} <= {tensor["name"] for tensor in sheet["tensors"]}
+        lockstep.fsdp(Classifier(small_model("mixtral"))).describe()
+    description = lockstep.fsdp(Classifier(small_model("llama"))).describe()
+    assert {"backbone.model.norm.weight", "score.bias"} <= {tensor["name"] for tensor in description["tensors"]}
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel, torch.compile])
@@ -159,8 +159,8 @@ def test_a_peft_model_is_refused_and_told_what_takes_it(wrap):
         lockstep.BadDataError, match="belongs to an adapter .peft.*: export the adapter.*from_adapter.*merge_and_unload"
     ):
         lockstep.Publisher.from_fsdp(wrap(model), socket="/nowhere", model="actor")
-    sheet = lockstep.fsdp(model.merge_and_unload()).sheet()
-    assert len(sheet["tensors"]) == len(list(small_model("llama").parameters()))
+    description = lockstep.fsdp(model.merge_and_unload()).describe()
+    assert len(description["tensors"]) == len(list(small_model("llama").parameters()))
 
 
 def test_parameters_that_zero_3_emptied_are_refused_by_name():
@@ -169,10 +169,10 @@ def test_parameters_that_zero_3_emptied_are_refused_by_name():
     weight.ds_id, weight.ds_shape = 0, torch.Size([2, 3])  # as deepspeed.zero marks them
     refusal = 'tensor "weight": DeepSpeed ZeRO-3 has partitioned it, and nothing of its .2, 3. is left in it; gather it'
     with pytest.raises(lockstep.BadDataError, match=refusal):
-        lockstep.fsdp(model).sheet()
+        lockstep.fsdp(model).describe()
     with pytest.raises(lockstep.BadDataError, match=refusal):
         lockstep.Publisher.in_place(model.named_parameters(), model="actor", socket="/nowhere")
     with pytest.raises(lockstep.BadDataError, match=refusal):
         lockstep.Publisher.from_tensors(model.named_parameters(), socket="/nowhere", model="actor")
     weight.data = torch.ones(2, 3)
-    assert lockstep.fsdp(model).sheet()["tensors"][0]["shape"] == [2, 3]
+    assert lockstep.fsdp(model).describe()["tensors"][0]["shape"] == [2, 3]

@@ -9,8 +9,8 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
-  store::LiveFeed& feed = host.run().live();
-  const store::LiveFeed::Follower follower(&feed);
+  store::DeltaFeed& feed = host.run().feed();
+  const store::DeltaFeed::Follower follower(&feed);
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -30,8 +30,8 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
-  store::LiveFeed& feed = host.run().live();
-  const store::LiveFeed::Follower follower(&feed);
+  store::DeltaFeed& feed = host.run().feed();
+  const store::DeltaFeed::Follower follower(&feed);
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -47,13 +47,13 @@ TEST_CASE("Nothing is kept for followers when there are none, and nothing after 
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
-  store::LiveFeed& feed = host.run().live();
+  store::DeltaFeed& feed = host.run().feed();
   REQUIRE(rank->Begin(2).ok());
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Abort("on purpose").ok());
-  const store::LiveFeed::Follower follower(&feed);
+  const store::DeltaFeed::Follower follower(&feed);
   REQUIRE(rank->Begin(3).ok());
-  const std::weak_ptr<store::LiveDelta> delta = *feed.Find(1);
+  const std::weak_ptr<store::StreamingDelta> delta = *feed.Find(1);
   CHECK_FALSE(delta.expired());
   REQUIRE(rank->Abort("on purpose").ok());
   CHECK(delta.expired());

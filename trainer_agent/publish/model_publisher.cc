@@ -10,7 +10,7 @@ namespace lockstep::publish {
 namespace {
 
 // A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
-constexpr uint64_t kMaxLiveBytes = 192 << 20;
+constexpr uint64_t kMaxStreamedBytes = 192 << 20;
 
 // How soon a rank that dies while it waits makes room for another. A process that ends closes its connections a moment
 // before: so long after a connection was lost it is not said yet that the process lives.
@@ -120,26 +120,26 @@ void ModelPublisher::StartDraft(Version version) {
   const size_t slot = run_.buffer().BeginWrite(version);
   draft_ = std::make_unique<Draft>(
       Draft{.version = version, .slot = slot, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
-  draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), Held{buffer().run(), version});
+  draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), VersionRef{buffer().run(), version});
   delta::DeltaInput input = run_.InputOf(slot, base);
   if (base != nullptr) {
     input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
-    if (run_.served()->live().followed()) BeginLive(input);
+    if (run_.served()->feed().followed()) BeginStreaming(input);
   }
   draft_->job = std::make_unique<delta::DeltaJob>(run_.diff_pool(), std::move(input));
 }
 
-void ModelPublisher::BeginLive(delta::DeltaInput& input) {
-  draft_->live = run_.served()->live().Begin(draft_->base->held.version, draft_->version);
-  input.max_early_bytes = kMaxLiveBytes;
+void ModelPublisher::BeginStreaming(delta::DeltaInput& input) {
+  draft_->streaming = run_.served()->feed().Begin(draft_->base->held.version, draft_->version);
+  input.max_early_bytes = kMaxStreamedBytes;
   // The job outlives the version's making; the blocks it passed on must not.
-  input.on_block = [weak = std::weak_ptr(draft_->live)](std::shared_ptr<const payload::DeltaBlock> block) {
-    const auto live = weak.lock();
-    if (live == nullptr) return;
+  input.on_block = [weak = std::weak_ptr(draft_->streaming)](std::shared_ptr<const payload::DeltaBlock> block) {
+    const auto streaming = weak.lock();
+    if (streaming == nullptr) return;
     if (block == nullptr) {
-      live->Abort({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
+      streaming->Abort({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
     } else {
-      live->Add(std::move(block));
+      streaming->Add(std::move(block));
     }
   };
 }
@@ -155,9 +155,9 @@ void ModelPublisher::NoteAborted(const Draft& draft, const Status& reason) {
 void ModelPublisher::AbortDraft(const Status& reason) {
   NoteAborted(*draft_, reason);
   const size_t slot = draft_->slot;
-  if (draft_->live != nullptr) {
-    draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});
-    run_.served()->live().SetNewest(draft_->base->held.version);
+  if (draft_->streaming != nullptr) {
+    draft_->streaming->Abort({ErrorCode::kAborted, reason.ToString()});
+    run_.served()->feed().SetNewest(draft_->base->held.version);
   }
   draft_.reset();  // waits for the blocks at work, which read the slot
   run_.buffer().Drop(slot);
@@ -240,7 +240,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   const Draft& draft = *finishing_;
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
-  EndLive(draft, output);
+  EndStreaming(draft, output);
   run_.buffer().RecordManifest(draft.slot, *manifest);
   if (draft.base != nullptr) {
     const telemetry::Moment storing;
@@ -254,7 +254,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
     NoteAborted(draft, served);
     run_.buffer().Drop(draft.slot);
   }
-  finishing_->live.reset();
+  finishing_->streaming.reset();
   finished_ = true;
   changed_.notify_all();
 }
@@ -270,13 +270,13 @@ void ModelPublisher::LogCommitted(const Draft& draft, const delta::DeltaOutput& 
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
 }
 
-void ModelPublisher::EndLive(const Draft& draft, const delta::DeltaOutput& output) {
-  if (draft.live == nullptr) return;
+void ModelPublisher::EndStreaming(const Draft& draft, const delta::DeltaOutput& output) {
+  if (draft.streaming == nullptr) return;
   if (output.too_dense) {
-    draft.live->Abort(
+    draft.streaming->Abort(
         {ErrorCode::kAborted, Cat("so much changed in version ", draft.version, " that it has no delta")});
   } else {
-    draft.live->Seal();
+    draft.streaming->Seal();
   }
 }
 

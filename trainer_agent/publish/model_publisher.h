@@ -86,7 +86,7 @@ class ModelPublisher {
     uint32_t labelled_by = 0;  // the first rank that gave it
     buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
-    std::shared_ptr<store::LiveDelta> live;  // null: nobody follows, or there is no base
+    std::shared_ptr<store::StreamingDelta> streaming;  // null: nobody follows, or there is no base
     std::unique_ptr<delta::DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
@@ -111,10 +111,10 @@ class ModelPublisher {
   Status LabelDraft(uint32_t rank, const std::string& label);
   Status CheckDraft() const;
   Status SealDraft();
-  void BeginLive(delta::DeltaInput& input);
+  void BeginStreaming(delta::DeltaInput& input);
   void FinishVersion(delta::DeltaOutput output);
   void LogCommitted(const Draft& draft, const delta::DeltaOutput& output) const;
-  void EndLive(const Draft& draft, const delta::DeltaOutput& output);
+  void EndStreaming(const Draft& draft, const delta::DeltaOutput& output);
 
   PublishedRun run_;
   telemetry::Timeline* const timeline_;

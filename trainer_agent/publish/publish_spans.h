@@ -15,7 +15,7 @@ namespace lockstep::publish {
 class PublishSpans {
  public:
   // Export begins. `timeline` may be null, and outlives this.
-  PublishSpans(telemetry::Timeline* timeline, const std::string& model, const Held& version)
+  PublishSpans(telemetry::Timeline* timeline, const std::string& model, const VersionRef& version)
       : timeline_(timeline), model_(model), version_(version) {}
 
   // The delta engine gets blocks. Calls do not overlap.
@@ -52,7 +52,7 @@ class PublishSpans {
 
   telemetry::Timeline* const timeline_;
   const std::string model_;
-  const Held version_;
+  const VersionRef version_;
   const telemetry::Moment export_;
   std::optional<telemetry::Moment> diff_;
   // Since export_; 0: none yet.

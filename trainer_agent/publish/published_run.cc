@@ -70,7 +70,7 @@ void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifes
 
 Status PublishedRun::Serve(store::ServedVersion version, const model::Manifest* base) {
   // First: a receiver that is notified of the version may ask for the next at once.
-  served_->live().SetNewest(version.manifest->held.version);
+  served_->feed().SetNewest(version.manifest->held.version);
   Status status = catalog_->Publish(served_, std::move(version), base);
   if (!status.ok()) served_->deltas().Discard();
   return status;

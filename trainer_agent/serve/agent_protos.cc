@@ -36,9 +36,9 @@ uint64_t SecondsSince(ReceiverReport::Clock::time_point time) {
 
 }  // namespace
 
-Result<Held> FromProto(const v1::Held& held) {
+Result<VersionRef> FromProto(const v1::VersionRef& held) {
   LS_ASSIGN_OR_RETURN(const auto run, IdOf<RunId>(held.run()));
-  return Held{run, held.version()};
+  return VersionRef{run, held.version()};
 }
 
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes, const std::string& owner) {
@@ -55,7 +55,7 @@ Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffe
   return wanted;
 }
 
-void ToProto(const Held& held, v1::Held* out) {
+void ToProto(const VersionRef& held, v1::VersionRef* out) {
   out->set_run(ToBytes(held.run));
   out->set_version(held.version);
 }

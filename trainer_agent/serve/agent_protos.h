@@ -11,11 +11,11 @@ namespace lockstep::serve {
 
 // kBadData: an id of another length than 16 bytes; an empty one is the zero id. kProtocol: a receiver that has no
 // protocol in common with this agent, or cannot use its `lanes`. `owner` is who asks.
-Result<Held> FromProto(const v1::Held& held);
+Result<VersionRef> FromProto(const v1::VersionRef& held);
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes,
                               const std::string& owner = "");
 
-void ToProto(const Held& held, v1::Held* out);
+void ToProto(const VersionRef& held, v1::VersionRef* out);
 void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out);
 void ToProto(const payload::Payload& payload, v1::RetainedDelta* out);
 void ToProto(const ReceiverReport& report, v1::ReceiverState* out);

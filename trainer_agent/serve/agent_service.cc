@@ -181,7 +181,7 @@ grpc::Status AgentService::RenewTickets(grpc::ServerContext* context, const v1::
 grpc::Status AgentService::ClosePull(grpc::ServerContext* context, const v1::ClosePullRequest* request,
                                      v1::ClosePullResponse*) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
-  LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
+  LS_GRPC_ASSIGN_OR_RETURN(const VersionRef held, FromProto(request->held()));
   const std::string model = pulls_->Close(request->pull_id(), held, request->outcome(), caller.name);
   if (request->damaged() && !model.empty()) scrubber_->Suspect(model, caller.name);
   return grpc::Status::OK;
@@ -239,15 +239,15 @@ grpc::Status AgentService::DropModel(grpc::ServerContext* context, const v1::Dro
 grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::ReportRequest* request,
                                   v1::ReportResponse* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
-  LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
+  LS_GRPC_ASSIGN_OR_RETURN(const VersionRef held, FromProto(request->held()));
   // A receiver that does not say of which run cannot be counted among those who serve it.
-  v1::Held serves;
+  v1::VersionRef serves;
   serves.set_run(request->served_run());
   serves.set_version(request->served_version());
-  LS_GRPC_ASSIGN_OR_RETURN(const Held served, FromProto(serves));
+  LS_GRPC_ASSIGN_OR_RETURN(const VersionRef served, FromProto(serves));
   std::vector<EngineReport> engines;
   for (const v1::EngineServed& engine : request->engines()) {
-    LS_GRPC_ASSIGN_OR_RETURN(const Held at, FromProto(engine.served()));
+    LS_GRPC_ASSIGN_OR_RETURN(const VersionRef at, FromProto(engine.served()));
     engines.push_back({engine.name(), at, engine.last_error()});
   }
   LS_GRPC_RETURN_IF_ERROR(

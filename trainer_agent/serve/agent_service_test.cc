@@ -128,16 +128,16 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   const auto stub = guarded.StubOf("infer-0");
   v1::PullPlan plan;
   REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded), &plan).ok());
-  v1::PullPlan live;
-  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded, true), &live).ok());
+  v1::PullPlan standing;
+  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded, true), &standing).ok());
   guarded.served.pulls.Expire();  // which ends nothing yet
   const auto ticket_of = [](const auto& opened) {
     Ticket ticket;
     std::memcpy(ticket.bytes.data(), opened.tickets(0).data(), ticket.bytes.size());
     return ticket;
   };
-  const auto live_lane = guarded.served.pulls.Admit(live.pull_id(), ticket_of(live));
-  REQUIRE(live_lane.ok());
+  const auto standing_lane = guarded.served.pulls.Admit(standing.pull_id(), ticket_of(standing));
+  REQUIRE(standing_lane.ok());
 
   guarded.Allow(R"("critic")");
   v1::CatchUpRequest catch_up;
@@ -146,7 +146,7 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   v1::PullPlan steps;
   CHECK_THAT(Call(*stub, &v1::TrainerAgent::Stub::CatchUp, catch_up, &steps),
              FailsWith(ErrorCode::kPermission, "TrainerAgent.CatchUp for model actor", "--tls-policy"));
-  for (const uint64_t pull : {plan.pull_id(), live.pull_id()}) {
+  for (const uint64_t pull : {plan.pull_id(), standing.pull_id()}) {
     v1::RenewTicketsRequest renew;
     renew.set_pull_id(pull);
     v1::RenewTicketsResponse tickets;
@@ -157,7 +157,7 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   CHECK(guarded.served.pulls.open_pulls("actor") == 0);
   CHECK_THAT(guarded.served.pulls.Admit(plan.pull_id(), ticket_of(plan)),
              FailsWith(ErrorCode::kPermission, "ticket is unknown"));
-  CHECK((*live_lane)->closed());
+  CHECK((*standing_lane)->closed());
 
   guarded.Allow(R"("actor")");
   CHECK(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening(guarded), &plan).ok());

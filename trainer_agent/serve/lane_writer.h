@@ -24,7 +24,7 @@ namespace lockstep::serve {
 struct LaneAnswer {
   Status refusal;         // not OK: why it cannot be answered in full
   uint32_t frames = 0;    // sent for it
-  Version target = 0;     // of a live request: what the delta has led to
+  Version target = 0;     // of a stream request: what the delta has led to
   bool end_sent = false;  // along with the last frame
 };
 

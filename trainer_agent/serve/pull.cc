@@ -35,7 +35,7 @@ void Pull::TakeBack(const payload::DeltaChain& payloads) {
 
 void Pull::HoldDeltas() {
   std::lock_guard lock(mutex_);
-  hold_ = run->deltas().HoldFrom(target);
+  pin_ = run->deltas().PinFrom(target);
 }
 
 void Pull::Touch() {

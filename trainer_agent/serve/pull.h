@@ -27,7 +27,7 @@ class Pull {
   // `owner`: the identity of the peer that opened it; `follower`: of a standing pull, else null; `allowed`: why the
   // owner may not have the model any more (null: it may).
   Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
-       std::unique_ptr<store::LiveFeed::Follower> follower, std::function<Status()> allowed)
+       std::unique_ptr<store::DeltaFeed::Follower> follower, std::function<Status()> allowed)
       : id(id),
         receiver(std::move(receiver)),
         owner(std::move(owner)),
@@ -89,11 +89,11 @@ class Pull {
   static Result<LaneLease> AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes);
 
  private:
-  const std::unique_ptr<store::LiveFeed::Follower> follower_;
+  const std::unique_ptr<store::DeltaFeed::Follower> follower_;
   const std::function<Status()> allowed_;
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
-  std::unique_ptr<store::DeltaStore::Hold> hold_;
+  std::unique_ptr<store::DeltaStore::RetentionPin> pin_;
   std::map<wire::TicketName, Ticket> tickets_;
   Clock::time_point touched_;
   std::atomic<uint32_t> lanes_{0};

@@ -17,7 +17,7 @@ struct PullRequest {
   std::string model;
   std::string receiver;
   std::string owner = {};  // the peer's identity (common/access/identity.h)
-  Held held;
+  VersionRef held;
   ManifestDigest held_digest;
   LayoutDigest layout;
   uint32_t lanes = 1;
@@ -40,8 +40,8 @@ struct PlannedStep {
 struct PullPlan {
   uint64_t pull_id = 0;                          // 0 when up to date: nothing was opened
   v1::PullMode mode = v1::PULL_MODE_UP_TO_DATE;  // a standing one has tickets and nothing else
-  Held base;
-  Held target;
+  VersionRef base;
+  VersionRef target;
   ManifestDigest target_digest;
   int64_t committed_unix_ns = 0;
   std::string label = {};  // of the target

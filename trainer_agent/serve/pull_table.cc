@@ -169,7 +169,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
 }
 
 Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run) {
-  auto follower = std::make_unique<store::LiveFeed::Follower>(&run->live());
+  auto follower = std::make_unique<store::DeltaFeed::Follower>(&run->feed());
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
                                            request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
@@ -224,7 +224,8 @@ Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t l
   return IssueTickets(*pull, lanes);
 }
 
-std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner) {
+std::string PullTable::Close(uint64_t pull_id, const VersionRef& held, const std::string& outcome,
+                             const std::string& owner) {
   std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
   {
     std::lock_guard lock(mutex_);

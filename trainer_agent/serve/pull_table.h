@@ -42,7 +42,8 @@ class PullTable {
   Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest, const std::string& owner = "");
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner = "");
   // Answers the model; empty: there is no such pull.
-  std::string Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner = "");
+  std::string Close(uint64_t pull_id, const VersionRef& held, const std::string& outcome,
+                    const std::string& owner = "");
 
   // The ticket of this name, not used yet; nothing: there is none. Uses nothing up, and keeps no pull alive.
   std::optional<Ticket> FindTicket(const wire::LaneIdentity& identity) const;

@@ -171,7 +171,7 @@ TEST_CASE("A delta that is there before its version is served is not promised") 
   CHECK(steps->steps.size() == 1);
 }
 
-TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
+TEST_CASE("Standing lanes of a pull are limited, and the end of one makes room") {
   Served served;
   const auto plan = served.pulls.Open(served.Request());
   std::vector<Pull::LaneLease> lanes;

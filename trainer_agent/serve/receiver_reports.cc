@@ -100,7 +100,7 @@ ReceiverReports::Entry* ReceiverReports::FindPuller(const ReceiverKey& receiver)
   return namesakes.begin != namesakes.end ? &namesakes.begin->second : Find(receiver);
 }
 
-void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome) {
+void ReceiverReports::OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome) {
   std::lock_guard lock(mutex_);
   Entry* const entry = FindPuller(receiver);
   if (entry == nullptr) return;
@@ -109,7 +109,7 @@ void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, cons
   if (!outcome.empty()) entry->report.outcome = CleanText(outcome, kMaxText);
 }
 
-Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, const Held& served,
+Status ReceiverReports::Report(const ReceiverKey& receiver, const VersionRef& held, const VersionRef& served,
                                const std::string& last_error, std::vector<EngineReport> engines) {
   LS_RETURN_IF_ERROR(CheckKey(receiver));
   if (engines.size() > kMostEngines)

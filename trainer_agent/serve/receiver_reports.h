@@ -44,7 +44,7 @@ enum class Presence : uint8_t {
 // One of a receiver's engines.
 struct EngineReport {
   std::string name;
-  Held served;             // nothing: nothing, or not known
+  VersionRef served;       // nothing: nothing, or not known
   std::string last_error;  // empty after a success
 };
 
@@ -52,8 +52,8 @@ struct ReceiverReport {
   using Clock = std::chrono::steady_clock;
 
   ReceiverKey receiver;
-  Held held;
-  Held served;                        // by its engine; nothing: none, or not known
+  VersionRef held;
+  VersionRef served;                  // by its engine; nothing: none, or not known
   std::string outcome;                // of its last pull; empty: none has ended
   std::string last_error;             // its own, of syncs and engine
   std::vector<EngineReport> engines;  // of one that has several
@@ -71,10 +71,10 @@ class ReceiverReports {
 
   // A pull of `receiver`, whose instance is not known, began, with an empty outcome, or ended. Where several processes
   // of its owner have that name, each reports for itself.
-  void OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome);
+  void OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome);
   // kBadData: there can be no such model or name, or the instance has another length.
-  Status Report(const ReceiverKey& receiver, const Held& held, const Held& served, const std::string& last_error,
-                std::vector<EngineReport> engines = {});
+  Status Report(const ReceiverKey& receiver, const VersionRef& held, const VersionRef& served,
+                const std::string& last_error, std::vector<EngineReport> engines = {});
 
   // A stream of versions: its receiver is connected as long as this lives.
   class Connection {

@@ -16,13 +16,13 @@ ReceiverKey Puller(const std::string& name, const std::string& owner = "") {
   return {"actor", name, owner, ""};
 }
 
-Held HeldVersion(Version version) {
+VersionRef VersionOf(Version version) {
   return {RunId{{1}}, version};
 }
 
 TEST_CASE("A receiver is connected as long as it has a stream, then gone, and forgotten after an hour") {
   ReceiverReports reports;
-  REQUIRE(reports.Report(Key("host"), HeldVersion(3), HeldVersion(2), "the engine says no").ok());
+  REQUIRE(reports.Report(Key("host"), VersionOf(3), VersionOf(2), "the engine says no").ok());
   CHECK(reports.Of("actor").at(0).presence == Presence::kUnknown);
   auto first = reports.Connect(Key("host"));
   auto second = reports.Connect(Key("host"));
@@ -30,8 +30,8 @@ TEST_CASE("A receiver is connected as long as it has a stream, then gone, and fo
   first->reset();
   const ReceiverReport report = reports.Of("actor").at(0);
   CHECK(report.presence == Presence::kConnected);
-  CHECK(report.held == HeldVersion(3));
-  CHECK(report.served == HeldVersion(2));
+  CHECK(report.held == VersionOf(3));
+  CHECK(report.served == VersionOf(2));
   CHECK(report.last_error == "the engine says no");
   CHECK_FALSE(report.name_shared);
   second->reset();
@@ -44,15 +44,15 @@ TEST_CASE("A receiver is connected as long as it has a stream, then gone, and fo
 TEST_CASE("Two processes of one name are two receivers, and one that took another's place is one") {
   ReceiverReports reports;
   auto first = reports.Connect(Key("host", 'a'));
-  REQUIRE(reports.Report(Key("host", 'a'), HeldVersion(1), HeldVersion(1), "").ok());
+  REQUIRE(reports.Report(Key("host", 'a'), VersionOf(1), VersionOf(1), "").ok());
   {
     const auto second = reports.Connect(Key("host", 'b'));
-    REQUIRE(reports.Report(Key("host", 'b'), HeldVersion(2), HeldVersion(2), "").ok());
+    REQUIRE(reports.Report(Key("host", 'b'), VersionOf(2), VersionOf(2), "").ok());
     const auto both = reports.Of("actor");
     REQUIRE(both.size() == 2);
     CHECK((both[0].name_shared && both[1].name_shared));
     CHECK(both[0].held != both[1].held);
-    reports.OfPull(Puller("host"), HeldVersion(9), "ok");  // of which of them?
+    reports.OfPull(Puller("host"), VersionOf(9), "ok");  // of which of them?
     for (const ReceiverReport& report : reports.Of("actor")) CHECK(report.outcome.empty());
   }
   REQUIRE(reports.Of("actor").size() == 1);  // the other is still there
@@ -66,34 +66,34 @@ TEST_CASE("Two processes of one name are two receivers, and one that took anothe
 
 TEST_CASE("A pull says for the one process of its name what it holds; without any, for the name") {
   ReceiverReports reports;
-  reports.OfPull(Puller("old"), HeldVersion(1), "");
-  reports.OfPull(Puller("old"), HeldVersion(2), "ok");
-  reports.OfPull(Puller("old"), HeldVersion(2), "");
+  reports.OfPull(Puller("old"), VersionOf(1), "");
+  reports.OfPull(Puller("old"), VersionOf(2), "ok");
+  reports.OfPull(Puller("old"), VersionOf(2), "");
   const auto old = reports.Of("actor");
   REQUIRE(old.size() == 1);
   CHECK(old[0].outcome == "ok");
-  CHECK(old[0].held == HeldVersion(2));
+  CHECK(old[0].held == VersionOf(2));
   CHECK(old[0].presence == Presence::kUnknown);
   const auto upgraded = reports.Connect(Key("old"));
-  reports.OfPull(Puller("old"), HeldVersion(3), "ok");
+  reports.OfPull(Puller("old"), VersionOf(3), "ok");
   REQUIRE(reports.Of("actor").size() == 1);
-  CHECK(reports.Of("actor")[0].held == HeldVersion(3));
+  CHECK(reports.Of("actor")[0].held == VersionOf(3));
   CHECK(reports.Of("actor")[0].presence == Presence::kConnected);
 }
 
 TEST_CASE("What a peer says in another's name is its own, and both are said to share the name") {
   ReceiverReports reports;
   const auto own = reports.Connect(Key("host", 'a', "spiffe://test/infer-0"));
-  REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-0"), HeldVersion(3), HeldVersion(3), "").ok());
+  REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-0"), VersionOf(3), VersionOf(3), "").ok());
   {
     const auto other = reports.Connect(Key("host", 'a', "spiffe://test/infer-1"));
-    REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-1"), HeldVersion(9), HeldVersion(9), "broken").ok());
-    reports.OfPull(Puller("host", "spiffe://test/infer-1"), HeldVersion(9), "broken");
+    REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-1"), VersionOf(9), VersionOf(9), "broken").ok());
+    reports.OfPull(Puller("host", "spiffe://test/infer-1"), VersionOf(9), "broken");
     const auto both = reports.Of("actor");
     REQUIRE(both.size() == 2);
     CHECK((both[0].name_shared && both[1].name_shared));
     CHECK(both[0].receiver.owner == "spiffe://test/infer-0");
-    CHECK(both[0].held == HeldVersion(3));
+    CHECK(both[0].held == VersionOf(3));
     CHECK((both[0].last_error.empty() && both[0].outcome.empty()));
     CHECK(both[1].outcome == "broken");
   }
@@ -125,7 +125,7 @@ TEST_CASE("However many report, those that are connected stay listed, and the nu
 
 TEST_CASE("Who reports in ever new names displaces its own, and nobody else's") {
   ReceiverReports reports;
-  REQUIRE(reports.Report(Key("quiet", 'a', "infer-0"), HeldVersion(1), HeldVersion(1), "").ok());
+  REQUIRE(reports.Report(Key("quiet", 'a', "infer-0"), VersionOf(1), VersionOf(1), "").ok());
   for (int i = 0; i < 5'000; ++i) {
     REQUIRE(reports.Report(Key("host-" + std::to_string(i), 'a', "greedy"), {}, {}, "").ok());
   }

@@ -62,16 +62,16 @@ TEST_CASE("Each lane of a pull leaves one span, from its first request to its la
   CHECK(spans[0].lane + spans[1].lane == 1);
 }
 
-TEST_CASE("A live lane leaves a span for every delta it served, and none for one that was aborted") {
+TEST_CASE("A standing lane leaves a span for every delta it served, and none for one that was aborted") {
   telemetry::Timeline timeline;
   Served served;
   const auto server = StartLanes(served, {.timeline = &timeline});
-  store::LiveFeed& feed = served.run->live();
+  store::DeltaFeed& feed = served.run->feed();
   feed.SetNewest(1);
   const auto plan = served.pulls.Open(served.StandingRequest(1));
   TestLane lane(server->port());
   REQUIRE(lane.Enter(*plan, 0) == ErrorCode::kOk);
-  const wire::BlockRequest ask{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
+  const wire::BlockRequest ask{.kind = static_cast<uint8_t>(wire::RequestKind::kStream),
                                .request_id = 5,
                                .first_block = 0,
                                .block_count = 1,

@@ -9,9 +9,8 @@ namespace {
 constexpr std::chrono::hours kStandingIdle{24 * 365};
 
 LaneAnswer WrongKind() {
-  return {.refusal = {
-              ErrorCode::kState,
-              "lanes of a standing pull answer live requests and nothing else; those of another pull no live ones"}};
+  return {.refusal = {ErrorCode::kState,
+                      "lanes of a standing pull answer stream requests and nothing else; those of another pull none"}};
 }
 
 }  // namespace
@@ -23,7 +22,7 @@ ServedLane::ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pu
       pull_(pull),
       span_(span),
       writer_(stream, timeouts.send, std::move(pace), pull, span),
-      live_answers_(stream.socket(), pull, std::move(gate), writer_, span) {}
+      streaming_answers_(stream.socket(), pull, std::move(gate), writer_, span) {}
 
 asio::awaitable<Status> ServedLane::Run() {
   while (true) {
@@ -55,14 +54,14 @@ asio::awaitable<Status> ServedLane::Answer(const wire::BlockRequest& request) {
 
 asio::awaitable<Result<LaneAnswer>> ServedLane::Send(const wire::BlockRequest& request) {
   const auto kind = static_cast<wire::RequestKind>(request.kind);
-  if ((kind == wire::RequestKind::kLive) != pull_.standing()) co_return WrongKind();
+  if ((kind == wire::RequestKind::kStream) != pull_.standing()) co_return WrongKind();
   switch (kind) {
     case wire::RequestKind::kFull:
       co_return co_await SendFull(request, pull_, writer_);
     case wire::RequestKind::kDelta:
       co_return co_await SendDelta(request, pull_, writer_);
-    case wire::RequestKind::kLive:
-      co_return co_await live_answers_.SendLive(request);
+    case wire::RequestKind::kStream:
+      co_return co_await streaming_answers_.SendStream(request);
   }
   co_return Status(ErrorCode::kInternal, "a request of no kind");  // CheckRequest lets none through
 }

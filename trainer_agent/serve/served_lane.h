@@ -1,6 +1,6 @@
 // ServedLane: one admitted lane, from its first request to its end.
 //
-// It reads requests and ends each of them; pull_answers.h and LiveAnswers send what is asked for.
+// It reads requests and ends each of them; pull_answers.h and StreamingAnswers send what is asked for.
 #pragma once
 
 #include <asio.hpp>
@@ -10,7 +10,7 @@
 #include "common/base/status.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/serve/lane_writer.h"
-#include "trainer_agent/serve/live_answers.h"
+#include "trainer_agent/serve/streaming_answers.h"
 
 namespace lockstep::serve {
 
@@ -37,7 +37,7 @@ class ServedLane {
   Pull& pull_;
   ServeSpan& span_;
   LaneWriter writer_;
-  LiveAnswers live_answers_;
+  StreamingAnswers streaming_answers_;
 };
 
 }  // namespace lockstep::serve

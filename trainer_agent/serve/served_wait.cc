@@ -18,21 +18,21 @@ constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kMostTold = 64;  // receivers, in an error
 constexpr size_t kMostLackingBytes = size_t{256} << 10;
 
-bool Reached(const Held& served, const Held& wanted) {
+bool Reached(const VersionRef& served, const VersionRef& wanted) {
   return served.run == wanted.run && served.version >= wanted.version;
 }
 
-bool Serves(const ReceiverReport& report, const Held& wanted) {
+bool Serves(const ReceiverReport& report, const VersionRef& wanted) {
   return report.presence == Presence::kConnected && Reached(report.served, wanted);
 }
 
 // A receiver that does not tell of its engines has one.
-size_t EnginesServing(const ReceiverReport& report, const Held& wanted) {
+size_t EnginesServing(const ReceiverReport& report, const VersionRef& wanted) {
   if (report.engines.empty()) return Serves(report, wanted) ? 1 : 0;
   return std::ranges::count_if(report.engines, [&](const auto& engine) { return Reached(engine.served, wanted); });
 }
 
-bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted) {
   size_t serving = 0;
   std::map<std::string, bool> all_serve;  // by name of receiver, and RECEIVER/ENGINE
   const auto add = [&](const std::string& name, bool serves) { all_serve.emplace(name, true).first->second &= serves; };
@@ -52,7 +52,7 @@ bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, c
   });
 }
 
-std::string VersionText(const Held& held, const RunId& run) {
+std::string VersionText(const VersionRef& held, const RunId& run) {
   if (held.nothing()) return "nothing";
   const char* const of = held.run == run     ? ""
                          : held.run.IsZero() ? " of a run that it does not name"
@@ -60,7 +60,7 @@ std::string VersionText(const Held& held, const RunId& run) {
   return Cat("version ", held.version, of);
 }
 
-std::string Tell(const ReceiverReport& report, const Held& wanted) {
+std::string Tell(const ReceiverReport& report, const VersionRef& wanted) {
   const RunId& run = wanted.run;
   const bool there = report.presence == Presence::kConnected;
   std::string text = Cat("\"", report.receiver.name, there ? "\" serves " : "\" is gone, and served ",
@@ -85,7 +85,7 @@ std::string Field(std::string_view text) {
 
 // A line of buffer/FORMAT.md, and one for each of its engines.
 std::string Line(const ReceiverReport& report) {
-  const auto held = [](const Held& version) { return Cat(ToHex(version.run), " ", version.version); };
+  const auto held = [](const VersionRef& version) { return Cat(ToHex(version.run), " ", version.version); };
   const char* const presence = report.presence == Presence::kConnected ? "connected"
                                : report.presence == Presence::kGone    ? "gone"
                                                                        : "unknown";
@@ -98,7 +98,7 @@ std::string Line(const ReceiverReport& report) {
 }
 
 // Those that matter to the question, those that keep it waiting first; these in `lacking`, too.
-std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted,
+std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
                     std::string& lacking) {
   std::set<std::string, std::less<>> unknown(question.names.begin(), question.names.end());
   const std::set<std::string, std::less<>> named = unknown;
@@ -131,7 +131,7 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
   return text;
 }
 
-buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const Held& wanted) {
+buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const VersionRef& wanted) {
   const std::optional<store::ServedVersion> newest = run.Newest();
   const store::DeltaStore::StepFacts step = run.deltas().StepTo(wanted.version);
   buffer::ServedBody facts{.version = wanted.version,
@@ -150,7 +150,7 @@ buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const He
   return facts;
 }
 
-Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted,
+Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
                  std::string& lacking) {
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
@@ -177,7 +177,7 @@ Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, Rec
     // An agent that was restarted may get the run back.
     const Version labelled = run == nullptr ? 0 : run->NewestLabelled(question.label);
     const Version version = question.label.empty() ? question.version : labelled;
-    const Held wanted{question.run, version};
+    const VersionRef wanted{question.run, version};
     const Reports known = reports.Of(question.model);
     if (run != nullptr && version != 0 && Satisfied(question, known, wanted)) return Facts(*run, known, wanted);
     if (gone()) return Status(ErrorCode::kCancelled, "nobody waits any more");

@@ -15,8 +15,8 @@ struct Fleet {
   std::vector<std::unique_ptr<ReceiverReports::Connection>> connections;
   std::string lacking;
 
-  Held Of(Version version) const { return {agent.run->run(), version}; }
-  void Report(const std::string& name, const Held& served, const std::string& error = "", char instance = 'i') {
+  VersionRef Of(Version version) const { return {agent.run->run(), version}; }
+  void Report(const std::string& name, const VersionRef& served, const std::string& error = "", char instance = 'i') {
     const ReceiverKey key{"actor", name, "", std::string(16, instance)};
     REQUIRE(agent.pulls.reports().Report(key, Of(1), served, error).ok());
     connections.push_back(*agent.pulls.reports().Connect(key));

@@ -42,7 +42,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;
-  Held sent_;
+  VersionRef sent_;
   v1::VersionEvent event_;              // being written
   store::VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
 };

@@ -168,13 +168,13 @@ DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
           .density = static_cast<double>((*at)->header().changed_elements) / elements};
 }
 
-DeltaStore::Hold::Hold(DeltaStore* store, Version version)
+DeltaStore::RetentionPin::RetentionPin(DeltaStore* store, Version version)
     : store_(store), at_([&] {
         std::lock_guard lock(store->mutex_);
         return store->holds_.insert(version);
       }()) {}
 
-DeltaStore::Hold::~Hold() {
+DeltaStore::RetentionPin::~RetentionPin() {
   std::lock_guard lock(store_->mutex_);
   store_->holds_.erase(at_);
   store_->EvictLocked();

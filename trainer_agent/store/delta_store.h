@@ -51,18 +51,18 @@ class DeltaStore {
 
   // While it lives, deltas from `version` on outlive the byte budget, up to twice its size and a model's: a full pull
   // needs them to catch up.
-  class Hold {
+  class RetentionPin {
    public:
-    Hold(DeltaStore* store, Version version);
-    ~Hold();
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
+    RetentionPin(DeltaStore* store, Version version);
+    ~RetentionPin();
+    RetentionPin(const RetentionPin&) = delete;
+    RetentionPin& operator=(const RetentionPin&) = delete;
 
    private:
     DeltaStore* const store_;
     const std::multiset<Version>::iterator at_;
   };
-  std::unique_ptr<Hold> HoldFrom(Version version) { return std::make_unique<Hold>(this, version); }
+  std::unique_ptr<RetentionPin> PinFrom(Version version) { return std::make_unique<RetentionPin>(this, version); }
 
   // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
   // what is kept on the heap has no file.

@@ -48,7 +48,7 @@ TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then 
   CHECK(store.Retained().size() == 3);
   CHECK(store.RouteFrom(2, kNewest, kFull).empty());
   CHECK(store.MaxDeltaBytes() == 3 * kPage);
-  auto hold = store.HoldFrom(3);
+  auto hold = store.PinFrom(3);
   CHECK(store.MaxDeltaBytes() == chain.layout->data_bytes());
   for (Version version = 6; version <= 10; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == 8);

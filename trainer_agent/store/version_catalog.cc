@@ -97,7 +97,7 @@ void ServedRun::End() {
     newest_.reset();
     previous_.reset();
   }
-  live_.End();
+  feed_.End();
   deltas_.Discard();
 }
 
@@ -167,7 +167,8 @@ Result<std::shared_ptr<ServedRun>> VersionCatalog::FindOpen(const std::string& m
                 Cat("model \"", model.substr(0, 128), "\" is not open here; start its trainer first"));
 }
 
-std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::string& model, const Held& seen) const {
+std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::string& model,
+                                                                  const VersionRef& seen) const {
   const std::shared_ptr<ServedRun> run = Find(model);
   if (run == nullptr) return std::nullopt;
   Update update{.newest = {run->run(), 0}, .run = run, .version = run->Newest()};

@@ -18,7 +18,7 @@
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "trainer_agent/store/delta_store.h"
-#include "trainer_agent/store/live_delta.h"
+#include "trainer_agent/store/streaming_delta.h"
 #include "trainer_agent/store/version_labels.h"
 
 namespace lockstep::store {
@@ -57,7 +57,7 @@ class ServedRun {
   const RunId& run() const { return run_; }
   const model::ModelLayout& layout() const { return *layout_; }
   DeltaStore& deltas() { return deltas_; }
-  LiveFeed& live() { return live_; }
+  DeltaFeed& feed() { return feed_; }
 
   std::optional<ServedVersion> Newest() const;
   // The same. kState: nothing is committed yet; kCorrupt: why what was is withdrawn.
@@ -97,7 +97,7 @@ class ServedRun {
   const RunId run_;
   const std::shared_ptr<const model::ModelLayout> layout_;
   DeltaStore deltas_;
-  LiveFeed live_;
+  DeltaFeed feed_;
   mutable std::mutex mutex_;
   std::shared_ptr<BlockReader> blocks_;  // null once ended
   std::optional<ServedVersion> newest_;
@@ -129,12 +129,12 @@ class VersionCatalog {
 
   // What is new of a model: which run is open, and its newest version.
   struct Update {
-    Held newest;  // version 0 before the first
+    VersionRef newest;  // version 0 before the first
     std::shared_ptr<ServedRun> run;
     std::optional<ServedVersion> version;  // none before the first
   };
   // No value while that is `seen`, or nobody opened the model.
-  std::optional<Update> UpdateSince(const std::string& model, const Held& seen) const;
+  std::optional<Update> UpdateSince(const std::string& model, const VersionRef& seen) const;
 
   // Has `changed` called soon after there may be an update of `model`, and after Close(), on the catalog's own thread:
   // who publishes waits for no watch, however many there are. It must not make or end a watch, nor block, which would

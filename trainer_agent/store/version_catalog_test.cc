@@ -102,13 +102,13 @@ TEST_CASE("An update is another run or version than was seen") {
   catalog.Open(run);
   const auto opened = catalog.UpdateSince("m", {});
   REQUIRE(opened);
-  CHECK(opened->newest == Held{chain.run, 0});
+  CHECK(opened->newest == VersionRef{chain.run, 0});
   CHECK_FALSE(opened->version);
   CHECK_FALSE(catalog.UpdateSince("m", opened->newest));
   Publish(catalog, run, 1, 5);
   const auto published = catalog.UpdateSince("m", opened->newest);
   REQUIRE(published);
-  CHECK(published->newest == Held{chain.run, 1});
+  CHECK(published->newest == VersionRef{chain.run, 1});
   CHECK(published->version->committed_unix_ns == 5);
   CHECK_FALSE(catalog.UpdateSince("m", published->newest));
   CHECK_FALSE(catalog.UpdateSince("other", {}));

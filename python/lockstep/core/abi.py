@@ -86,7 +86,7 @@ class COptions(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("tensors", ctypes.POINTER(CTensor)),
         ("tensor_count", ctypes.c_size_t),
-        ("sheets", ctypes.POINTER(ctypes.c_char_p)),
+        ("descriptions", ctypes.POINTER(ctypes.c_char_p)),
         ("locals", ctypes.POINTER(CLocalTensor)),
         ("local_count", ctypes.c_size_t),
         ("bucket_bytes", ctypes.c_uint64),
@@ -114,7 +114,7 @@ class CRange(ctypes.Structure):
 
 _PUBLISHER = ctypes.c_void_p
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
-_SHEETS = ctypes.POINTER(ctypes.c_char_p)
+_DESCRIPTIONS = ctypes.POINTER(ctypes.c_char_p)
 _SIGNATURES = {
     "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COptions), ctypes.POINTER(_PUBLISHER)]),
     "lockstep_begin": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
@@ -138,7 +138,7 @@ _SIGNATURES = {
         ctypes.c_int,
         [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CLocalTensor), ctypes.c_size_t, ctypes.c_uint32],
     ),
-    "lockstep_tensors_meta": (ctypes.c_int, [_SHEETS, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_tensors_meta": (ctypes.c_int, [_DESCRIPTIONS, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_free": (None, [ctypes.c_void_p]),
     "lockstep_has_cuda": (ctypes.c_int, []),
     "lockstep_check_gpu": (ctypes.c_int, []),

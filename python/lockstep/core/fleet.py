@@ -5,7 +5,7 @@ from typing import Tuple
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class VersionRef:
     """A version of a run, 32 hex digits; version 0: none."""
 
     run: str = ""
@@ -17,7 +17,7 @@ class EngineServed:
     """What an engine serves, as its receiver told the agent."""
 
     name: str = ""
-    served: Held = Held()
+    served: VersionRef = VersionRef()
     last_error: str = ""
 
 
@@ -26,7 +26,7 @@ class Peer:
     """A receiver, as an agent knows it. ``presence``: "connected", "gone", or "unknown" of one that is only asked for."""
 
     receiver: str = ""
-    held: Held = Held()
+    held: VersionRef = VersionRef()
     served_version: int = 0
     presence: str = ""
     seconds_ago: int = 0
@@ -51,6 +51,6 @@ def peers_of(text: str) -> "Tuple[Peer, ...]":
     return tuple(peers)
 
 
-def _held(text: str) -> Held:
+def _held(text: str) -> VersionRef:
     run, version = text.split(" ")
-    return Held(run if int(version) else "", int(version))
+    return VersionRef(run if int(version) else "", int(version))

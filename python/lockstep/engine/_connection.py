@@ -17,8 +17,8 @@ class MessageType(enum.IntEnum):
     ATTACH = 1
     ATTACHED = 2
     REFUSED = 3
-    HOLD = 4
-    HELD = 5
+    PAUSE = 4
+    PAUSED = 5
     SERVE = 6
     SERVING = 7
     STAGE = 8

@@ -58,7 +58,7 @@ class Follower:
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
         incarnation: a name that the ranks of one start of an engine have in common, and those of another start do not
             have; by default it is that of the process that started this one.
-        gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
+        gate: False for servers that are paused by the receiver's driver: a PAUSE is answered at once, and ``serving`` is
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
             reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
@@ -141,7 +141,7 @@ class Follower:
 
     @property
     def pauses(self) -> "list[float]":
-        """Seconds from each HOLD, readers gone, to the version being served again; the last 1024."""
+        """Seconds from each PAUSE, readers gone, to the version being served again; the last 1024."""
         return list(self._rank.pauses)
 
     def serving(self, timeout: "float | None" = None) -> Reading:
@@ -194,7 +194,7 @@ class Follower:
         """Follows no more; waiting readers get StateError. Weights stay: whole, unless they were being written."""
         self._stopping.set()
         self._soon.set()
-        # The connection first: once the gate is closed its writer no longer waits for readers, and must not send HELD.
+        # The connection first: once the gate is closed its writer no longer waits for readers, and must not send PAUSED.
         self._disconnect()
         self._gate.close()
         if threading.current_thread() is not self._thread:
@@ -313,7 +313,7 @@ class Follower:
         try:
             answer = self._rank.obey(order, given_up=connection.has_more)
         except Exception as error:
-            if order.type not in (MessageType.HOLD, MessageType.SERVE):
+            if order.type not in (MessageType.PAUSE, MessageType.SERVE):
                 connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
         self._had_serve = self._had_serve or order.type == MessageType.SERVE

@@ -20,13 +20,13 @@ _LONG_WAIT_SECONDS = 30.0  # a rank that waits longer says so
 _KEPT_PAUSES = 1024
 
 # What it obeys once it is attached.
-ORDERS = frozenset(MessageType[name] for name in ("HOLD", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP"))
+ORDERS = frozenset(MessageType[name] for name in ("PAUSE", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP"))
 
 
 class Rank:
     """The states of raas_receiver/targets/FORMAT.md, "A commit", and what messages do to them:
 
-        reading --HOLD--> held --WRITE--> written, a mix or a version --SERVE--> reading
+        reading --PAUSE--> paused --WRITE--> written, a mix or a version --SERVE--> reading
 
     Threads: any, one at a time: a caller of what is below "under the lock" has ``lock``, from before it looks whether to
     call until it is done.
@@ -42,7 +42,7 @@ class Rank:
             other is served. It is forgotten before the first byte is written, and set by the last WRITE.
         reads: what may be read; None: the rank waits.
         asleep: the memory is not there, or is somebody else's.
-        pauses: seconds from each HOLD, readers gone, to the version being read; the last 1024.
+        pauses: seconds from each PAUSE, readers gone, to the version being read; the last 1024.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Rank:
         self._receiver = receiver
         self._after_write = after_write
         self._at_sleep: "Served | None" = None  # what it held when it fell asleep
-        self._resumes: "Served | None" = None  # what was read before HOLD, while nothing was written since
-        self._known: "list[Served]" = []  # announced by the last HOLD, and read last: with their labels
+        self._resumes: "Served | None" = None  # what was read before PAUSE, while nothing was written since
+        self._known: "list[Served]" = []  # announced by the last PAUSE, and read last: with their labels
         self._derived: "Served | None" = None  # what after_write was last done for
         self._waits_since = time.monotonic()
-        self._held_since: "float | None" = None  # its readers gone
+        self._paused_since: "float | None" = None  # its readers gone
         self._broken: "str | None" = None  # of after_write
         self._late: "str | None" = None  # of readers that did not leave
 
@@ -148,9 +148,9 @@ class Rank:
             raise ProtocolError(
                 f"{self._receiver}: {order.type.name} came without a version, or to a rank that compares"
             )
-        if order.type == MessageType.HOLD:
+        if order.type == MessageType.PAUSE:
             self._hold(replace(order.version, label=order.body.decode(errors="replace")), given_up)
-            return Message(MessageType.HELD)
+            return Message(MessageType.PAUSED)
         self._serve(order.version)
         return Message(MessageType.SERVING)
 
@@ -163,7 +163,7 @@ class Rank:
         self._writer.drop()
 
     def resume(self) -> None:
-        """What was not written since HOLD may be read again."""
+        """What was not written since PAUSE may be read again."""
         if self._resumes is not None:
             self._read(self._resumes)
 
@@ -197,11 +197,11 @@ class Rank:
                 self._gate.shut(given_up)
             except StateError as error:
                 seconds = time.monotonic() - self._waits_since
-                self._late = f"{self._receiver} held this rank for {seconds:.1f} s, and {error}"
+                self._late = f"{self._receiver} paused this rank for {seconds:.1f} s, and {error}"
                 raise UnavailableError(self._late) from error
             self._late = None
             self._memory.synchronize()
-        self._held_since = time.monotonic()
+        self._paused_since = time.monotonic()
 
     def _serve(self, served: Served) -> None:
         if self.holds != served:
@@ -215,9 +215,9 @@ class Rank:
         if served != self._derived:
             self._derive(served)
         self._known = [served]
-        if self._held_since is not None:
-            self.pauses.append(time.monotonic() - self._held_since)
-        self.reads, self._resumes, self._held_since = served, None, None
+        if self._paused_since is not None:
+            self.pauses.append(time.monotonic() - self._paused_since)
+        self.reads, self._resumes, self._paused_since = served, None, None
         self._gate.open(served)
 
     def _derive(self, served: Served) -> None:

@@ -6,9 +6,9 @@ from lockstep.core.errors import AbortedError
 
 
 class Ranks(NamedTuple):
-    """The sheets of all ranks of a group, as JSON, in rank order, and this one's place among them."""
+    """The descriptions of all ranks of a group, as JSON, in rank order, and this one's place among them."""
 
-    sheets: "list[bytes]"
+    descriptions: "list[bytes]"
     rank: int
 
 
@@ -20,17 +20,19 @@ def resolved(group: Any) -> Any:
     return ALONE if _distributed_of(group) is None else group
 
 
-def gather_sheets(describe: "Callable[[], str]", group: Any) -> Ranks:
-    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
-    sheet, failure = "", None
+def gather_descriptions(describe: "Callable[[], str]", group: Any) -> Ranks:
+    """Every rank's description; just this one without torch.distributed. AbortedError: another rank could not make one."""
+    description, failure = "", None
     try:
-        sheet = describe()
+        description = describe()
     except Exception as error:  # sent to the other ranks, which wait for this one, and raised below
         failure = error
-    answers = all_gather((reason_of(failure), sheet), group)
+    answers = all_gather((reason_of(failure), description), group)
     require_agreement([(reason, ()) for reason, _ in answers], failure)
     distributed = _distributed_of(group)
-    return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
+    return Ranks(
+        [description.encode() for _, description in answers], distributed.get_rank(group) if distributed else 0
+    )
 
 
 def all_gather(what: Any, group: Any) -> "list[Any]":

@@ -56,11 +56,11 @@ class FsdpPart(ShardsPart):
         self._is_kept = _kept_in_float32(model, dtype) if dtype is not None else None
         self._into: "dict[str, list[CheckpointTensor]]" = {}
 
-    def sheet(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
         from lockstep.core.checkpoint import checkpoint_tensors
 
         self._into = checkpoint_tensors(self._model, dict(self._parameters()))
-        return super().sheet()
+        return super().describe()
 
     def _parameters(self) -> "Iterable[Tuple[str, Any]]":
         from lockstep.core.checkpoint import sharded_parameters

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 from lockstep.core import abi
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._named_tensors import named_tensors
-from lockstep.export._parts import SHEET_FORMAT, Part
+from lockstep.export._parts import DESCRIPTION_FORMAT, Part
 
 
 class Importer:
@@ -48,7 +48,11 @@ class Importer:
         shape or dtype; NotFoundError and IoError the file. Nothing else may use the tensors until it returns.
         """
         library = abi.load()
-        sheet = {"format": SHEET_FORMAT, "on_agent_host": True, "parts": [part.sheet() for part in self._parts]}
+        description = {
+            "format": DESCRIPTION_FORMAT,
+            "on_agent_host": True,
+            "parts": [part.describe() for part in self._parts],
+        }
         tensors = [local for part in self._parts for local in part.locals()]
         refuse_gpu_tensors((tensor.name, tensor.owner) for tensor in tensors)
         wait_for_gpu(
@@ -56,6 +60,6 @@ class Importer:
         )  # a kernel that still initialises them would write over what is loaded
         abi.raise_failure(
             library.lockstep_import(
-                os.fsencode(directory), json.dumps(sheet).encode(), c_locals(tensors), len(tensors), threads
+                os.fsencode(directory), json.dumps(description).encode(), c_locals(tensors), len(tensors), threads
             )
         )

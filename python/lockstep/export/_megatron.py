@@ -10,7 +10,7 @@ from lockstep.core import abi, arguments
 from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate, names_of
+from lockstep.export._parts import DESCRIPTION_FORMAT, Frozen, Part, frozen_predicate, names_of
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
 
@@ -86,7 +86,7 @@ def megatron(
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
             tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
-        frozen: which parameters never change, by their names in the sheet.
+        frozen: which parameters never change, by their names in the description.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     from lockstep.core.checkpoint import check_module
@@ -109,9 +109,9 @@ def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
     library = abi.load()
     place = {key: int(key.endswith("_size")) for key in _PLACE_KEYS}
     part = {"kind": "megatron", "config": json.loads(config_json(hf_config)), "place": place, "parameters": []}
-    sheet = json.dumps({"format": SHEET_FORMAT, "on_agent_host": True, "parts": [part]}).encode()
+    description = json.dumps({"format": DESCRIPTION_FORMAT, "on_agent_host": True, "parts": [part]}).encode()
     text = ctypes.c_void_p()
-    abi.raise_failure(library.lockstep_tensors_meta((ctypes.c_char_p * 1)(sheet), 1, ctypes.byref(text)))
+    abi.raise_failure(library.lockstep_tensors_meta((ctypes.c_char_p * 1)(description), 1, ctypes.byref(text)))
     try:
         return described(json.loads(ctypes.string_at(text)))
     finally:
@@ -131,7 +131,7 @@ class MegatronPart(Part):
         self._is_frozen = frozen_predicate(frozen)
         self.frozen_names = names_of(self._is_frozen)
 
-    def sheet(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
         parameters = []
         for name, tensor in self._parameters():
             local = local_of(name, tensor)

@@ -41,6 +41,6 @@ def named_tensors(
 class NamedTensorsPart(ShardsPart):
     """Tensors with their HuggingFace names; made by ``named_tensors``."""
 
-    def sheet(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
         refuse_names_in_memory(meta_of(name, tensor) for name, tensor in self._pairs())
-        return super().sheet()
+        return super().describe()

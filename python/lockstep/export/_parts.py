@@ -1,4 +1,4 @@
-"""Parts: what a rank holds (its sheet, export_plugin/plan/FORMAT.md), and where the memory is.
+"""Parts: what a rank holds (its description, export_plugin/plan/FORMAT.md), and where the memory is.
 
 A model is one part or several: parameters of Megatron-core, DTensors of FSDP2, plain tensors, an adapter. Every rank
 gives the same parts in the same order.
@@ -12,7 +12,7 @@ from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor, LocalTensor, local_of
 
-SHEET_FORMAT = 1
+DESCRIPTION_FORMAT = 1
 
 # Which parameters never change: their names, a predicate on names, or "requires_grad": those that have it off.
 Frozen = Union[None, str, Iterable[str], Callable[[str], bool]]
@@ -25,7 +25,7 @@ class Part(abc.ABC):
     frozen_names: "FrozenSet[str]" = frozenset()  # as the caller gave them: every one is some rank's
 
     @abc.abstractmethod
-    def sheet(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
         """The part's JSON."""
 
     def prepare(self) -> None:  # noqa: B027  most parts have nothing to do
@@ -34,7 +34,7 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def locals(self) -> "list[LocalTensor]":
-        """This rank's tensors in the sheet's order. Called at every publish: memory may move, shapes may not."""
+        """This rank's tensors in the description's order. Called at every publish: memory may move, shapes may not."""
 
     def attachments(self) -> "dict[str, str]":
         """Small files that belong to the model, name to text."""
@@ -109,7 +109,7 @@ class ShardsPart(Part):
         self._is_frozen = is_frozen
         self.frozen_names = names_of(is_frozen)
 
-    def sheet(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
 
     def locals(self) -> "list[LocalTensor]":

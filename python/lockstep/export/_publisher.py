@@ -351,9 +351,9 @@ class Publisher:
         """Names the plan; equal on all ranks."""
         return self._sharded().plan_digest
 
-    def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
-        """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
-        self._sharded().write_sheets(directory)
+    def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
+        """Writes the descriptions of all ranks to ``directory``, for ``lockstepctl plan --descriptions``."""
+        self._sharded().write_descriptions(directory)
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes

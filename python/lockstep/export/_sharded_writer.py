@@ -16,9 +16,9 @@ from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableE
 from lockstep.core.forked import FORKED
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
-from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement, resolved
+from lockstep.export._agreement import Ranks, all_gather, gather_descriptions, reason_of, require_agreement, resolved
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
-from lockstep.export._parts import SHEET_FORMAT, Part
+from lockstep.export._parts import DESCRIPTION_FORMAT, Part
 from lockstep.export._writer import Writer
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class ShardedWriter(Writer):
         self._group = resolved(group)
         self._finds_out = on_agent_host is None
         self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
-        ranks = gather_sheets(self._describe, self._group)
+        ranks = gather_descriptions(self._describe, self._group)
         if not _any_on_agent_host(ranks) and self._comes_on_agent_host():
-            ranks = gather_sheets(self._describe, self._group)
-        self._sheets = ranks.sheets
+            ranks = gather_descriptions(self._describe, self._group)
+        self._descriptions = ranks.descriptions
         self._exchange = _exchange_for(ranks, group, self._call_timeout, self._locals)
         fields: "dict[str, Any]" = dict(
-            sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
-            ranks=len(ranks.sheets),
+            descriptions=(ctypes.c_char_p * len(ranks.descriptions))(*ranks.descriptions),
+            ranks=len(ranks.descriptions),
             rank=ranks.rank,
             locals=c_locals(self._locals),
             local_count=len(self._locals),
@@ -102,11 +102,11 @@ class ShardedWriter(Writer):
                 raise
             return self._absence.publish(lambda: self._publish(number, name, _addresses(current)), number, name)
 
-    def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
+    def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
-        for rank, sheet in enumerate(self._sheets):
-            (target / f"rank-{rank:05}.json").write_bytes(sheet)
+        for rank, description in enumerate(self._descriptions):
+            (target / f"rank-{rank:05}.json").write_bytes(description)
 
     @contextlib.contextmanager
     def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
@@ -194,7 +194,7 @@ class ShardedWriter(Writer):
             wanted = part.frozen_names
             if not wanted:
                 continue
-            parts = [json.loads(sheet)["parts"][position] for sheet in self._sheets]
+            parts = [json.loads(description)["parts"][position] for description in self._descriptions]
             known = {entry["name"] for own in parts for entry in own.get("tensors") or own.get("parameters") or ()}
             for name in sorted(wanted - known):
                 near = "".join(f'; did you mean "{close}"?' for close in difflib.get_close_matches(name, known, 1))
@@ -219,14 +219,14 @@ class ShardedWriter(Writer):
         return self._note_published(version, label)
 
     def _describe(self) -> str:
-        """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""
+        """This rank's description. Everything that may fail on one rank alone is done here, before the others have it."""
         self._locals = self._current_locals()
         refuse_gpu_tensors((local.name, local.owner) for local in self._locals)
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
-        parts = [part.sheet() for part in self._parts]
+        parts = [part.describe() for part in self._parts]
         return json.dumps(
-            {"format": SHEET_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
+            {"format": DESCRIPTION_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
         )
 
     def _current_locals(self) -> "list[LocalTensor]":
@@ -254,13 +254,13 @@ def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
 
 
 def _any_on_agent_host(ranks: Ranks) -> bool:
-    return any(json.loads(sheet)["on_agent_host"] for sheet in ranks.sheets)
+    return any(json.loads(description)["on_agent_host"] for description in ranks.descriptions)
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]") -> Any:
-    if all(json.loads(sheet)["on_agent_host"] for sheet in ranks.sheets):
+    if all(json.loads(description)["on_agent_host"] for description in ranks.descriptions):
         return None
-    if len(ranks.sheets) == 1:
+    if len(ranks.descriptions) == 1:
         return None  # no rank on the agent's host: the library refuses that
     from lockstep.export._exchange import TorchExchange
 

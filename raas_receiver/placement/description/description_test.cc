@@ -6,7 +6,6 @@
 #include <random>
 
 #include "raas_receiver/placement/description/description_testing.h"
-#include "raas_receiver/placement/description/format_example.h"
 
 namespace lockstep::placement {
 namespace {

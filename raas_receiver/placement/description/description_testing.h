@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/document_testing.h"
 #include "common/json/json_reader.h"
 #include "raas_receiver/placement/description/description.h"
 
@@ -47,6 +48,11 @@ inline OrderedJson ToJson(const EngineParameter& parameter) {
     json["padding"].push_back({{"at", padding.at}, {"shape", padding.shape}});
   }
   return json;
+}
+
+// The block "```json NAME" of FORMAT.md.
+inline std::string FormatExample(std::string_view name) {
+  return DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", name);
 }
 
 // The text that ParseDescription gives `description` back for.

@@ -4,7 +4,6 @@
 #include <catch2/catch.hpp>
 
 #include "raas_receiver/placement/description/description_testing.h"
-#include "raas_receiver/placement/description/format_example.h"
 #include "raas_receiver/placement/plan/plan_testing.h"
 
 namespace lockstep::placement {

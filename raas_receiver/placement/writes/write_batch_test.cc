@@ -6,11 +6,10 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
-#include <fstream>
 #include <map>
 #include <numeric>
-#include <sstream>
 
+#include "common/base/document_testing.h"
 #include "common/base/status_testing.h"
 #include "raas_receiver/placement/writes/write_batch_testing.h"
 
@@ -20,22 +19,6 @@ namespace {
 Bytes Content(const os::UniqueFd& fd) {
   Bytes bytes(static_cast<size_t>(::lseek(fd.get(), 0, SEEK_END)));
   REQUIRE(::pread(fd.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
-  return bytes;
-}
-
-Bytes Example(const std::string& name) {
-  std::ifstream document("raas_receiver/placement/writes/FORMAT.md");
-  Bytes bytes;
-  bool inside = false;
-  for (std::string line; std::getline(document, line);) {
-    if (line == "```hex " + name) inside = true;
-    if (line == "```") inside = false;
-    std::istringstream words(line);
-    size_t at = 0;
-    if (!inside || !(words >> std::hex >> at)) continue;
-    bytes.resize(at);
-    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
-  }
   return bytes;
 }
 
@@ -85,7 +68,7 @@ TEST_CASE("A write batch is FORMAT.md's example, and cannot be changed any more"
   REQUIRE(writer.Flush().ok());
   REQUIRE(passed.batches.size() == 1);
   const os::UniqueFd* const sealed = passed.batches.data();
-  CHECK(Content(*sealed) == Example("write_batch"));
+  CHECK(Content(*sealed) == HexBlock("raas_receiver/placement/writes/FORMAT.md", "write_batch"));
   REQUIRE(writer.Flush().ok());
   CHECK(passed.batches.size() == 1);
   const int seals = ::fcntl(sealed->get(), F_GET_SEALS);

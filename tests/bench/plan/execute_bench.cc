@@ -42,15 +42,15 @@ void CopyPlainly(const std::vector<RankMemory>& ranks, std::byte* slot) {
 }
 
 void Run(bool quick) {
-  const auto sheets = OrDie(plan::ExpectedSheets(
+  const auto descriptions = OrDie(plan::ExpectedDescriptions(
       LlamaConfig(quick, /*copies=*/2), {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
-  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
-  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(sheets)));
+  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(descriptions));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(descriptions)));
   std::vector<RankMemory> ranks;
   std::vector<exporter::CopyList> lists;
   uint64_t held = 0;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
-    ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
+    ranks.push_back(MemoryOf(descriptions[rank], static_cast<uint8_t>(rank)));
     held += ranks.back().bytes;
     const exporter::LocalsBySource by_source = exporter::LocalsOfRank(model, rank);
     lists.push_back(

@@ -1,4 +1,4 @@
-// How long a trainer's start-up waits for its plan: from the text of all ranks' sheets to copies, on one core.
+// How long a trainer's start-up waits for its plan: from the text of all ranks' descriptions to copies, on one core.
 //
 //   plan_bench [--quick]
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/report.h"
 
@@ -25,11 +25,11 @@ constexpr char kDeepSeekV3[] = R"({"model_type": "deepseek_v3", "torch_dtype": "
   "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1, "vocab_size": 129280,
   "tie_word_embeddings": false})";
 
-std::vector<std::string> SheetTexts(const char* config, const rules::Topology& topology) {
+std::vector<std::string> DescriptionTexts(const char* config, const rules::Topology& topology) {
   std::vector<std::string> texts;
-  for (const plan::RankSheet& sheet :
-       OrDie(plan::ExpectedSheets(config, topology, /*ranks_per_host=*/8, /*fused_norms=*/true))) {
-    texts.push_back(plan::ToJson(sheet));
+  for (const plan::ShardDescription& description :
+       OrDie(plan::ExpectedDescriptions(config, topology, /*ranks_per_host=*/8, /*fused_norms=*/true))) {
+    texts.push_back(plan::ToJson(description));
   }
   return texts;
 }
@@ -56,10 +56,10 @@ std::vector<layout::StridedCopy> CopiesOf(const layout::TrainingModel& model, co
 
 // All that one rank does; the plan and its proof are of all ranks. Returns the model's bytes.
 uint64_t CompileAll(const std::vector<std::string>& texts, size_t tensors) {
-  std::vector<plan::RankSheet> sheets;
-  for (const std::string& text : texts) sheets.push_back(OrDie(plan::ParseSheet(text)));
-  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
-  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(sheets)));
+  std::vector<plan::ShardDescription> descriptions;
+  for (const std::string& text : texts) descriptions.push_back(OrDie(plan::ParseDescription(text)));
+  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(descriptions));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::OnAgentHost(descriptions)));
   if (model.tensors.size() != tensors || CopiesOf(model, plan, 0).empty()) {
     std::fprintf(stderr, "plan_bench: %zu tensors, not %zu, or nothing to copy\n", model.tensors.size(), tensors);
     std::exit(1);
@@ -75,11 +75,11 @@ void Measure(std::string_view name, const std::vector<std::string>& texts, size_
 
 void Run(bool quick) {
   const int repeats = quick ? 1 : 5;
-  Measure("plan_compile_qwen3_30b_a3b", SheetTexts(kQwen3, {.world = 64, .tensor = 4, .pipeline = 2, .expert = 8}),
-          18'867, repeats, 1);
+  Measure("plan_compile_qwen3_30b_a3b",
+          DescriptionTexts(kQwen3, {.world = 64, .tensor = 4, .pipeline = 2, .expert = 8}), 18'867, repeats, 1);
   Measure(
       "plan_compile_deepseek_v3",
-      SheetTexts(
+      DescriptionTexts(
           kDeepSeekV3,
           {.world = 512, .tensor = 8, .pipeline = 16, .expert = 32, .first_stage_layers = 3, .last_stage_layers = 2}),
       46'181, repeats, 10);

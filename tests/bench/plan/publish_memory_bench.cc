@@ -52,11 +52,12 @@ double GrowthMiB(Body body) {
 }
 
 // One rank's process: its growth at each publish goes to `output`.
-[[noreturn]] void RunRank(const std::vector<plan::RankSheet>& sheets, uint32_t rank, const std::string& socket,
-                          int publishes, int output) {
-  const RankMemory memory = MemoryOf(sheets[rank], static_cast<uint8_t>(rank));
+[[noreturn]] void RunRank(const std::vector<plan::ShardDescription>& descriptions, uint32_t rank,
+                          const std::string& socket, int publishes, int output) {
+  const RankMemory memory = MemoryOf(descriptions[rank], static_cast<uint8_t>(rank));
   exporter::ExporterOptions options{.socket_path = socket, .model = "bench", .rank = rank, .locals = memory.locals};
-  for (const plan::RankSheet& sheet : sheets) options.sheets.push_back(plan::ToJson(sheet));
+  for (const plan::ShardDescription& description : descriptions)
+    options.descriptions.push_back(plan::ToJson(description));
   const auto exporter = OrDie(exporter::Exporter::Open(options));
   for (int version = 1; version <= publishes; ++version) {
     memory.memory[static_cast<uint64_t>(version) * 4096] ^= std::byte{1};
@@ -84,14 +85,14 @@ void Run(bool quick) {
   const std::filesystem::path directory = mkdtemp(pattern.data());
   const std::string socket = directory / "export.sock";
   const int publishes = quick ? 2 : 6;
-  const auto sheets = OrDie(plan::ExpectedSheets(
+  const auto descriptions = OrDie(plan::ExpectedDescriptions(
       LlamaConfig(quick, /*copies=*/3), {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
   const pid_t agent = StartAgent(directory, socket);
   std::vector<int> outputs;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     int ends[2];
     if (pipe(ends) != 0) Fail(ErrnoStatus(errno, "pipe"));
-    if (fork() == 0) RunRank(sheets, rank, socket, publishes, ends[1]);
+    if (fork() == 0) RunRank(descriptions, rank, socket, publishes, ends[1]);
     close(ends[1]);
     outputs.push_back(ends[0]);
   }
@@ -113,7 +114,7 @@ void Run(bool quick) {
   }
   std::filesystem::remove_all(directory);
   const layout::CopyPlan plan =
-      OrDie(layout::CompileExport(OrDie(plan::BuildTrainingModel(sheets)), plan::OnAgentHost(sheets)));
+      OrDie(layout::CompileExport(OrDie(plan::BuildTrainingModel(descriptions)), plan::OnAgentHost(descriptions)));
   PrintResult("publish_extra_memory", "MiB", plan.bytes, growths, {kBoundMiB});
 }
 

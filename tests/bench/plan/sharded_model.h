@@ -8,7 +8,7 @@
 
 #include "common/layout/copy_plan.h"
 #include "export_plugin/exporter/local_tensor.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"
 
@@ -46,10 +46,10 @@ struct RankMemory {
   uint64_t bytes = 0;
 };
 
-inline RankMemory MemoryOf(const plan::RankSheet& sheet, uint8_t seed) {
+inline RankMemory MemoryOf(const plan::ShardDescription& description, uint8_t seed) {
   RankMemory rank;
   std::vector<uint64_t> offsets;
-  for (const plan::SheetLocal& local : plan::LocalsOf(sheet)) {
+  for (const plan::DescribedLocal& local : plan::LocalsOf(description)) {
     const model::DType dtype = local.dtype.value_or(model::DType::kBF16);
     const layout::TensorView view = layout::TensorView::Contiguous(local.shape, 2, 0);
     rank.locals.push_back({.name = local.name, .dtype = dtype, .shape = view.shape, .strides = view.strides});

@@ -80,7 +80,7 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[float], lis
         {"publish": publishing[version], "diff": tails[version], **stages_of(record), "total": seconds[version]}
         for version, record in zip(versions, measured)
     ]
-    last = {key: measured[-1].get(key, 0) for key in ("payload_bytes", "live_bytes", "changed_elements")}
+    last = {key: measured[-1].get(key, 0) for key in ("payload_bytes", "streamed_bytes", "changed_elements")}
     rows = [
         {"kind": "delta", "stages": medians(delta), **last},
         {"kind": "full", "stages": medians([stages_of(record) for record in full])},

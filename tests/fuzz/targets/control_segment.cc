@@ -67,7 +67,7 @@ void CheckSlots(const ControlSegment& control) {
     const auto manifest = control.RecordedManifest(slot);
     if (!manifest) continue;
     LS_FUZZ_RULE(manifest->block_hashes.size() == control.layout()->block_count());
-    LS_FUZZ_RULE(manifest->held == (Held{control.header().run, control.version(slot)}));
+    LS_FUZZ_RULE(manifest->held == (VersionRef{control.header().run, control.version(slot)}));
   }
 }
 

@@ -28,8 +28,7 @@ Steps StepsOf(const placement::RankDescription& description) {
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
   for (const char* name : {"rank 0", "rank 1", "by rules"}) {
-    seeds.push_back(
-        Copy(AsBytes(std::string_view(DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", name)))));
+    seeds.push_back(Copy(AsBytes(std::string_view(placement::FormatExample(name)))));
   }
   const std::string_view small =
       R"({"format":3,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"

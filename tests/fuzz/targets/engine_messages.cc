@@ -23,7 +23,7 @@ std::span<const int> Descriptors(size_t count) {
   return std::span(fds).first(count);
 }
 
-Bytes Encoded(EngineMessageType type, const Held& held, ByteView body) {
+Bytes Encoded(EngineMessageType type, const VersionRef& held, ByteView body) {
   Bytes message = Copy(AsBytes(EngineMessageHeader{.type = static_cast<uint16_t>(type),
                                                    .body_bytes = static_cast<uint32_t>(body.size()),
                                                    .run = held.run,
@@ -33,21 +33,21 @@ Bytes Encoded(EngineMessageType type, const Held& held, ByteView body) {
 }
 
 // A rank that was let in: what it described is there, and every parameter lies inside.
-Steps CheckLink(targets::RankConnection& link) {
-  const placement::RankDescription& said = link.description();
+Steps CheckRank(targets::RankConnection& rank) {
+  const placement::RankDescription& said = rank.description();
   LS_FUZZ_RULE(said.rank < said.world);
   for (const placement::EngineParameter& parameter : said.parameters) {
     LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.memories[parameter.memory]);
   }
-  return {said.rank == 1, said.world > 2, link.claim().version > 1'000'000};
+  return {said.rank == 1, said.world > 2, rank.claim().version > 1'000'000};
 }
 
 // False: it was refused.
 bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& steps) {
-  const auto link = targets::RankConnection::Open(connection, std::move(attach));
-  if (!link.ok()) CheckRefusal(link.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
-  if (link.ok()) steps = CheckLink(**link);
-  return link.ok();
+  const auto rank = targets::RankConnection::Open(connection, std::move(attach));
+  if (!rank.ok()) CheckRefusal(rank.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
+  if (rank.ok()) steps = CheckRank(**rank);
+  return rank.ok();
 }
 
 // "ATTACH" with the description of a rank of FORMAT.md.
@@ -69,7 +69,7 @@ Bytes Seed(uint8_t fds, ByteView stream) {
 }  // namespace
 
 std::vector<Bytes> Seeds() {
-  Bytes cycle = Encoded(EngineMessageType::kHeld, {}, {});
+  Bytes cycle = Encoded(EngineMessageType::kPaused, {}, {});
   AppendBytes(cycle, HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
   AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, {}));
   const Bytes refused = Encoded(EngineMessageType::kRefused, {}, AsBytes(std::string_view("no such model")));

@@ -11,8 +11,8 @@ constexpr uint32_t kBlocks = 10;
 
 // They also check the bounds of what was taken.
 Steps StepsOf(const wire::BlockRequest& request) {
-  if (request.kind == static_cast<uint8_t>(wire::RequestKind::kLive)) {
-    LS_FUZZ_RULE(request.first_block < request.block_count && request.block_count <= wire::kMaxLiveShares);
+  if (request.kind == static_cast<uint8_t>(wire::RequestKind::kStream)) {
+    LS_FUZZ_RULE(request.first_block < request.block_count && request.block_count <= wire::kMaxStreamShares);
   } else {
     LS_FUZZ_RULE(request.block_count >= 1);
     LS_FUZZ_RULE(uint64_t{request.first_block} + request.block_count <= kBlocks);
@@ -57,10 +57,10 @@ std::vector<Bytes> Seeds() {
   for (const char* name : {"hello", "welcome", "request", "local-request", "local-answer"}) {
     seeds.push_back(HexBlock("common/wire/FORMAT.md", name));
   }
-  wire::BlockRequest live{
-      .kind = static_cast<uint8_t>(wire::RequestKind::kLive), .first_block = 1, .block_count = 4, .exact_version = 9};
-  wire::Seal(live);
-  seeds.push_back(Copy(AsBytes(live)));
+  wire::BlockRequest stream{
+      .kind = static_cast<uint8_t>(wire::RequestKind::kStream), .first_block = 1, .block_count = 4, .exact_version = 9};
+  wire::Seal(stream);
+  seeds.push_back(Copy(AsBytes(stream)));
   return seeds;
 }
 

@@ -54,7 +54,7 @@ void TestNetwork(const std::string& text) {
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
   for (const std::string& line :
-       {peer::ToLine(wire::Self("raas_receiver")), std::string("trainer_agent/0.2.0 protocol=1-1 live local"),
+       {peer::ToLine(wire::Self("raas_receiver")), std::string("trainer_agent/0.2.0 protocol=1-1 streaming local"),
         std::string("[fd00::1]:7700"), std::string("127.0.0.1:7700"), std::string("unix:/run/agent.sock"),
         std::string("10.20.0.0/16"), std::string("fd00::/8")}) {
     seeds.push_back(Copy(AsBytes(std::string_view(line))));

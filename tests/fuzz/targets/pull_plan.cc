@@ -12,7 +12,7 @@ using origin::Plan;
 
 enum class Answer : uint8_t { kPull, kStanding, kCatchUp };
 
-const Held kHeld{SmallRun(), 3};
+const VersionRef kHeld{SmallRun(), 3};
 const origin::Control kPlain{.address = net::HostPort{"10.1.2.3", 7700}, .plain = {}};
 const origin::Control kEncrypted{.address = net::HostPort{"10.1.2.3", 7700}, .encrypted = true, .plain = {}};
 

@@ -30,7 +30,7 @@ Bytes InputOf(const v1::OpenPullRequest& request) {
 
 std::vector<Bytes> Seeds() {
   v1::OpenPullRequest pull = Request();
-  serve::ToProto(Held{SmallRun(), 3}, pull.mutable_held());
+  serve::ToProto(VersionRef{SmallRun(), 3}, pull.mutable_held());
   pull.set_held_digest(ToBytes(SmallManifest(3).digest));
   v1::OpenPullRequest standing = Request();
   standing.set_standing(true);

@@ -35,9 +35,9 @@ class WakeList {
 };
 
 // One delta in the making. Thread-safe.
-class LiveDelta {
+class StreamingDelta {
  public:
-  LiveDelta(Version base, Version target) : base_(base), target_(target) {}
+  StreamingDelta(Version base, Version target) : base_(base), target_(target) {}
 
   Version base() const { return base_; }
   Version target() const { return target_; }
@@ -74,12 +74,12 @@ class LiveDelta {
   WakeList waiting_;
 };
 
-// What is live in one run. Thread-safe.
-class LiveFeed {
+// The streaming deltas of one run. Thread-safe.
+class DeltaFeed {
  public:
   // --- the maker ---
   // `base` is the newest version; a delta that did not end is aborted.
-  std::shared_ptr<LiveDelta> Begin(Version base, Version target);
+  std::shared_ptr<StreamingDelta> Begin(Version base, Version target);
   // `newest` is committed and served, or what remained when a draft was aborted: nothing is being made. What led to
   // the version before the last one is dropped, so that slow readers hold two deltas at most, however many they are.
   void SetNewest(Version newest);
@@ -92,19 +92,19 @@ class LiveFeed {
   // While it lives, somebody follows the run.
   class Follower {
    public:
-    explicit Follower(LiveFeed* feed);
+    explicit Follower(DeltaFeed* feed);
     ~Follower();
     Follower(const Follower&) = delete;
     Follower& operator=(const Follower&) = delete;
 
    private:
-    LiveFeed* const feed_;
+    DeltaFeed* const feed_;
   };
 
   // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
   // `base` is not the newest version.
-  Result<std::shared_ptr<LiveDelta>> Find(Version base) const;
-  // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeOnUpdate.
+  Result<std::shared_ptr<StreamingDelta>> Find(Version base) const;
+  // Calls `wake` once, as soon as Find(base) answers another than null; as StreamingDelta::WakeOnUpdate.
   void WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
@@ -112,8 +112,8 @@ class LiveFeed {
 
   mutable std::mutex mutex_;
   Version newest_ = 0;
-  std::shared_ptr<LiveDelta> delta_;
-  std::deque<std::weak_ptr<LiveDelta>> sealed_;  // that may have readers yet, oldest first
+  std::shared_ptr<StreamingDelta> delta_;
+  std::deque<std::weak_ptr<StreamingDelta>> sealed_;  // that may have readers yet, oldest first
   size_t followers_ = 0;
   WakeList waiting_;
 };

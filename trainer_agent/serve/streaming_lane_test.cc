@@ -20,7 +20,7 @@ std::shared_ptr<const payload::DeltaBlock> BlockTo(Version version, BlockIndex i
 }
 
 wire::BlockRequest ShareRequest(uint32_t share, uint32_t shares, Version base) {
-  return {.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
+  return {.kind = static_cast<uint8_t>(wire::RequestKind::kStream),
           .request_id = 5,
           .first_block = share,
           .block_count = shares,
@@ -33,7 +33,7 @@ struct Following {
   std::unique_ptr<LaneServer> server = StartLanes(served, {.timeouts = {.idle = milliseconds(30)}});
   PullPlan plan = *served.pulls.Open(served.StandingRequest(2));
   std::array<TestLane, 2> lanes{TestLane(server->port()), TestLane(server->port())};
-  store::LiveFeed& feed = served.run->live();
+  store::DeltaFeed& feed = served.run->feed();
 
   Following() {
     feed.SetNewest(1);

@@ -1,4 +1,4 @@
-#include "trainer_agent/serve/live_answers.h"
+#include "trainer_agent/serve/streaming_answers.h"
 
 #include <sys/socket.h>
 
@@ -6,16 +6,16 @@
 
 namespace lockstep::serve {
 
-asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const wire::BlockRequest& request) {
+asio::awaitable<Result<LaneAnswer>> StreamingAnswers::SendStream(const wire::BlockRequest& request) {
   LaneAnswer answer;
   WatchPeer();
   const auto found = co_await UntilBegun(request.exact_version, answer.refusal);
   if (!found.ok()) co_return found.status();
   if (!answer.refusal.ok()) co_return answer;
-  store::LiveDelta& delta = **found;
+  store::StreamingDelta& delta = **found;
   span_.Restart();
   for (size_t seen = 0;;) {
-    const store::LiveDelta::Update update = delta.Since(seen);
+    const store::StreamingDelta::Update update = delta.Since(seen);
     answer.refusal = update.aborted;
     if (!answer.refusal.ok()) co_return answer;
     if (Status status = co_await SendShare(request, delta, update.blocks, answer); !status.ok()) co_return status;
@@ -29,20 +29,22 @@ asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const wire::BlockReque
 }
 
 // The delta from `base` on, once it was begun. `refusal` says why there will be none.
-asio::awaitable<Result<std::shared_ptr<store::LiveDelta>>> LiveAnswers::UntilBegun(Version base, Status& refusal) {
-  store::LiveFeed& feed = pull_.run->live();
+asio::awaitable<Result<std::shared_ptr<store::StreamingDelta>>> StreamingAnswers::UntilBegun(Version base,
+                                                                                             Status& refusal) {
+  store::DeltaFeed& feed = pull_.run->feed();
   while (true) {
-    const Result<std::shared_ptr<store::LiveDelta>> found = feed.Find(base);
+    const Result<std::shared_ptr<store::StreamingDelta>> found = feed.Find(base);
     refusal = found.status();
-    if (!found.ok()) co_return std::shared_ptr<store::LiveDelta>();
+    if (!found.ok()) co_return std::shared_ptr<store::StreamingDelta>();
     if (*found != nullptr) co_return *found;
     feed.WakeWhenBegun(base, wakeup_, wakeup_->Waker());
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
 }
 
-asio::awaitable<Status> LiveAnswers::SendShare(const wire::BlockRequest& request, const store::LiveDelta& delta,
-                                               const Blocks& blocks, LaneAnswer& answer) {
+asio::awaitable<Status> StreamingAnswers::SendShare(const wire::BlockRequest& request,
+                                                    const store::StreamingDelta& delta, const Blocks& blocks,
+                                                    LaneAnswer& answer) {
   for (const auto& block : blocks) {
     if (block->block % request.block_count != request.first_block) continue;
     writer_.Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
@@ -64,7 +66,7 @@ asio::awaitable<Status> LiveAnswers::SendShare(const wire::BlockRequest& request
 }
 
 // Until there may be more to send. kUnavailable: the peer went away meanwhile.
-asio::awaitable<Status> LiveAnswers::UntilWoken() {
+asio::awaitable<Status> StreamingAnswers::UntilWoken() {
   co_await wakeup_->Wait();
   if (pull_.closed()) co_return Status(ErrorCode::kUnavailable, "the pull was closed");
   if (!*peer_spoke_) co_return OkStatus();
@@ -73,12 +75,12 @@ asio::awaitable<Status> LiveAnswers::UntilWoken() {
   const bool nothing = there < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
   if (nothing) WatchPeer();  // it was the request in hand that had become readable
   if (nothing) co_return OkStatus();
-  if (there > 0) co_return Status(ErrorCode::kProtocol, "asked again before its live request was answered");
+  if (there > 0) co_return Status(ErrorCode::kProtocol, "asked again before its stream request was answered");
   co_return Status(ErrorCode::kUnavailable, "the peer left while it waited for a version");
 }
 
 // Wakes the lane when the peer closes, or asks for more before it was answered.
-void LiveAnswers::WatchPeer() {
+void StreamingAnswers::WatchPeer() {
   if (peer_spoke_ != nullptr && !*peer_spoke_) return;
   peer_spoke_ = std::make_shared<bool>(false);
   socket_.async_wait(asio::socket_base::wait_read, [spoke = peer_spoke_, wakeup = wakeup_](const asio::error_code&) {

@@ -1,5 +1,5 @@
-// LivePull: a standing pull, on whose lanes the blocks of the next delta come while the trainer still writes it
-// (common/wire/FORMAT.md, "Live").
+// StandingPull: a standing pull, on whose lanes the blocks of the next delta come while the trainer still writes it
+// (common/wire/FORMAT.md, "Streaming deltas").
 //
 // Nothing depends on it: when a lane is lost, the delta is pulled as any other, and a standing pull is opened anew.
 // Its lanes are idle between versions, for hours; the system's keepalive finds peers that are gone.
@@ -15,7 +15,7 @@
 namespace lockstep::pull {
 
 // Used by the session's thread; Cancel may be called from any.
-class LivePull : private BlockSink {
+class StandingPull : private BlockSink {
  public:
   struct Delta {
     Version base = 0;
@@ -27,7 +27,7 @@ class LivePull : private BlockSink {
   };
 
   // REQUIRES at least one ticket; `io` outlives this.
-  LivePull(net::IoThreads& io, LanePeer peer);
+  StandingPull(net::IoThreads& io, LanePeer peer);
 
   // Asks every lane for its share of the delta from `base` on, and forgets what came before. Waits for nothing.
   // REQUIRES the answer to what was asked before to have ended (Take), and no lane to be lost.

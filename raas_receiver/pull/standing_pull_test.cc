@@ -1,4 +1,4 @@
-#include "raas_receiver/pull/live_pull.h"
+#include "raas_receiver/pull/standing_pull.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>
@@ -30,7 +30,7 @@ struct Fixture {
     }
   }
   // The blocks make the delta from `base` on, bit for bit.
-  void Check(const Result<LivePull::Delta>& delta, Version base) const {
+  void Check(const Result<StandingPull::Delta>& delta, Version base) const {
     INFO(delta.status().ToString());
     REQUIRE(delta.ok());
     CHECK(delta->base == base);
@@ -49,7 +49,7 @@ struct Fixture {
 
 TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
   Fixture fixture;
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   for (Version base = 1; base <= 3; ++base) {
     lanes.Ask(base);
     const auto delta = lanes.Take(kPatience);
@@ -65,7 +65,7 @@ TEST_CASE(
   Fixture fixture;
   std::atomic<bool> begun = false;
   fixture.server.begun = [&](Version) { return begun.load(); };
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
   std::this_thread::sleep_for(milliseconds(100));
@@ -79,7 +79,7 @@ TEST_CASE("That a version was aborted is an answer, and the lanes can be asked a
   fixture.server.refuse = [&](const wire::BlockRequest&) {
     return aborted ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
   };
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   const Status refused = lanes.Take(kPatience).status();
   CHECK_THAT(refused, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
@@ -96,19 +96,19 @@ TEST_CASE("Whatever a lane does wrong ends the pull, and nothing of it is believ
   Fixture fixture;
   fixture.server.at_frame = 1;
   fixture.server.fault_of = [&](int connection) { return connection == 1 ? fault : Fault::kNone; };
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   const auto delta = lanes.Take(kPatience);
   CAPTURE(static_cast<int>(fault));
-  CHECK_THAT(delta, FailsWith(CodeOf(fault), "live lane "));
-  CHECK_THAT(lanes.lost(), FailsWith(CodeOf(fault), "live lane "));
+  CHECK_THAT(delta, FailsWith(CodeOf(fault), "standing lane "));
+  CHECK_THAT(lanes.lost(), FailsWith(CodeOf(fault), "standing lane "));
 }
 
 TEST_CASE("A lane that stalls in the middle is waited for only as long as the caller likes") {
   Fixture fixture;
   fixture.server.at_frame = 1;
   fixture.server.fault_of = [](int connection) { return connection == 1 ? Fault::kStall : Fault::kNone; };
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
@@ -116,7 +116,7 @@ TEST_CASE("A lane that stalls in the middle is waited for only as long as the ca
 TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") {
   Fixture fixture;
   fixture.peer.agent.port = 1;
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(kPatience).status().code() == ErrorCode::kUnavailable);
 }
@@ -124,7 +124,7 @@ TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") 
 TEST_CASE("A cancelled Take comes back at once") {
   Fixture fixture;
   fixture.server.begun = [](Version) { return false; };
-  LivePull lanes(fixture.io, fixture.peer);
+  StandingPull lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   std::thread canceller([&] {
     std::this_thread::sleep_for(milliseconds(30));

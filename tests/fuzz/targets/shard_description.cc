@@ -1,5 +1,6 @@
-// What a trainer's rank says it holds (export_plugin/plan/sheet.h), and the model and the plan that are made of it.
-#include "export_plugin/plan/sheet.h"
+// What a trainer's rank says it holds (export_plugin/plan/shard_description.h), and the model and the plan that are
+// made of it.
+#include "export_plugin/plan/shard_description.h"
 
 #include <algorithm>
 
@@ -13,8 +14,8 @@ namespace {
 constexpr char kFormat[] = "export_plugin/plan/FORMAT.md";
 constexpr uint64_t kMostTensors = 4096;  // of a configuration: a few bytes may name a million
 
-bool NamesManyTensors(const plan::PartSheet& part) {
-  const auto* megatron = std::get_if<plan::MegatronSheet>(&part);
+bool NamesManyTensors(const plan::PartDescription& part) {
+  const auto* megatron = std::get_if<plan::MegatronDescription>(&part);
   if (megatron == nullptr) return false;
   const auto config = rules::ParseModelConfig(megatron->config);
   if (!config.ok()) return false;
@@ -27,27 +28,27 @@ uint64_t TensorBytes(const layout::TrainingModel& model) {
   return bytes;
 }
 
-// A plan of `sheets`, if they give one, writes every byte of the model once.
-void TestPlan(const std::vector<plan::RankSheet>& sheets) {
-  const auto model = plan::BuildTrainingModel(sheets);
+// A plan of `descriptions`, if they give one, writes every byte of the model once.
+void TestPlan(const std::vector<plan::ShardDescription>& descriptions) {
+  const auto model = plan::BuildTrainingModel(descriptions);
   if (!model.ok()) return CheckRefusal(model.status(), {ErrorCode::kBadData});
-  const auto compiled = layout::CompileExport(*model, plan::OnAgentHost(sheets));
+  const auto compiled = layout::CompileExport(*model, plan::OnAgentHost(descriptions));
   if (!compiled.ok()) return CheckRefusal(compiled.status(), {ErrorCode::kBadData});
   LS_FUZZ_RULE(compiled->bytes == TensorBytes(*model));
-  LS_FUZZ_RULE(compiled->ranks.size() == sheets.size());
+  LS_FUZZ_RULE(compiled->ranks.size() == descriptions.size());
 }
 
 Bytes Block(std::string_view kind, std::string_view name) {
   return Copy(AsBytes(std::string_view(DocumentBlock(kFormat, kind, name))));
 }
 
-const plan::RankSheet& OtherRank() {
-  static const plan::RankSheet sheet = *plan::ParseSheet(DocumentBlock(kFormat, "json", "rank 1"));
-  return sheet;
+const plan::ShardDescription& OtherRank() {
+  static const plan::ShardDescription description = *plan::ParseDescription(DocumentBlock(kFormat, "json", "rank 1"));
+  return description;
 }
 
-Steps StepsOf(const plan::RankSheet& sheet) {
-  const auto* tensors = std::get_if<std::vector<plan::TensorSheet>>(&sheet.parts[0]);
+Steps StepsOf(const plan::ShardDescription& description) {
+  const auto* tensors = std::get_if<std::vector<plan::TensorDescription>>(&description.parts[0]);
   if (tensors == nullptr || tensors->size() != 2) return {};
   return {(*tensors)[0].name != "experts", (*tensors)[1].name != "b"};
 }
@@ -65,16 +66,16 @@ std::vector<Bytes> Seeds() {
 }
 
 void TestInput(ByteView input) {
-  const auto sheet = plan::ParseSheet(AsText(input));
-  if (!sheet.ok()) return CheckRefusal(sheet.status(), {ErrorCode::kBadData});
-  const std::string json = plan::ToJson(*sheet);
-  const auto again = plan::ParseSheet(json);
+  const auto description = plan::ParseDescription(AsText(input));
+  if (!description.ok()) return CheckRefusal(description.status(), {ErrorCode::kBadData});
+  const std::string json = plan::ToJson(*description);
+  const auto again = plan::ParseDescription(json);
   LS_FUZZ_RULE(again.ok() && plan::ToJson(*again) == json);
-  LS_FUZZ_RULE(plan::LocalsOf(*sheet).size() == plan::LocalsOf(*again).size());
-  if (std::any_of(sheet->parts.begin(), sheet->parts.end(), NamesManyTensors)) return;
-  TestPlan({*sheet});
-  TestPlan({*sheet, OtherRank()});
-  Accepted(input, StepsOf(*sheet));
+  LS_FUZZ_RULE(plan::LocalsOf(*description).size() == plan::LocalsOf(*again).size());
+  if (std::any_of(description->parts.begin(), description->parts.end(), NamesManyTensors)) return;
+  TestPlan({*description});
+  TestPlan({*description, OtherRank()});
+  Accepted(input, StepsOf(*description));
 }
 
 }  // namespace lockstep::fuzz

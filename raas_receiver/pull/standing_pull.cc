@@ -1,32 +1,32 @@
-#include "raas_receiver/pull/live_pull.h"
+#include "raas_receiver/pull/standing_pull.h"
 
 #include "common/base/text.h"
 
 namespace lockstep::pull {
 
-LivePull::LivePull(net::IoThreads& io, LanePeer peer)
+StandingPull::StandingPull(net::IoThreads& io, LanePeer peer)
     : layout_(peer.layout),
       shares_(static_cast<uint32_t>(peer.tickets.size())),
       lanes_(io, {.peer = std::move(peer), .attempts = 1, .standing = true}, [](size_t) -> Result<std::vector<Ticket>> {
         return Status(ErrorCode::kNotFound, "a standing pull has no more tickets");
       }) {}
 
-void LivePull::Ask(Version base) {
+void StandingPull::Ask(Version base) {
   {
     std::lock_guard lock(mutex_);
     delta_ = {.base = base};
     here_.assign(layout_->block_count(), false);
   }
-  lanes_.Post(RunsOf(LiveRequest{base}, shares_), *this);
+  lanes_.Post(RunsOf(StreamRequest{base}, shares_), *this);
 }
 
-Result<LivePull::Delta> LivePull::Take(std::chrono::milliseconds patience) {
+Result<StandingPull::Delta> StandingPull::Take(std::chrono::milliseconds patience) {
   LS_RETURN_IF_ERROR(lanes_.Wait(patience));
   std::lock_guard lock(mutex_);
   return std::move(delta_);
 }
 
-Status LivePull::Put(const wire::FrameHeader& frame, ByteView payload) {
+Status StandingPull::Put(const wire::FrameHeader& frame, ByteView payload) {
   payload::DeltaBlock block = EntryOf(frame, Bytes(payload.begin(), payload.end()));
   std::lock_guard lock(mutex_);
   if (here_[frame.block]) return Broken(frame, "came twice");
@@ -40,16 +40,16 @@ Status LivePull::Put(const wire::FrameHeader& frame, ByteView payload) {
   return OkStatus();
 }
 
-Status LivePull::EndShare(Version target) {
+Status StandingPull::EndShare(Version target) {
   std::lock_guard lock(mutex_);
   return AgreeOnTarget(target);
 }
 
-Status LivePull::AgreeOnTarget(Version target) {
+Status StandingPull::AgreeOnTarget(Version target) {
   if (delta_.target == 0) delta_.target = target;
   if (target == delta_.target) return OkStatus();
   return {ErrorCode::kProtocol,
-          Cat("a live delta leads to version ", target, " on one lane and to ", delta_.target, " on another")};
+          Cat("a streaming delta leads to version ", target, " on one lane and to ", delta_.target, " on another")};
 }
 
 }  // namespace lockstep::pull

@@ -1,4 +1,4 @@
-// CudaLane: what the copy engine has on one GPU.
+// DeviceStreams: what the copy engine has on one GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,15 +21,15 @@ using gpu::CurrentDevice;
 // converted while the one before crosses the bus.
 //
 // Not thread-safe. REQUIRES in every call that the device is current.
-class CudaLane {
+class DeviceStreams {
  public:
   static constexpr size_t kBatches = 2;
   static constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // that are converted at once, on the side that has fewer
 
-  static Result<std::unique_ptr<CudaLane>> Create(int device);
-  ~CudaLane();
-  CudaLane(const CudaLane&) = delete;
-  CudaLane& operator=(const CudaLane&) = delete;
+  static Result<std::unique_ptr<DeviceStreams>> Create(int device);
+  ~DeviceStreams();
+  DeviceStreams(const DeviceStreams&) = delete;
+  DeviceStreams& operator=(const DeviceStreams&) = delete;
 
   // Makes what the first copies and conversions would make otherwise.
   Status Prepare();
@@ -45,9 +45,9 @@ class CudaLane {
   int device() const { return device_; }
 
  private:
-  explicit CudaLane(int device) : device_(device) {}
+  explicit DeviceStreams(int device) : device_(device) {}
 
-  Status Told(cudaError_t error, std::string_view what) const;
+  Status CheckCuda(cudaError_t error, std::string_view what) const;
   Status Copy(size_t stream, const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
               const PinnedRanges& pinned);
   Status CopyRows(size_t stream, std::byte* target, uint64_t target_pitch, const std::byte* source,

@@ -1,4 +1,4 @@
-#include "trainer_agent/store/live_delta.h"
+#include "trainer_agent/store/streaming_delta.h"
 
 #include <catch2/catch.hpp>
 
@@ -12,7 +12,7 @@ std::shared_ptr<const payload::DeltaBlock> Block(BlockIndex block) {
 }
 
 TEST_CASE("A reader gets every block once, in the order of their making, and then the end") {
-  LiveDelta delta(3, 4);
+  StreamingDelta delta(3, 4);
   delta.Add(Block(7));
   delta.Add(Block(2));
   const auto first = delta.Since(0);
@@ -30,7 +30,7 @@ TEST_CASE("A reader gets every block once, in the order of their making, and the
 }
 
 TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
-  LiveDelta delta(3, 4);
+  StreamingDelta delta(3, 4);
   delta.Add(Block(1));
   delta.Abort({ErrorCode::kAborted, "rank 2 vanished"});
   const auto update = delta.Since(0);
@@ -40,7 +40,7 @@ TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
 }
 
 TEST_CASE("Who waits is woken once: at once when there is an update, else by many blocks or by the end") {
-  LiveDelta delta(1, 2);
+  StreamingDelta delta(1, 2);
   const auto reader = std::make_shared<int>();
   int woken = 0;
   delta.WakeOnUpdate(0, reader, [&] { ++woken; });
@@ -57,7 +57,7 @@ TEST_CASE("Who waits is woken once: at once when there is an update, else by man
 }
 
 TEST_CASE("A reader gets some hundred blocks at a time, and the end with the last of them") {
-  LiveDelta delta(1, 2);
+  StreamingDelta delta(1, 2);
   for (BlockIndex block = 0; block < 600; ++block) delta.Add(Block(block));
   delta.Seal();
   size_t seen = 0;
@@ -78,7 +78,7 @@ TEST_CASE("Who waits and goes away is dropped, however many there are") {
 }
 
 TEST_CASE("A follower waits for the delta from the newest version, and is refused any other") {
-  LiveFeed feed;
+  DeltaFeed feed;
   CHECK_THAT(feed.Find(1), FailsWith(ErrorCode::kState, "no delta from version 1 will be made; the newest is 0"));
   feed.SetNewest(5);
   REQUIRE(feed.Find(5).ok());
@@ -94,7 +94,7 @@ TEST_CASE("A follower waits for the delta from the newest version, and is refuse
 }
 
 TEST_CASE("A sealed delta stays with its readers and is found by no others") {
-  LiveFeed feed;
+  DeltaFeed feed;
   const auto first = feed.Begin(1, 2);
   first->Add(Block(9));
   first->Seal();
@@ -105,8 +105,8 @@ TEST_CASE("A sealed delta stays with its readers and is found by no others") {
 }
 
 TEST_CASE("Readers of a sealed delta keep it until two newer versions are served, and are woken then") {
-  LiveFeed feed;
-  std::vector<std::shared_ptr<LiveDelta>> deltas;
+  DeltaFeed feed;
+  std::vector<std::shared_ptr<StreamingDelta>> deltas;
   int woken = 0;
   const auto reader = std::make_shared<int>();
   for (Version base = 1; base <= 3; ++base) {
@@ -124,7 +124,7 @@ TEST_CASE("Readers of a sealed delta keep it until two newer versions are served
 }
 
 TEST_CASE("A draft that was aborted is no longer found, and its readers get the reason") {
-  LiveFeed feed;
+  DeltaFeed feed;
   const auto aborted = feed.Begin(1, 2);
   aborted->Abort({ErrorCode::kAborted, "gone"});
   feed.SetNewest(1);
@@ -136,7 +136,7 @@ TEST_CASE("A draft that was aborted is no longer found, and its readers get the 
 }
 
 TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
-  LiveFeed feed;
+  DeltaFeed feed;
   const auto delta = feed.Begin(1, 2);
   feed.End();
   CHECK_THAT(delta->Since(0).aborted, FailsWith(ErrorCode::kAborted, "the run has ended"));
@@ -144,11 +144,11 @@ TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
 }
 
 TEST_CASE("A run is followed while a follower of it lives") {
-  LiveFeed feed;
+  DeltaFeed feed;
   CHECK_FALSE(feed.followed());
   {
-    const LiveFeed::Follower first(&feed);
-    { const LiveFeed::Follower second(&feed); }
+    const DeltaFeed::Follower first(&feed);
+    { const DeltaFeed::Follower second(&feed); }
     CHECK(feed.followed());
   }
   CHECK_FALSE(feed.followed());

@@ -1,4 +1,4 @@
-#include "export_plugin/exporter/cuda_lane.h"
+#include "export_plugin/exporter/device_streams.h"
 
 #include <algorithm>
 #include <utility>
@@ -35,19 +35,20 @@ bool PacksFirst(const layout::StridedCopy& copy, bool from_here, bool to_here) {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaLane>> CudaLane::Create(int device) {
-  std::unique_ptr<CudaLane> lane(new CudaLane(device));
-  for (cudaStream_t& stream : lane->streams_) {
-    LS_RETURN_IF_ERROR(lane->Told(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+Result<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(int device) {
+  std::unique_ptr<DeviceStreams> streams(new DeviceStreams(device));
+  for (cudaStream_t& stream : streams->streams_) {
+    LS_RETURN_IF_ERROR(
+        streams->CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
   }
-  for (cudaEvent_t* event : {&lane->joined_, &lane->marks_[0], &lane->marks_[1]}) {
+  for (cudaEvent_t* event : {&streams->joined_, &streams->marks_[0], &streams->marks_[1]}) {
     constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
-    LS_RETURN_IF_ERROR(lane->Told(cudaEventCreateWithFlags(event, kFlags), "creating an event"));
+    LS_RETURN_IF_ERROR(streams->CheckCuda(cudaEventCreateWithFlags(event, kFlags), "creating an event"));
   }
-  return lane;
+  return streams;
 }
 
-CudaLane::~CudaLane() {
+DeviceStreams::~DeviceStreams() {
   for (const cudaEvent_t event : {joined_, marks_[0], marks_[1]}) {
     if (event != nullptr) (void)cudaEventDestroy(event);
   }
@@ -57,25 +58,25 @@ CudaLane::~CudaLane() {
   if (halves_[0] != nullptr) (void)cudaFree(halves_[0]);
 }
 
-Status CudaLane::Told(cudaError_t error, std::string_view what) const {
+Status DeviceStreams::CheckCuda(cudaError_t error, std::string_view what) const {
   return error == cudaSuccess ? OkStatus() : CudaStatus(error, Cat(what, " (device ", device_, ")"));
 }
 
-Status CudaLane::Prepare() {
+Status DeviceStreams::Prepare() {
   LS_RETURN_IF_ERROR(NeedSlab());
-  return Told(kernels::cuda::LoadRounding(), "loading what converts elements");
+  return CheckCuda(kernels::cuda::LoadRounding(), "loading what converts elements");
 }
 
-Status CudaLane::NeedSlab() {
+Status DeviceStreams::NeedSlab() {
   if (halves_[0] != nullptr) return OkStatus();
   constexpr uint64_t kBytes = 2 * kPartBytes;
   void* slab = nullptr;
-  LS_RETURN_IF_ERROR(Told(cudaMalloc(&slab, kBytes), Cat("allocating ", kBytes, " bytes to convert in")));
+  LS_RETURN_IF_ERROR(CheckCuda(cudaMalloc(&slab, kBytes), Cat("allocating ", kBytes, " bytes to convert in")));
   halves_ = {static_cast<std::byte*>(slab), static_cast<std::byte*>(slab) + kPartBytes};
   return OkStatus();
 }
 
-Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
+Status DeviceStreams::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (placed.copy.bytes() == 0) return OkStatus();
   if (placed.conversion != ElementConversion::kNone || PacksFirst(placed.copy, from_here, to_here)) {
     return Convert(placed, from_here, to_here, pinned);
@@ -83,26 +84,26 @@ Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, c
   return Copy(0, placed.copy, placed.source, placed.target, pinned);
 }
 
-Status CudaLane::Mark(size_t batch) {
+Status DeviceStreams::Mark(size_t batch) {
   constexpr std::string_view kWhat = "marking the end of a batch";
-  LS_RETURN_IF_ERROR(Told(cudaEventRecord(joined_, streams_[1]), kWhat));
-  LS_RETURN_IF_ERROR(Told(cudaStreamWaitEvent(streams_[0], joined_), kWhat));
-  return Told(cudaEventRecord(marks_[batch], streams_[0]), kWhat);
+  LS_RETURN_IF_ERROR(CheckCuda(cudaEventRecord(joined_, streams_[1]), kWhat));
+  LS_RETURN_IF_ERROR(CheckCuda(cudaStreamWaitEvent(streams_[0], joined_), kWhat));
+  return CheckCuda(cudaEventRecord(marks_[batch], streams_[0]), kWhat);
 }
 
-Status CudaLane::WaitFor(size_t batch) {
-  return Told(cudaEventSynchronize(marks_[batch]), "waiting for copies");
+Status DeviceStreams::WaitFor(size_t batch) {
+  return CheckCuda(cudaEventSynchronize(marks_[batch]), "waiting for copies");
 }
 
-Status CudaLane::Drain() {
-  Status first = Told(cudaStreamSynchronize(streams_[0]), "waiting for copies");
-  Status second = Told(cudaStreamSynchronize(streams_[1]), "waiting for copies");
+Status DeviceStreams::Drain() {
+  Status first = CheckCuda(cudaStreamSynchronize(streams_[0]), "waiting for copies");
+  Status second = CheckCuda(cudaStreamSynchronize(streams_[1]), "waiting for copies");
   return first.ok() ? second : first;
 }
 
 // Memory of devices is in none of the pinned ranges: cutting by both sides is cutting by the host's.
-Status CudaLane::Copy(size_t stream, const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
-                      const PinnedRanges& pinned) {
+Status DeviceStreams::Copy(size_t stream, const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
+                           const PinnedRanges& pinned) {
   std::vector<layout::StridedCopy> by_target;
   std::vector<layout::StridedCopy> parts;
   pinned.AppendCut(copy, target, true, by_target);
@@ -116,8 +117,8 @@ Status CudaLane::Copy(size_t stream, const layout::StridedCopy& copy, const std:
 
 // Rows side by side on both ends are one. Rows that share a source, or lie further apart than the driver can say, go
 // one by one.
-Status CudaLane::CopyRows(size_t stream, std::byte* target, uint64_t target_pitch, const std::byte* source,
-                          uint64_t source_pitch, uint64_t rows, uint64_t row_bytes) {
+Status DeviceStreams::CopyRows(size_t stream, std::byte* target, uint64_t target_pitch, const std::byte* source,
+                               uint64_t source_pitch, uint64_t rows, uint64_t row_bytes) {
   constexpr std::string_view kWhat = "starting a copy";
   if (source_pitch == row_bytes && target_pitch == row_bytes) {
     row_bytes *= rows;
@@ -126,21 +127,21 @@ Status CudaLane::CopyRows(size_t stream, std::byte* target, uint64_t target_pitc
   const bool in_two_dimensions =
       rows > 1 && source_pitch >= row_bytes && std::max(source_pitch, target_pitch) <= kMaxPitch;
   if (in_two_dimensions) {
-    return Told(cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault,
-                                  streams_[stream]),
-                kWhat);
+    return CheckCuda(cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault,
+                                       streams_[stream]),
+                     kWhat);
   }
   for (uint64_t row = 0; row < rows; ++row) {
-    LS_RETURN_IF_ERROR(Told(cudaMemcpyAsync(target + row * target_pitch, source + row * source_pitch, row_bytes,
-                                            cudaMemcpyDefault, streams_[stream]),
-                            kWhat));
+    LS_RETURN_IF_ERROR(CheckCuda(cudaMemcpyAsync(target + row * target_pitch, source + row * source_pitch, row_bytes,
+                                                 cudaMemcpyDefault, streams_[stream]),
+                                 kWhat));
   }
   return OkStatus();
 }
 
 // Where both sides are here, at once; else part by part through the slab: a stream's order keeps parts of one half
 // apart.
-Status CudaLane::Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
+Status DeviceStreams::Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (from_here && to_here) return ConvertPart(placed, placed.copy, true, true, pinned);
   LS_RETURN_IF_ERROR(NeedSlab());
   const layout::ElementBytes element = ElementsOf(placed.conversion);
@@ -153,8 +154,8 @@ Status CudaLane::Convert(const PlacedCopy& placed, bool from_here, bool to_here,
   return OkStatus();
 }
 
-Status CudaLane::ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here, bool to_here,
-                             const PinnedRanges& pinned) {
+Status DeviceStreams::ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here,
+                                  bool to_here, const PinnedRanges& pinned) {
   constexpr std::string_view kWhat = "starting a conversion";
   const layout::ElementBytes element = ElementsOf(placed.conversion);
   const size_t stream = std::exchange(turn_, 1 - turn_);
@@ -171,9 +172,9 @@ Status CudaLane::ConvertPart(const PlacedCopy& placed, const layout::StridedCopy
   }
   const bool direct = to_here;
   const uint64_t target_pitch = direct ? part.target_pitch : part.row_bytes;
-  LS_RETURN_IF_ERROR(Told(StartRows(placed.conversion, direct ? target : slab, target_pitch, source, source_pitch,
-                                    part.rows, part.row_bytes, streams_[stream]),
-                          kWhat));
+  LS_RETURN_IF_ERROR(CheckCuda(StartRows(placed.conversion, direct ? target : slab, target_pitch, source, source_pitch,
+                                         part.rows, part.row_bytes, streams_[stream]),
+                               kWhat));
   if (direct) return OkStatus();
   const layout::StridedCopy placing{0, 0, part.rows, part.row_bytes, part.row_bytes, part.target_pitch};
   return Copy(stream, placing, slab, target, pinned);

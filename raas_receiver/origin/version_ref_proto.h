@@ -7,18 +7,18 @@
 
 namespace lockstep::origin {
 
-inline v1::Held ToProto(const Held& held) {
-  v1::Held proto;
+inline v1::VersionRef ToProto(const VersionRef& held) {
+  v1::VersionRef proto;
   proto.set_run(ToBytes(held.run));
   proto.set_version(held.version);
   return proto;
 }
 
 // Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
-inline Result<Held> FromProto(const v1::Held& held) {
-  if (held.version() == 0) return Held{};
+inline Result<VersionRef> FromProto(const v1::VersionRef& held) {
+  if (held.version() == 0) return VersionRef{};
   LS_ASSIGN_OR_RETURN(const auto run, Bytes16(held.run()));
-  return Held{{run}, held.version()};
+  return VersionRef{{run}, held.version()};
 }
 
 }  // namespace lockstep::origin

@@ -1,5 +1,5 @@
-// Link: an Exchange that remembers whom it lost. A peer that failed once gets no further message, since nobody knows
-// which of its messages would come next; the others are served as before.
+// TrackedExchange: an Exchange that remembers whom it lost. A peer that failed once gets no further message, since
+// nobody knows which of its messages would come next; the others are served as before.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace lockstep::exporter {
 
 // Not thread-safe.
-class Link {
+class TrackedExchange {
  public:
   // A message on its way, or none.
   struct Pending {
@@ -18,7 +18,7 @@ class Link {
     uint32_t peer = 0;
   };
 
-  explicit Link(Exchange* exchange) : exchange_(exchange) {}
+  explicit TrackedExchange(Exchange* exchange) : exchange_(exchange) {}
 
   // Nothing is started with a lost peer, and failing to start loses it: Alive() says so.
   Pending Send(uint32_t peer, const void* data, uint64_t bytes);

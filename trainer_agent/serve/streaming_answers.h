@@ -1,5 +1,5 @@
-// LiveAnswers: what a lane of a standing pull answers: its share of a delta while that is being made
-// (common/wire/FORMAT.md, "Live").
+// StreamingAnswers: what a lane of a standing pull answers: its share of a delta while that is being made
+// (common/wire/FORMAT.md, "Streaming deltas").
 #pragma once
 
 #include <memory>
@@ -12,11 +12,11 @@ namespace lockstep::serve {
 
 // Used by the one coroutine that owns the lane, on the strand of `socket`. An error ends the lane; kUnavailable: the
 // peer or its pull is gone.
-class LiveAnswers {
+class StreamingAnswers {
  public:
   // All but the gate outlive this.
-  LiveAnswers(asio::ip::tcp::socket& socket, Pull& pull, std::shared_ptr<WakeupGate> gate, LaneWriter& writer,
-              ServeSpan& span)
+  StreamingAnswers(asio::ip::tcp::socket& socket, Pull& pull, std::shared_ptr<WakeupGate> gate, LaneWriter& writer,
+                   ServeSpan& span)
       : socket_(socket),
         pull_(pull),
         writer_(writer),
@@ -24,13 +24,13 @@ class LiveAnswers {
         wakeup_(std::make_shared<Wakeup>(socket.get_executor(), std::move(gate))) {}
 
   // Waits for the delta, then sends its blocks as they are made.
-  asio::awaitable<Result<LaneAnswer>> SendLive(const wire::BlockRequest& request);
+  asio::awaitable<Result<LaneAnswer>> SendStream(const wire::BlockRequest& request);
 
  private:
   using Blocks = std::vector<std::shared_ptr<const payload::DeltaBlock>>;
 
-  asio::awaitable<Result<std::shared_ptr<store::LiveDelta>>> UntilBegun(Version base, Status& refusal);
-  asio::awaitable<Status> SendShare(const wire::BlockRequest& request, const store::LiveDelta& delta,
+  asio::awaitable<Result<std::shared_ptr<store::StreamingDelta>>> UntilBegun(Version base, Status& refusal);
+  asio::awaitable<Status> SendShare(const wire::BlockRequest& request, const store::StreamingDelta& delta,
                                     const Blocks& blocks, LaneAnswer& answer);
   asio::awaitable<Status> UntilWoken();
   void WatchPeer();

@@ -1,11 +1,11 @@
-// Sheets as text: what is read, what is written, what is refused and where.
-#include "export_plugin/plan/sheet.h"
+// Descriptions as text: what is read, what is written, what is refused and where.
+#include "export_plugin/plan/shard_description.h"
 
 #include <catch2/catch.hpp>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "common/base/document_testing.h"
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
 
@@ -14,57 +14,47 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The block "```json NAME" of FORMAT.md.
-std::string Example(const std::string& name) {
-  std::ifstream document("export_plugin/plan/FORMAT.md");
-  std::string text;
-  bool inside = false;
-  for (std::string line; std::getline(document, line);) {
-    if (line == "```") inside = false;
-    if (inside) text += line + "\n";
-    if (line == "```json " + name) inside = true;
-  }
-  REQUIRE_FALSE(text.empty());
-  return text;
+std::string Example(std::string_view name) {
+  return DocumentBlock("export_plugin/plan/FORMAT.md", "json", name);
 }
 
-RankSheet Parse(const std::string& text) {
-  Result<RankSheet> sheet = ParseSheet(text);
-  INFO(sheet.status().ToString());
-  REQUIRE(sheet.ok());
-  return *std::move(sheet);
+ShardDescription Parse(const std::string& text) {
+  Result<ShardDescription> description = ParseDescription(text);
+  INFO(description.status().ToString());
+  REQUIRE(description.ok());
+  return *std::move(description);
 }
 
 // The example with the member at `pointer` replaced.
 std::string With(const std::string& pointer, const Json& value) {
-  Json sheet = Json::parse(Example("rank 1"));
-  sheet[Json::json_pointer(pointer)] = value;
-  return sheet.dump();
+  Json description = Json::parse(Example("rank 1"));
+  description[Json::json_pointer(pointer)] = value;
+  return description.dump();
 }
 
 std::string Without(const std::string& object, const std::string& key) {
-  Json sheet = Json::parse(Example("rank 1"));
-  REQUIRE(sheet[Json::json_pointer(object)].erase(key) == 1);
-  return sheet.dump();
+  Json description = Json::parse(Example("rank 1"));
+  REQUIRE(description[Json::json_pointer(object)].erase(key) == 1);
+  return description.dump();
 }
 
 void CheckRefused(const std::string& text, const std::string& where, const std::string& what) {
-  const Result<RankSheet> sheet = ParseSheet(text);
-  REQUIRE(sheet.status().code() == ErrorCode::kBadData);
-  const std::string& message = sheet.status().message();
+  const Result<ShardDescription> description = ParseDescription(text);
+  REQUIRE(description.status().code() == ErrorCode::kBadData);
+  const std::string& message = description.status().message();
   CAPTURE(message);
-  CHECK(message.find("sheet: " + where) == 0);
+  CHECK(message.find("description: " + where) == 0);
   CHECK(message.find(what) != std::string::npos);
 }
 
 const std::string kParameter = "/parts/0/parameters/2";
 const std::string kTensor = "/parts/1/tensors/0";
 
-TEST_CASE("The sheets of the format's example are read as they are written") {
-  const RankSheet sheet = Parse(Example("rank 1"));
-  CHECK_FALSE(sheet.on_agent_host);
-  REQUIRE(sheet.parts.size() == 2);
-  const auto& megatron = std::get<MegatronSheet>(sheet.parts[0]);
+TEST_CASE("The descriptions of the format's example are read as they are written") {
+  const ShardDescription description = Parse(Example("rank 1"));
+  CHECK_FALSE(description.on_agent_host);
+  REQUIRE(description.parts.size() == 2);
+  const auto& megatron = std::get<MegatronDescription>(description.parts[0]);
   CHECK(megatron.place.at.tensor == 1);
   CHECK(megatron.place.tensor == 2);
   CHECK(megatron.place.expert_tensor == 1);
@@ -73,7 +63,7 @@ TEST_CASE("The sheets of the format's example are read as they are written") {
   CHECK_FALSE(megatron.parameters[2].frozen);
   CHECK(megatron.parameters[5].name == "decoder.layers.0.mlp.linear_fc1.weight");
   CHECK(megatron.parameters[5].shape == layout::Extents{6, 8});
-  const auto& tensors = std::get<std::vector<TensorSheet>>(sheet.parts[1]);
+  const auto& tensors = std::get<std::vector<TensorDescription>>(description.parts[1]);
   REQUIRE(tensors.size() == 1);
   CHECK(tensors[0].dtype == model::DType::kF32);
   CHECK(tensors[0].local_shape == layout::Extents{1, 8});
@@ -81,14 +71,14 @@ TEST_CASE("The sheets of the format's example are read as they are written") {
 }
 
 TEST_CASE("The example's plan is the one that the format describes") {
-  const std::vector<RankSheet> sheets = {Parse(Example("rank 0")), Parse(Example("rank 1"))};
-  const auto model = BuildTrainingModel(sheets);
+  const std::vector<ShardDescription> descriptions = {Parse(Example("rank 0")), Parse(Example("rank 1"))};
+  const auto model = BuildTrainingModel(descriptions);
   INFO(model.status().ToString());
   REQUIRE(model.ok());
   REQUIRE(model->tensors.size() == 13);
   CHECK(model->tensors[2].name == "model.layers.0.self_attn.q_proj.weight");
   CHECK(model->tensors[12].name == "adapter.lora_A.weight");
-  const auto plan = layout::CompileExport(*model, OnAgentHost(sheets));
+  const auto plan = layout::CompileExport(*model, OnAgentHost(descriptions));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   CHECK(plan->bytes == 1136);
@@ -108,23 +98,23 @@ TEST_CASE("The example's plan is the one that the format describes") {
   CHECK_FALSE(model->sources[model->holdings[1].source].frozen);
 }
 
-TEST_CASE("A sheet that is written and read again is the same, whatever the order of its keys") {
+TEST_CASE("A description that is written and read again is the same, whatever the order of its keys") {
   for (const char* name : {"rank 0", "rank 1"}) {
     const std::string text = Example(name);
     const std::string written = ToJson(Parse(text));
     CHECK(ToJson(Parse(written)) == written);
     CHECK(ToJson(Parse(Json::parse(text).dump())) == written);
-    CHECK(std::get<MegatronSheet>(Parse(written).parts[0]).config ==
-          std::get<MegatronSheet>(Parse(text).parts[0]).config);
+    CHECK(std::get<MegatronDescription>(Parse(written).parts[0]).config ==
+          std::get<MegatronDescription>(Parse(text).parts[0]).config);
   }
   const std::string stacked = With(kTensor + "/into", {{{"name", "a"}, {"shape", {8}}, {"from", {2, 0}}}});
   CHECK(ToJson(Parse(ToJson(Parse(stacked)))) == ToJson(Parse(stacked)));
-  CHECK(std::get<std::vector<TensorSheet>>(Parse(ToJson(Parse(stacked))).parts[1])[0].into[0].from ==
+  CHECK(std::get<std::vector<TensorDescription>>(Parse(ToJson(Parse(stacked))).parts[1])[0].into[0].from ==
         layout::Extents{2, 0});
 }
 
-TEST_CASE("The local tensors of a sheet are those of its parts, in order") {
-  const std::vector<SheetLocal> locals = LocalsOf(Parse(Example("rank 1")));
+TEST_CASE("The local tensors of a description are those of its parts, in order") {
+  const std::vector<DescribedLocal> locals = LocalsOf(Parse(Example("rank 1")));
   REQUIRE(locals.size() == 10);
   CHECK(locals[2].name == "decoder.layers.0.self_attention.linear_qkv.weight");
   CHECK(locals[2].dtype == model::DType::kBF16);
@@ -182,8 +172,8 @@ TEST_CASE("Boxes must lie inside their tensors, and empty ones are nothing") {
   CheckRefused(With(kTensor + "/boxes/0/global", {~uint64_t{0} >> 20, 0}), boxes, "");
   CheckRefused(With(kTensor + "/boxes/0/size", {1, 8, 1}), boxes + "[0]: ", "2 dimensions");
   CheckRefused(With(kTensor + "/local_shape", {8}), boxes + ": ", "");
-  const RankSheet empty = Parse(With(kTensor + "/boxes/0/size", {0, 8}));
-  CHECK(std::get<std::vector<TensorSheet>>(empty.parts[1])[0].boxes.empty());
+  const ShardDescription empty = Parse(With(kTensor + "/boxes/0/size", {0, 8}));
+  CHECK(std::get<std::vector<TensorDescription>>(empty.parts[1])[0].boxes.empty());
   CHECK(Parse(With(kTensor + "/boxes", Json::array())).parts.size() == 2);
 }
 
@@ -192,7 +182,7 @@ TEST_CASE("What tensors are made into must lie inside them") {
   const auto With1 = [](const Json& shape, const Json& from) {
     return With(kTensor + "/into", Json::array({{{"name", "a"}, {"shape", shape}, {"from", from}}}));
   };
-  CHECK(ParseSheet(With1({8}, {2, 0})).ok());
+  CHECK(ParseDescription(With1({8}, {2, 0})).ok());
   CheckRefused(With1({8}, {3, 0}), into, "dimension 0");
   CheckRefused(With1({2, 8}, {1, 1}), into, "dimension 1");
   CheckRefused(With1({2, 8}, {1, ~uint64_t{0} >> 22}), into, "dimension 1");
@@ -201,15 +191,15 @@ TEST_CASE("What tensors are made into must lie inside them") {
 }
 
 TEST_CASE("A tensor that is given twice is refused") {
-  Json sheet = Json::parse(Example("rank 1"));
-  sheet["parts"][1]["tensors"].push_back(sheet["parts"][1]["tensors"][0]);
-  CheckRefused(sheet.dump(), "parts[1].tensors[1]: ", "\"adapter.lora_A.weight\" is given twice");
+  Json description = Json::parse(Example("rank 1"));
+  description["parts"][1]["tensors"].push_back(description["parts"][1]["tensors"][0]);
+  CheckRefused(description.dump(), "parts[1].tensors[1]: ", "\"adapter.lora_A.weight\" is given twice");
 }
 
 TEST_CASE("What is no JSON, or too deep, is refused without harm") {
   const std::string text = Example("rank 0");
   for (size_t length = 0; length + 2 < text.size(); length += 7) {
-    CHECK(ParseSheet(std::string_view(text).substr(0, length)).status().code() == ErrorCode::kBadData);
+    CHECK(ParseDescription(std::string_view(text).substr(0, length)).status().code() == ErrorCode::kBadData);
   }
   CheckRefused(std::string(1 << 20, '['), "", "nested deeper than 64");
   CheckRefused(R"({"format": 1, "name": ")" + std::string(100, '[') + "\\\"\"}", "", "missing");  // inside a string
@@ -217,7 +207,7 @@ TEST_CASE("What is no JSON, or too deep, is refused without harm") {
   CheckRefused("{\"format\": \"\xff\"}", "", "not JSON");
 }
 
-TEST_CASE("A damaged sheet is refused, or is another sheet that can be written and read") {
+TEST_CASE("A damaged description is refused, or is another description that can be written and read") {
   const std::string text = Json::parse(Example("rank 1")).dump();
   const std::string bytes = "\"{}[]:,0129-ex. \\truefals\x01\xff";
   std::mt19937 random(7);
@@ -227,16 +217,16 @@ TEST_CASE("A damaged sheet is refused, or is another sheet that can be written a
     for (unsigned flips = 1 + random() % 3; flips > 0; --flips) {
       damaged[random() % damaged.size()] = bytes[random() % bytes.size()];
     }
-    const auto sheet = ParseSheet(damaged);
-    if (!sheet.ok()) {
-      REQUIRE(sheet.status().code() == ErrorCode::kBadData);
+    const auto description = ParseDescription(damaged);
+    if (!description.ok()) {
+      REQUIRE(description.status().code() == ErrorCode::kBadData);
       continue;
     }
     ++read;
-    const auto again = ParseSheet(ToJson(*sheet));
+    const auto again = ParseDescription(ToJson(*description));
     REQUIRE(again.ok());
-    REQUIRE(ToJson(*again) == ToJson(*sheet));
-    const auto model = BuildTrainingModel({*sheet});
+    REQUIRE(ToJson(*again) == ToJson(*description));
+    const auto model = BuildTrainingModel({*description});
     REQUIRE((model.ok() || model.status().code() == ErrorCode::kBadData));
   }
   CHECK(read > 50);

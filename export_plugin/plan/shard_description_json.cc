@@ -1,16 +1,16 @@
-// Sheets from and to JSON.
+// Descriptions from and to JSON.
 #include <algorithm>
 #include <unordered_set>
 
 #include "common/base/text.h"
 #include "common/json/json_reader.h"
 #include "common/model/layout.h"
-#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/shard_description.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr uint32_t kSheetFormat = 1;
+constexpr uint32_t kDescriptionFormat = 1;
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -56,14 +56,14 @@ Status ReadParameter(const json::Json& json, const json::JsonPath& path, rules::
   return object.Finish();
 }
 
-Result<MegatronSheet> ReadMegatron(json::ObjectReader& part) {
-  MegatronSheet sheet;
+Result<MegatronDescription> ReadMegatron(json::ObjectReader& part) {
+  MegatronDescription description;
   LS_ASSIGN_OR_RETURN(const json::Json* config, part.Need("config"));
   if (!config->is_object()) return part.path().Bad("\"config\" must be an object");
-  sheet.config = config->dump();
-  LS_RETURN_IF_ERROR(part.Read("place", sheet.place, ReadPlace));
-  LS_RETURN_IF_ERROR(part.ReadList("parameters", model::kMaxTensors, sheet.parameters, ReadParameter));
-  return sheet;
+  description.config = config->dump();
+  LS_RETURN_IF_ERROR(part.Read("place", description.place, ReadPlace));
+  LS_RETURN_IF_ERROR(part.ReadList("parameters", model::kMaxTensors, description.parameters, ReadParameter));
+  return description;
 }
 
 // ---- Tensors that describe themselves ----------------------------------------------------------------------------
@@ -78,7 +78,7 @@ Status ReadBox(const json::Json& json, const json::JsonPath& path, size_t rank, 
   return path.Bad(Cat("must have ", rank, " dimensions, like \"shape\""));
 }
 
-Status ReadBoxes(json::ObjectReader& object, TensorSheet& tensor) {
+Status ReadBoxes(json::ObjectReader& object, TensorDescription& tensor) {
   const auto read = [&](const json::Json& json, const json::JsonPath& path, layout::Piece& box) {
     return ReadBox(json, path, tensor.shape.size(), box);
   };
@@ -92,7 +92,7 @@ Status ReadBoxes(json::ObjectReader& object, TensorSheet& tensor) {
 }
 
 Status ReadInto(const json::Json& json, const json::JsonPath& path, const layout::Extents& source,
-                TensorSheet::Into& into) {
+                TensorDescription::Into& into) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", into.name));
   LS_RETURN_IF_ERROR(object.Read("shape", into.shape));
@@ -111,7 +111,7 @@ Status ReadInto(const json::Json& json, const json::JsonPath& path, const layout
   return OkStatus();
 }
 
-Status ReadTensor(const json::Json& json, const json::JsonPath& path, TensorSheet& tensor) {
+Status ReadTensor(const json::Json& json, const json::JsonPath& path, TensorDescription& tensor) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", tensor.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", tensor.dtype));
@@ -119,17 +119,17 @@ Status ReadTensor(const json::Json& json, const json::JsonPath& path, TensorShee
   LS_RETURN_IF_ERROR(object.Read("local_shape", tensor.local_shape, ReadShape));
   LS_RETURN_IF_ERROR(object.ReadOptional("frozen", tensor.frozen));
   LS_RETURN_IF_ERROR(ReadBoxes(object, tensor));
-  const auto read_into = [&](const json::Json& into, const json::JsonPath& at, TensorSheet::Into& value) {
+  const auto read_into = [&](const json::Json& into, const json::JsonPath& at, TensorDescription::Into& value) {
     return ReadInto(into, at, tensor.shape, value);
   };
   LS_RETURN_IF_ERROR(object.ReadOptionalList("into", model::kMaxTensors, tensor.into, read_into));
   return object.Finish();
 }
 
-Result<std::vector<TensorSheet>> ReadTensors(json::ObjectReader& part) {
-  std::vector<TensorSheet> tensors;
+Result<std::vector<TensorDescription>> ReadTensors(json::ObjectReader& part) {
+  std::vector<TensorDescription> tensors;
   std::unordered_set<std::string_view> names;
-  const auto read = [&](const json::Json& json, const json::JsonPath& path, TensorSheet& tensor) -> Status {
+  const auto read = [&](const json::Json& json, const json::JsonPath& path, TensorDescription& tensor) -> Status {
     LS_RETURN_IF_ERROR(ReadTensor(json, path, tensor));
     if (names.insert(tensor.name).second) return OkStatus();
     return path.Bad(Cat("\"", tensor.name, "\" is given twice"));
@@ -138,9 +138,9 @@ Result<std::vector<TensorSheet>> ReadTensors(json::ObjectReader& part) {
   return tensors;
 }
 
-// ---- The sheet ---------------------------------------------------------------------------------------------------
+// ---- The description
 
-Status ReadPart(const json::Json& json, const json::JsonPath& path, PartSheet& part) {
+Status ReadPart(const json::Json& json, const json::JsonPath& path, PartDescription& part) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   std::string kind;
   LS_RETURN_IF_ERROR(object.Read("kind", kind));
@@ -154,17 +154,17 @@ Status ReadPart(const json::Json& json, const json::JsonPath& path, PartSheet& p
   return object.Finish();
 }
 
-OrderedJson ToJson(const MegatronSheet& sheet) {
-  const rules::RankPlace& place = sheet.place;
+OrderedJson ToJson(const MegatronDescription& description) {
+  const rules::RankPlace& place = description.place;
   OrderedJson parameters = OrderedJson::array();
-  for (const rules::LocalParameter& parameter : sheet.parameters) {
+  for (const rules::LocalParameter& parameter : description.parameters) {
     OrderedJson entry = {
         {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
     if (parameter.frozen) entry["frozen"] = true;
     parameters.push_back(std::move(entry));
   }
   return {{"kind", "megatron"},
-          {"config", OrderedJson::parse(sheet.config, nullptr, /*allow_exceptions=*/false)},
+          {"config", OrderedJson::parse(description.config, nullptr, /*allow_exceptions=*/false)},
           {"place",
            {{"tensor_rank", place.at.tensor},
             {"tensor_size", place.tensor},
@@ -176,7 +176,7 @@ OrderedJson ToJson(const MegatronSheet& sheet) {
           {"parameters", std::move(parameters)}};
 }
 
-OrderedJson ToJson(const TensorSheet& tensor) {
+OrderedJson ToJson(const TensorDescription& tensor) {
   OrderedJson entry = {{"name", tensor.name},
                        {"dtype", model::FindDType(tensor.dtype)->name},
                        {"shape", tensor.shape},
@@ -186,56 +186,56 @@ OrderedJson ToJson(const TensorSheet& tensor) {
     entry["boxes"].push_back({{"local", box.source}, {"global", box.target}, {"size", box.size}});
   }
   if (tensor.frozen) entry["frozen"] = true;
-  for (const TensorSheet::Into& into : tensor.into) {
+  for (const TensorDescription::Into& into : tensor.into) {
     entry["into"].push_back({{"name", into.name}, {"shape", into.shape}, {"from", into.from}});
   }
   return entry;
 }
 
-OrderedJson ToJson(const std::vector<TensorSheet>& tensors) {
+OrderedJson ToJson(const std::vector<TensorDescription>& tensors) {
   OrderedJson list = OrderedJson::array();
-  for (const TensorSheet& tensor : tensors) list.push_back(ToJson(tensor));
+  for (const TensorDescription& tensor : tensors) list.push_back(ToJson(tensor));
   return {{"kind", "tensors"}, {"tensors", std::move(list)}};
 }
 
 }  // namespace
 
-Result<RankSheet> ParseSheet(std::string_view json) {
-  const json::JsonPath top{.key = "sheet"};
-  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(json, top, kMaxSheetBytes));
+Result<ShardDescription> ParseDescription(std::string_view json) {
+  const json::JsonPath top{.key = "description"};
+  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(json, top, kMaxDescriptionBytes));
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
-  if (format != kSheetFormat) {
-    return top.Bad(Cat("is of format ", format, "; this build reads format ", kSheetFormat));
+  if (format != kDescriptionFormat) {
+    return top.Bad(Cat("is of format ", format, "; this build reads format ", kDescriptionFormat));
   }
-  RankSheet sheet;
-  LS_RETURN_IF_ERROR(object.Read("on_agent_host", sheet.on_agent_host));
-  LS_RETURN_IF_ERROR(object.ReadList("parts", kMaxSheetParts, sheet.parts, ReadPart));
-  if (sheet.parts.empty()) return object.PathOf("parts").Bad("is empty: give at least one part");
+  ShardDescription description;
+  LS_RETURN_IF_ERROR(object.Read("on_agent_host", description.on_agent_host));
+  LS_RETURN_IF_ERROR(object.ReadList("parts", kMaxDescriptionParts, description.parts, ReadPart));
+  if (description.parts.empty()) return object.PathOf("parts").Bad("is empty: give at least one part");
   LS_RETURN_IF_ERROR(object.Finish());
-  return sheet;
+  return description;
 }
 
-std::string ToJson(const RankSheet& sheet) {
+std::string ToJson(const ShardDescription& description) {
   OrderedJson parts = OrderedJson::array();
-  for (const PartSheet& part : sheet.parts) {
+  for (const PartDescription& part : description.parts) {
     parts.push_back(std::visit([](const auto& kind) { return ToJson(kind); }, part));
   }
   const OrderedJson document = {
-      {"format", kSheetFormat}, {"on_agent_host", sheet.on_agent_host}, {"parts", std::move(parts)}};
+      {"format", kDescriptionFormat}, {"on_agent_host", description.on_agent_host}, {"parts", std::move(parts)}};
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-std::vector<SheetLocal> LocalsOf(const RankSheet& sheet) {
-  std::vector<SheetLocal> locals;
-  for (const PartSheet& part : sheet.parts) {
-    if (const auto* megatron = std::get_if<MegatronSheet>(&part); megatron != nullptr) {
+std::vector<DescribedLocal> LocalsOf(const ShardDescription& description) {
+  std::vector<DescribedLocal> locals;
+  for (const PartDescription& part : description.parts) {
+    if (const auto* megatron = std::get_if<MegatronDescription>(&part); megatron != nullptr) {
       for (const rules::LocalParameter& parameter : megatron->parameters) {
         locals.push_back({parameter.name, parameter.dtype, parameter.shape});
       }
     } else {
-      for (const TensorSheet& tensor : std::get<std::vector<TensorSheet>>(part)) {
+      for (const TensorDescription& tensor : std::get<std::vector<TensorDescription>>(part)) {
         locals.push_back({tensor.name, std::nullopt, tensor.local_shape});
       }
     }

@@ -1,4 +1,4 @@
-#include "trainer_agent/store/live_delta.h"
+#include "trainer_agent/store/streaming_delta.h"
 
 #include <algorithm>
 #include <utility>
@@ -35,7 +35,7 @@ std::vector<std::function<void()>> WakeList::Take() {
   return wakes;
 }
 
-void LiveDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
+void StreamingDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
   std::unique_lock lock(mutex_);
   if (ended_) return;
   blocks_.push_back(std::move(block));
@@ -45,19 +45,19 @@ void LiveDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
   CallAll(wakes);
 }
 
-void LiveDelta::Seal() {
+void StreamingDelta::Seal() {
   End(OkStatus(), false);
 }
 
-void LiveDelta::Abort(Status why) {
+void StreamingDelta::Abort(Status why) {
   End(std::move(why), false);
 }
 
-void LiveDelta::Drop(Status why) {
+void StreamingDelta::Drop(Status why) {
   End(std::move(why), true);
 }
 
-void LiveDelta::End(Status aborted, bool again) {
+void StreamingDelta::End(Status aborted, bool again) {
   std::unique_lock lock(mutex_);
   if (ended_ && !again) return;
   ended_ = true;
@@ -68,7 +68,7 @@ void LiveDelta::End(Status aborted, bool again) {
   CallAll(wakes);
 }
 
-LiveDelta::Update LiveDelta::Since(size_t seen) const {
+StreamingDelta::Update StreamingDelta::Since(size_t seen) const {
   std::lock_guard lock(mutex_);
   const size_t first = std::min(seen, blocks_.size());
   const size_t end = std::min(blocks_.size(), first + kBlocksPerUpdate);
@@ -78,7 +78,7 @@ LiveDelta::Update LiveDelta::Since(size_t seen) const {
           .aborted = aborted_};
 }
 
-void LiveDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
+void StreamingDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
     std::lock_guard lock(mutex_);
     if (!HasUpdate(seen)) return waiting_.Add(std::move(reader), std::move(wake));
@@ -86,10 +86,10 @@ void LiveDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::funct
   wake();
 }
 
-std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
-  auto delta = std::make_shared<LiveDelta>(base, target);
+std::shared_ptr<StreamingDelta> DeltaFeed::Begin(Version base, Version target) {
+  auto delta = std::make_shared<StreamingDelta>(base, target);
   std::vector<std::function<void()>> wakes;
-  std::shared_ptr<LiveDelta> before;
+  std::shared_ptr<StreamingDelta> before;
   {
     std::lock_guard lock(mutex_);
     newest_ = base;
@@ -101,9 +101,9 @@ std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
   return delta;
 }
 
-void LiveFeed::SetNewest(Version newest) {
+void DeltaFeed::SetNewest(Version newest) {
   std::vector<std::function<void()>> wakes;
-  std::shared_ptr<LiveDelta> old;
+  std::shared_ptr<StreamingDelta> old;
   {
     std::lock_guard lock(mutex_);
     newest_ = newest;
@@ -119,8 +119,8 @@ void LiveFeed::SetNewest(Version newest) {
   CallAll(wakes);
 }
 
-void LiveFeed::End() {
-  std::shared_ptr<LiveDelta> last;
+void DeltaFeed::End() {
+  std::shared_ptr<StreamingDelta> last;
   {
     std::lock_guard lock(mutex_);
     last = delta_;
@@ -129,33 +129,33 @@ void LiveFeed::End() {
   SetNewest(0);
 }
 
-bool LiveFeed::followed() const {
+bool DeltaFeed::followed() const {
   std::lock_guard lock(mutex_);
   return followers_ > 0;
 }
 
-LiveFeed::Follower::Follower(LiveFeed* feed) : feed_(feed) {
+DeltaFeed::Follower::Follower(DeltaFeed* feed) : feed_(feed) {
   std::lock_guard lock(feed_->mutex_);
   ++feed_->followers_;
 }
 
-LiveFeed::Follower::~Follower() {
+DeltaFeed::Follower::~Follower() {
   std::lock_guard lock(feed_->mutex_);
   --feed_->followers_;
 }
 
-bool LiveFeed::Waits(Version base) const {
+bool DeltaFeed::Waits(Version base) const {
   return base == newest_ && (delta_ == nullptr || delta_->base() != base);
 }
 
-Result<std::shared_ptr<LiveDelta>> LiveFeed::Find(Version base) const {
+Result<std::shared_ptr<StreamingDelta>> DeltaFeed::Find(Version base) const {
   std::lock_guard lock(mutex_);
   if (delta_ != nullptr && delta_->base() == base) return delta_;
-  if (base == newest_) return std::shared_ptr<LiveDelta>();
+  if (base == newest_) return std::shared_ptr<StreamingDelta>();
   return Status(ErrorCode::kState, Cat("no delta from version ", base, " will be made; the newest is ", newest_));
 }
 
-void LiveFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake) {
+void DeltaFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
     std::lock_guard lock(mutex_);
     if (Waits(base)) return waiting_.Add(std::move(reader), std::move(wake));
