@@ -69,7 +69,7 @@ def ls_cc_fuzz_target(name, deps = [], data = []):
 def ls_cuda_library(name, srcs, hdrs, **kwargs):
     """Kernels of the GPU, compiled by nvcc for every architecture that it knows. Only for builds with --config=cuda.
 
-    `srcs` include headers of their own and CUDA's; whoever uses `hdrs` finds CUDA's too."""
+    `srcs` include headers of their own and CUDA's; targets that use `hdrs` find CUDA's too."""
     archive = "lib%s.a" % name
     native.genrule(
         name = name + "_nvcc",
@@ -92,7 +92,7 @@ def ls_cuda_library(name, srcs, hdrs, **kwargs):
     )
 
 def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
-    """A shared library for somebody else's process: all but libc and libgcc_s inside, only `exported_symbols` visible."""
+    """A shared library for another program's process: all but libc and libgcc_s inside, only `exported_symbols` visible."""
     native.cc_binary(
         name = name,
         copts = _COPTS,

@@ -67,7 +67,7 @@ _PROGRAM = """#!/bin/sh
 exec {path} "$@"
 """
 
-# Builds nothing, and says why when somebody tries: queries pass over it, and so do builds that do not need it.
+# Builds nothing, and says why when it is asked for: queries pass over it, and so do builds that do not need it.
 _MISSING_BUILD = """
 package(default_visibility = ["//visibility:public"])
 

@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
-#include "ctl/invocation.h"
+#include "ctl/ctl_testing.h"
 #include "ctl/output/json.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
@@ -165,11 +165,6 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
   }
 };
 
-struct Answer {
-  Status status;
-  std::string text;
-};
-
 // Both daemons, and a shell to talk to them.
 class Fleet {
  public:
@@ -187,14 +182,8 @@ class Fleet {
   Answer Receiver(std::vector<std::string> words) { return Run("--receiver", ReceiverAddress(), std::move(words)); }
 
   static Answer Run(const std::string& flag, const std::string& address, std::vector<std::string> words) {
-    words.insert(words.begin(), {"lockstepctl", flag, address});
-    std::vector<const char*> argv;
-    for (const std::string& word : words) argv.push_back(word.c_str());
-    std::ostringstream out;
-    const auto invocation = ParseInvocation(static_cast<int>(argv.size()), argv.data(), out);
-    if (!invocation.ok()) return {invocation.status(), ""};
-    const Status status = RunCommand(**invocation, out);
-    return {status, out.str()};
+    words.insert(words.begin(), {flag, address});
+    return RunWords(words);
   }
 
   FakeAgent agent;
@@ -385,7 +374,7 @@ TEST_CASE("Watch prints a line for each event, and its end is an error unless it
   CHECK(Has(open.text, "actor version 8"));
 }
 
-TEST_CASE("Health is 0 when serving and 69 when not or when nobody listens") {
+TEST_CASE("Health is 0 when serving and 69 when not or when no daemon listens") {
   Fleet fleet;
   CHECK(ExitCode(fleet.Agent({"health", "readiness"}).status.code()) == 69);
   fleet.agent_server().SetServing("trainer-agent-readiness", true);

@@ -100,7 +100,7 @@ void AddCommands(CLI::App& app, Words& words) {
   AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(
-      *AddCommand(app, "plan", "Who copies what, from a trainer's shape or its descriptions; asks no daemon"),
+      *AddCommand(app, "plan", "Which rank copies what, from a trainer's shape or its descriptions; asks no daemon"),
       words.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
                      words.timeline);

@@ -20,8 +20,8 @@ BUILD_PACKAGES=(
 )
 TEST_PACKAGES=(git groff-base iproute2 prometheus python3-pip python3-venv shellcheck)
 CI_PACKAGES=(clang-format)
-DEV_PACKAGES=(ceph-common ceph-mon ceph-osd clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev nginx-light
-  radosgw)
+DEV_PACKAGES=(ceph-common ceph-mon ceph-osd clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev munge nginx-light
+  radosgw slurm-client slurmctld slurmd)
 
 fail() {
   echo "install.sh: $2" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Python package as a wheel with liblockstep.so inside, and trainer_agent, raas_receiver and lockstepctl with
-# their libraries (deploy/bundle), as commands. Who installs it needs nothing else.
+# their libraries (deploy/bundle), as commands. It needs nothing else.
 #
 #   deploy/wheel.sh [DIRECTORY]        where the wheel goes; dist/ unless given
 #   deploy/wheel.sh --cuda [DIRECTORY] for weights in GPU memory too, the one to ship: it loads where there is no GPU and

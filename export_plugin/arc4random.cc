@@ -1,6 +1,6 @@
-// The distribution's libstdc++.a, which the plugin carries, asks the C library for arc4random, which it has from 2.36
-// on only; trainers' containers are often older. Nothing here draws from std::random_device, whose code that is. This
-// definition is the plugin's own: others in the process do not see it.
+// The plugin contains the distribution's libstdc++.a. Its std::random_device calls arc4random, which the C library has
+// only from 2.36 on; trainers' containers are often older. No code here uses std::random_device. This definition is
+// the plugin's own: other code in the process does not see it.
 
 #include <sys/random.h>
 

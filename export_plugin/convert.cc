@@ -11,7 +11,7 @@
 namespace lockstep::abi {
 namespace {
 
-// The dtype of a lockstep_tensor or lockstep_local_tensor whose name, dtype and shape can be read; `what` it is.
+// The dtype of a lockstep_tensor or lockstep_local_tensor. kBadData calls it `what` and says what is wrong.
 template <typename Tensor>
 Result<model::DType> CheckTensor(const Tensor& tensor, std::string_view what, size_t position) {
   if (tensor.name == nullptr || tensor.dtype == nullptr || (tensor.rank > 0 && tensor.shape == nullptr)) {
@@ -82,7 +82,7 @@ class CallbackExchange : public exporter::Exchange {
     return Status(ErrorCode::kUnavailable, Cat("the exchange with rank ", peer, " gave no transfer"));
   }
 
-  // Whatever the program calls it: nobody knows which message would come next.
+  // Every error code becomes kUnavailable: after an error it is unknown which message would come next.
   Status Outcome(int code) {
     if (code == LOCKSTEP_OK) return OkStatus();
     const char* sentence = callbacks_.error(callbacks_.context);

@@ -21,7 +21,7 @@ Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& opti
 Result<std::vector<std::string>> ToDescriptions(const char* const* descriptions, uint32_t ranks);
 Result<std::vector<exporter::LocalTensor>> ToLocals(const lockstep_local_tensor* locals, size_t count);
 
-// The exchange that a host program gives, whose table is copied.
+// The exchange that a host program gives. Copies the table of callbacks.
 Result<std::unique_ptr<exporter::Exchange>> ToExchange(const lockstep_exchange& callbacks);
 
 }  // namespace lockstep::abi

@@ -1,5 +1,5 @@
-// InPlace: a model whose bytes the trainer's process puts into shared memory itself, as whole tensors or as ranges that
-// it has filled. Streams of tensors are published so.
+// InPlace: a model that the trainer's process writes into shared memory itself, as whole tensors or as ranges that it
+// has filled. Streams of tensors are published this way.
 #pragma once
 
 #include <chrono>

@@ -7,8 +7,8 @@
  *
  *     lockstep_begin(publisher, version, &data);    waits, if at all, for the tail of the previous diff
  *     ... write the bytes of some tensors at data + tensor.offset, or use lockstep_write() ...
- *     lockstep_ranges_done(publisher, ranges, n);   as they become complete, in any order, each byte once over all
- * ranks lockstep_commit(publisher, label);            this rank is done
+ *     lockstep_ranges_done(publisher, ranges, n);   as they complete, in any order, each byte once over all ranks
+ *     lockstep_commit(publisher, label);            this rank is done
  *
  * Sharded: a rank describes what it holds in a description (JSON, plan/FORMAT.md), gathers the descriptions of all
  * ranks, and opens the model with them: a plan of what each rank copies is compiled once, and proved, on every rank

@@ -176,7 +176,7 @@ class ShardDescription {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // The GPU in whose memory all messages lie; kHostMemory: the host's.
+  // The GPU with all messages in its memory; kHostMemory: they are in host memory.
   static constexpr int kHostMemory = -1;
   virtual int device() const { return kHostMemory; }
   virtual Error StartSend(uint32_t peer, const void* data, uint64_t bytes, uint64_t& transfer) = 0;

@@ -163,7 +163,7 @@ class NcclExchange : public Exchange {
   }
   std::string Within() const { return " within " + std::to_string(timeout_.count()) + " ms"; }
 
-  // What is done with a message, and with whom.
+  // A message for errors: whether it is sent or received, its number and size, and the peer.
   std::string Text(uint64_t number) const {
     const Message& message = messages_.at(number);
     return std::string(message.from != nullptr ? "sending" : "receiving") + " message " + std::to_string(number) +

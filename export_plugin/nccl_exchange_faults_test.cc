@@ -49,7 +49,7 @@ TEST_CASE("Bytes are exact from every rank to every other, several under way at 
   CheckCleanMachine();
 }
 
-TEST_CASE("A message's event comes behind it in the exchange's own stream, which nobody waits for") {
+TEST_CASE("A message's event comes behind it in the exchange's own stream, which is not waited for") {
   ResetMachine(2);
   Exchanges exchanges = NewExchanges(2);
   std::byte* const from = OnGpu(0, Noise(kBytes, 1));
@@ -129,7 +129,7 @@ TEST_CASE("A thread that chose no device makes no context but on its rank's") {
     const int device = static_cast<int>(rank) + 1;
     std::unique_ptr<NcclExchange> exchange;
     if (NcclExchange::Create({id, 2, rank, device, std::chrono::seconds(20)}, exchange)) ++wrong[rank];
-    std::thread([&] {  // whose device is 0
+    std::thread([&] {  // its device is 0
       void* memory = nullptr;
       uint64_t transfer = 0;
       (void)cudaGetDevice(&devices[rank]);

@@ -23,7 +23,7 @@ namespace lockstep::kernels {
 namespace HWY_NAMESPACE {
 
 size_t SplitGaps(const uint32_t* HWY_RESTRICT positions, size_t count, uint32_t gap_bits, uint32_t* HWY_RESTRICT gaps,
-                 uint8_t* HWY_RESTRICT heads) {
+                 uint8_t* HWY_RESTRICT controls) {
   if (count == 0) return 0;
   gaps[0] = positions[0];
   for (size_t i = 1; i < count; ++i) gaps[i] = positions[i] - positions[i - 1] - 1;
@@ -31,14 +31,14 @@ size_t SplitGaps(const uint32_t* HWY_RESTRICT positions, size_t count, uint32_t 
   for (size_t i = 0; i < count; ++i) {
     const uint32_t rest = HWY_MIN(gaps[i] >> gap_bits, kEscape);
     escaped += rest == kEscape;
-    heads[i] = static_cast<uint8_t>(rest);
+    controls[i] = static_cast<uint8_t>(rest);
   }
   return escaped;
 }
 
 template <typename T>
 size_t SplitStepsOf(const uint64_t* HWY_RESTRICT steps, size_t count, uint32_t step_bits, uint64_t* HWY_RESTRICT codes,
-                    uint8_t* HWY_RESTRICT heads) {
+                    uint8_t* HWY_RESTRICT controls) {
   using Signed = std::make_signed_t<T>;
   constexpr int kTop = 8 * sizeof(T) - 1;
   uint32_t escaped = 0;
@@ -49,13 +49,13 @@ size_t SplitStepsOf(const uint64_t* HWY_RESTRICT steps, size_t count, uint32_t s
     const T rest = HWY_MIN(static_cast<T>(code >> step_bits), static_cast<T>(kEscape));
     escaped += rest == kEscape;
     codes[i] = code;
-    heads[i] = static_cast<uint8_t>((heads[i] & 0x0f) | rest << 4);
+    controls[i] = static_cast<uint8_t>((controls[i] & 0x0f) | rest << 4);
   }
   return escaped;
 }
 
-void JoinGaps(const uint8_t* HWY_RESTRICT heads, size_t count, uint32_t gap_bits, uint32_t* HWY_RESTRICT gaps) {
-  for (size_t i = 0; i < count; ++i) gaps[i] |= static_cast<uint32_t>(heads[i] & 0x0f) << gap_bits;
+void JoinGaps(const uint8_t* HWY_RESTRICT controls, size_t count, uint32_t gap_bits, uint32_t* HWY_RESTRICT gaps) {
+  for (size_t i = 0; i < count; ++i) gaps[i] |= static_cast<uint32_t>(controls[i] & 0x0f) << gap_bits;
 }
 
 template <typename T>
@@ -65,24 +65,25 @@ T StepOf(T code) {
 }
 
 template <typename T>
-void JoinStepsOf(const uint8_t* HWY_RESTRICT heads, size_t count, uint32_t step_bits, uint64_t* HWY_RESTRICT steps) {
+void JoinStepsOf(const uint8_t* HWY_RESTRICT controls, size_t count, uint32_t step_bits, uint64_t* HWY_RESTRICT steps) {
   if (step_bits == 0) {
-    for (size_t i = 0; i < count; ++i) steps[i] = StepOf(static_cast<T>(heads[i] >> 4));
+    for (size_t i = 0; i < count; ++i) steps[i] = StepOf(static_cast<T>(controls[i] >> 4));
     return;
   }
   for (size_t i = 0; i < count; ++i) {
-    const T rest = static_cast<T>(static_cast<T>(heads[i] >> 4) << step_bits);
+    const T rest = static_cast<T>(static_cast<T>(controls[i] >> 4) << step_bits);
     steps[i] = StepOf(static_cast<T>(rest | static_cast<T>(steps[i])));
   }
 }
 
 size_t SplitSteps(const uint64_t* steps, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* codes,
-                  uint8_t* heads) {
-  return WithUnit(unit, [&](auto one) { return SplitStepsOf<decltype(one)>(steps, count, step_bits, codes, heads); });
+                  uint8_t* controls) {
+  return WithUnit(unit,
+                  [&](auto one) { return SplitStepsOf<decltype(one)>(steps, count, step_bits, codes, controls); });
 }
 
-void JoinSteps(const uint8_t* heads, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps) {
-  return WithUnit(unit, [&](auto one) { return JoinStepsOf<decltype(one)>(heads, count, step_bits, steps); });
+void JoinSteps(const uint8_t* controls, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps) {
+  return WithUnit(unit, [&](auto one) { return JoinStepsOf<decltype(one)>(controls, count, step_bits, steps); });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -97,21 +98,21 @@ HWY_EXPORT(SplitSteps);
 HWY_EXPORT(JoinGaps);
 HWY_EXPORT(JoinSteps);
 
-size_t SplitGaps(const uint32_t* positions, size_t count, uint32_t gap_bits, uint32_t* gaps, uint8_t* heads) {
-  return HWY_DYNAMIC_DISPATCH(SplitGaps)(positions, count, gap_bits, gaps, heads);
+size_t SplitGaps(const uint32_t* positions, size_t count, uint32_t gap_bits, uint32_t* gaps, uint8_t* controls) {
+  return HWY_DYNAMIC_DISPATCH(SplitGaps)(positions, count, gap_bits, gaps, controls);
 }
 
 size_t SplitSteps(const uint64_t* steps, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* codes,
-                  uint8_t* heads) {
-  return HWY_DYNAMIC_DISPATCH(SplitSteps)(steps, count, unit, step_bits, codes, heads);
+                  uint8_t* controls) {
+  return HWY_DYNAMIC_DISPATCH(SplitSteps)(steps, count, unit, step_bits, codes, controls);
 }
 
-void JoinGaps(const uint8_t* heads, size_t count, uint32_t gap_bits, uint32_t* gaps) {
-  HWY_DYNAMIC_DISPATCH(JoinGaps)(heads, count, gap_bits, gaps);
+void JoinGaps(const uint8_t* controls, size_t count, uint32_t gap_bits, uint32_t* gaps) {
+  HWY_DYNAMIC_DISPATCH(JoinGaps)(controls, count, gap_bits, gaps);
 }
 
-void JoinSteps(const uint8_t* heads, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps) {
-  HWY_DYNAMIC_DISPATCH(JoinSteps)(heads, count, unit, step_bits, steps);
+void JoinSteps(const uint8_t* controls, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps) {
+  HWY_DYNAMIC_DISPATCH(JoinSteps)(controls, count, unit, step_bits, steps);
 }
 
 uint64_t CodeOfStep(uint64_t step, uint32_t unit) {
@@ -138,14 +139,14 @@ uint64_t SumGaps(uint32_t* gaps, size_t count) {
   return next;
 }
 
-// Escapes are rare: eight heads are asked at once whether one of them is one.
-size_t FindEscapes(const uint8_t* heads, size_t count, uint32_t shift, uint32_t* indices) {
+// Escapes are rare: eight control bytes are asked at once whether one of them is one.
+size_t FindEscapes(const uint8_t* controls, size_t count, uint32_t shift, uint32_t* indices) {
   constexpr uint64_t kHalves = 0x0f0f'0f0f'0f0f'0f0f;
   constexpr uint64_t kOnes = 0x0101'0101'0101'0101;
   size_t found = 0;
   for (size_t at = 0; at < count; at += 8) {
     uint64_t word = 0;
-    std::memcpy(&word, heads + at, std::min<size_t>(8, count - at));
+    std::memcpy(&word, controls + at, std::min<size_t>(8, count - at));
     // Only 15 + 1 reaches the fifth bit.
     uint64_t escapes = ((word >> shift & kHalves) + kOnes) & (kOnes << 4);
     for (; escapes != 0; escapes &= escapes - 1) {

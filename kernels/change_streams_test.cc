@@ -38,25 +38,25 @@ struct Input {
   }
 };
 
-TEST_CASE("Gaps are split into low bits and heads, and joined again, on every target") {
+TEST_CASE("Gaps are split into low bits and control bytes, and joined again, on every target") {
   ForEachTarget([] {
     for (const size_t count : {0, 1, 2, 15, 16, 17, 63, 64, 65, 1003}) {
       for (const uint32_t bits : {0u, 1u, 5u, 12u, 20u}) {
         INFO(count << " gaps, " << bits << " low bits");
         const Input input(count, 2, count + bits);
         std::vector<uint32_t> gaps(count);
-        std::vector<uint8_t> heads(count, 0xff);
-        const size_t escaped = SplitGaps(input.positions.data(), count, bits, gaps.data(), heads.data());
+        std::vector<uint8_t> controls(count, 0xff);
+        const size_t escaped = SplitGaps(input.positions.data(), count, bits, gaps.data(), controls.data());
         size_t expected = 0;
         for (size_t i = 0; i < count; ++i) {
           const uint32_t gap = input.positions[i] - (i == 0 ? 0 : input.positions[i - 1] + 1);
           REQUIRE(gaps[i] == gap);
-          REQUIRE(heads[i] == std::min(gap >> bits, kEscape));
+          REQUIRE(controls[i] == std::min(gap >> bits, kEscape));
           if (gap >> bits >= kEscape) ++expected;
         }
         CHECK(escaped == expected);
         for (uint32_t& gap : gaps) gap &= (1u << bits) - 1;
-        JoinGaps(heads.data(), count, bits, gaps.data());
+        JoinGaps(controls.data(), count, bits, gaps.data());
         uint64_t next = 0;
         for (size_t i = 0; i < count; ++i) {
           const uint32_t gap = input.positions[i] - static_cast<uint32_t>(next);
@@ -71,7 +71,7 @@ TEST_CASE("Gaps are split into low bits and heads, and joined again, on every ta
   });
 }
 
-TEST_CASE("Steps of every unit are split into low bits and heads, and joined again, on every target") {
+TEST_CASE("Steps of every unit are split into low bits and control bytes, and joined again, on every target") {
   ForEachTarget([] {
     for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
       for (const size_t count : {0, 1, 15, 16, 17, 64, 65, 1003}) {
@@ -79,20 +79,20 @@ TEST_CASE("Steps of every unit are split into low bits and heads, and joined aga
           INFO(count << " steps of " << unit << " bytes, " << bits << " low bits");
           const Input input(count, unit, count + bits);
           std::vector<uint64_t> codes(count);
-          std::vector<uint8_t> heads(count, 0xf7);
-          const size_t escaped = SplitSteps(input.steps.data(), count, unit, bits, codes.data(), heads.data());
+          std::vector<uint8_t> controls(count, 0xf7);
+          const size_t escaped = SplitSteps(input.steps.data(), count, unit, bits, codes.data(), controls.data());
           size_t expected = 0;
           for (size_t i = 0; i < count; ++i) {
             const uint64_t code = CodeByCases(input.steps[i], unit);
             REQUIRE(codes[i] == code);
-            REQUIRE(heads[i] == (7 | std::min<uint64_t>(code >> bits, kEscape) << 4));
+            REQUIRE(controls[i] == (7 | std::min<uint64_t>(code >> bits, kEscape) << 4));
             if (code >> bits >= kEscape) ++expected;
             codes[i] &= (uint64_t{1} << bits) - 1;
           }
           CHECK(escaped == expected);
-          JoinSteps(heads.data(), count, unit, bits, codes.data());
+          JoinSteps(controls.data(), count, unit, bits, codes.data());
           for (size_t i = 0; i < count; ++i) {
-            if (heads[i] >> 4 < kEscape) REQUIRE(codes[i] == input.steps[i]);
+            if (controls[i] >> 4 < kEscape) REQUIRE(codes[i] == input.steps[i]);
           }
         }
       }
@@ -121,16 +121,17 @@ TEST_CASE("Positions past 32 bits are seen in the sum") {
 TEST_CASE("Escapes are found in either half, wherever they are") {
   std::mt19937 random(3);
   for (const size_t count : {0, 1, 7, 8, 9, 64, 101}) {
-    std::vector<uint8_t> heads(count);
-    for (uint8_t& head : heads) head = static_cast<uint8_t>(random() % 3 == 0 ? random() | 0xf0 : random() | 0x0e);
-    heads.shrink_to_fit();
+    std::vector<uint8_t> controls(count);
+    for (uint8_t& control : controls)
+      control = static_cast<uint8_t>(random() % 3 == 0 ? random() | 0xf0 : random() | 0x0e);
+    controls.shrink_to_fit();
     for (const uint32_t shift : {0u, 4u}) {
       std::vector<uint32_t> expected;
       for (uint32_t i = 0; i < count; ++i) {
-        if ((heads[i] >> shift & 15) == 15) expected.push_back(i);
+        if ((controls[i] >> shift & 15) == 15) expected.push_back(i);
       }
       std::vector<uint32_t> found(count);
-      found.resize(FindEscapes(heads.data(), count, shift, found.data()));
+      found.resize(FindEscapes(controls.data(), count, shift, found.data()));
       CHECK(found == expected);
     }
   }

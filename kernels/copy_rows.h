@@ -4,7 +4,7 @@
 // scalar one. Pointers and pitches need no alignment; source and target must not overlap. Row r is at dst + r *
 // dst_pitch and src + r * src_pitch; pitches are bytes and mean nothing when there is one row.
 //
-// Large copies go past the caches: what is written is a slot, a bucket or a parameter that nobody reads soon. All
+// Large copies go past the caches: what is written is a slot, a bucket or a parameter that is not read soon. All
 // stores are visible to other threads and devices as plain ones are once a call has returned.
 #pragma once
 

@@ -12,13 +12,14 @@
 #     bench           every benchmark, small, and its plots
 #     soak            half an hour of faults, others each day; the report has their seed
 #     radosgw         logs in Ceph's object gateway; many readers, a writer that dies, a store that is away
+#     slurm           a job on three nodes of Slurm
 #     rehearsal       the tests of a machine with a GPU, on the CPU
 #
 # Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak radosgw rehearsal)
+STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak radosgw slurm rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -41,6 +42,7 @@ run_stage() {
     bench) bazel build //tests/bench/... && pytest tests/bench ;;
     soak) tests/soak/run.sh --minutes 30 --seed "$(date +%Y%m%d)" --logs "$RESULTS" --json "$RESULTS/soak.json" ;;
     radosgw) pytest tests/integration/test_radosgw.py tests/integration/test_log_storm.py ;;
+    slurm) pytest tests/docs ;;
     rehearsal) pytest tests/gpu ;;
   esac
 }

@@ -35,7 +35,7 @@ class Tally:
 
 
 def read_expected_skips(file: Path) -> "list[str]":
-    """Patterns of CLASSNAME.NAME or TARGET.NAME, a line each; "# ..." is why. Those behind "unless root" hold where nobody is root."""
+    """Patterns of CLASSNAME.NAME or TARGET.NAME, a line each; "# ..." is why. Those behind "unless root" hold where the user is not root."""
     patterns = []
     for line in file.read_text().splitlines():
         pattern, _, _ = line.partition("#")

@@ -18,7 +18,7 @@
 
 namespace lockstep::access {
 
-// Who makes a call. The call is one of its caller's, which may make so many at a time, while this lives.
+// The caller of a call. The call is one of its caller's, which may make so many at a time, while this lives.
 struct Caller {
   std::string name;  // the names in its certificate; empty where peers have none
   Quota::Lease call;
@@ -27,12 +27,12 @@ struct Caller {
 // Thread-safe.
 class AccessControl {
  public:
-  // By the policy at `policy_path`; without one (empty) nobody is asked who they are: plaintext. kConfig as
+  // By the policy at `policy_path`; without one (empty) no peer is asked for a name: plaintext. kConfig as
   // Policy::Read.
   static Result<std::unique_ptr<AccessControl>> Create(std::string policy_path);
 
-  // OK when `caller` has a role that `method` takes, for what `scope` says. kPermission names who, what and what to do,
-  // and is logged, once a minute for each identity.
+  // OK when `caller` has a role that `method` takes, for what `scope` says. kPermission names the caller, the method
+  // and the remedy, and is logged, once a minute for each identity.
   Status Check(const Identity& caller, std::string_view method, const Scope& scope);
   // The same as a question, of which nothing is logged.
   bool Allows(const Identity& caller, std::string_view method, const Scope& scope);
@@ -67,7 +67,7 @@ class Gate {
   // `service`: "lockstep.v1.TrainerAgent". REQUIRES the control to outlive this.
   Gate(std::string service, AccessControl* control) : service_(std::move(service)), control_(control) {}
 
-  // Who calls `call` (the handler's name), when it may. The model is the request's own.
+  // The caller of `call` (the handler's name), when it may. The model is the request's own.
   template <typename Request>
   Result<Caller> Admit(const grpc::ServerContextBase& context, std::string_view call, const Request& request) const {
     const Identity caller = IdentityOf(context);
@@ -75,7 +75,7 @@ class Gate {
     return control_->Begin(caller);
   }
 
-  // Whether who made this call may make it for `model`, too.
+  // Whether the caller of this call may make it for `model`, too.
   bool AdmitsFor(const grpc::ServerContextBase& context, std::string_view call, std::string_view model) const {
     return control_->Allows(IdentityOf(context), service_ + "." + std::string(call),
                             {.kind = Scope::Kind::kModel, .model = model});

@@ -81,7 +81,7 @@ role = "observer"
   CHECK(policy.Allows({"anna.ops.example.org"}, Role::kOperator, kEvery));
   CHECK(!policy.Allows({"ops.example.org"}, Role::kOperator, kEvery));
   CHECK(!policy.Allows({"spiffe://fleet/dev/x.ops.example.org"}, Role::kOperator,
-                       kEvery));  // its end is anybody's choice
+                       kEvery));  // any end was possible
   CHECK(policy.Allows({"dashboard"}, Roles(Role::kObserver) | Role::kOperator, kCritic));
   CHECK(!policy.Allows({"dashboard-2"}, Role::kObserver, kCritic));
   CHECK(!policy.Allows(Names{}, Role::kObserver, kCritic));
@@ -93,7 +93,7 @@ TEST_CASE("A bad policy is refused by file, line and what to write") {
     file.Write(text);
     CHECK_THAT(Policy::Read(file.path()), FailsWith(ErrorCode::kConfig, file.path() + line, why));
   };
-  refused("", ":", "nobody may do anything");
+  refused("", ":", "no peer may do anything");
   refused("[[allow]\n", ":1", "");
   refused("allow = 3", ":1", "is no table [[allow]]");
   refused("\n[[deny]]\n", ":2", "either a name or a serial");
@@ -108,7 +108,7 @@ TEST_CASE("A bad policy is refused by file, line and what to write") {
   CHECK_THAT(Policy::Read("/nowhere/policy.toml"), FailsWith(ErrorCode::kConfig, "/nowhere/policy.toml"));
 }
 
-TEST_CASE("A refusal says who, what, and which role it takes") {
+TEST_CASE("A refusal names the caller, the call, and the role that it takes") {
   const PolicyFile file("[[allow]]\nname = \"infer-0\"\nrole = \"receiver\"\nmodels = [\"actor\"]\n");
   const auto control = *AccessControl::Create(file.path());
   CHECK(control->Check(Named("infer-0"), "lockstep.v1.TrainerAgent.OpenPull", kActor).ok());
@@ -125,13 +125,13 @@ TEST_CASE("A refusal says who, what, and which role it takes") {
   CHECK(control->Check({.name = "host", .of_host = true}, "lockstep.v1.RaasReceiver.Rollback", kActor).ok());
 }
 
-TEST_CASE("Without a policy nobody is asked who they are") {
+TEST_CASE("Without a policy no peer is asked for a name") {
   const auto control = *AccessControl::Create("");
   CHECK(control->Check({.name = "plaintext"}, "lockstep.v1.RaasReceiver.Rollback", kActor).ok());
   CHECK(control->Allows({.name = "plaintext"}, "lockstep.v1.RaasReceiver.Rollback", kActor));
 }
 
-TEST_CASE("Who is denied, by name or serial number, may do nothing from the policy's next reading on") {
+TEST_CASE("A peer that is denied, by name or serial number, may do nothing from the policy's next reading on") {
   const std::string allow = "[[allow]]\nname = \"*\"\nrole = \"observer\"\n";
   const PolicyFile file(allow);
   const auto control = *AccessControl::Create(file.path());

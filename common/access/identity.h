@@ -1,4 +1,4 @@
-// Who calls: the names in its certificate, or that it is on this host.
+// The caller: the names in its certificate, or that it is on this host.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -12,7 +12,7 @@
 namespace lockstep::access {
 
 struct Identity {
-  std::string name;                // for messages, and for what belongs to somebody: all names, or where it calls from
+  std::string name;                // for messages, and for what belongs to it: all names, or where it calls from
   std::vector<std::string> names;  // URIs and DNS names of the certificate that was verified; none without one
   bool of_host = false;            // came by the control socket, which admits by uid: may do everything
   std::string serial;              // of the certificate: hexadecimal, lower case, no leading zeros
@@ -25,8 +25,9 @@ struct Identity {
 // together, could read the same: a name with a comma, or what is no printing ASCII, or more than 2 KiB in all.
 Identity IdentityOfNames(std::vector<std::string> names);
 
-// Of a peer without a certificate and not of this host: one that plaintext let in, and nobody. A resumed TLS session is
-// nobody, too: its handshake looked at no certificate, and may be of one that has expired or whose CA is gone.
+// Of a peer without a certificate and not of this host: one that plaintext let in, without a name. A resumed TLS
+// session has none, too: its handshake looked at no certificate, and may be of one that has expired or whose CA is
+// gone.
 Identity IdentityOf(const grpc::ServerContextBase& context);
 
 }  // namespace lockstep::access

@@ -17,7 +17,7 @@
 namespace lockstep::access {
 namespace {
 
-// Keeps who called last.
+// Keeps the last caller.
 class Host final : public v1::RaasReceiver::Service {
  public:
   explicit Host(const rpc::TlsOptions& tls) {
@@ -71,7 +71,7 @@ TEST_CASE("A peer is known by the names of its certificate, or by the socket tha
   CHECK(local.of_host);
 }
 
-TEST_CASE("A resumed TLS session is nobody, and the one that it resumes is its certificate's") {
+TEST_CASE("A resumed TLS session has no name, and the one that it resumes is its certificate's") {
   const rpc::TestCa ca;
   Host host(ca.Server());
   const rpc::TlsOptions own = ca.Client();
@@ -113,7 +113,7 @@ TEST_CASE("No two certificates with other names are one identity; those that cou
   CHECK(IdentityOfNames({}).names.empty());
 }
 
-TEST_CASE("A peer that plaintext let in is nobody, and not of this host") {
+TEST_CASE("A peer that plaintext let in has no name, and is not of this host") {
   Host host({});
   CHECK(!host.WhoCalls(host.tcp(), {}).of_host);
   CHECK(host.WhoCalls(host.tcp(), {}).names.empty());

@@ -64,7 +64,7 @@ class PolicyReader {
       }
     }
     if (!policy.grants_.empty()) return policy;
-    return Status(ErrorCode::kConfig, Cat(path_, ": has no [[allow]], so that nobody may do anything; add one"));
+    return Status(ErrorCode::kConfig, Cat(path_, ": has no [[allow]], so that no peer may do anything; add one"));
   }
 
  private:

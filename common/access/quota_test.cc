@@ -8,7 +8,7 @@
 namespace lockstep::access {
 namespace {
 
-TEST_CASE("Who has used up its own leaves room for others, and what ends makes room") {
+TEST_CASE("A caller that has used up its own leaves room for others, and what ends makes room") {
   Quota quota("streams", {.all = 5, .each = 2});
   std::vector<Quota::Lease> greedy;
   greedy.push_back(*quota.Take("greedy"));

@@ -1,7 +1,7 @@
 // Status and Result<T>: how every fallible call of Lockstep answers.
 //
 // The shape is that of absl::Status, so its readers are at home; the type is our own because the export plugin lives in
-// somebody else's process and must carry no abseil (docs/decisions/0001-own-status.md). ErrorCode is the one taxonomy
+// another program's process and must carry no abseil (docs/decisions/0001-own-status.md). ErrorCode is the one taxonomy
 // of errors: common/rpc maps it to gRPC codes, ExitCode() to sysexits, Label() to log and metric labels.
 //
 // A message says what failed, where (model, run, version, block or tensor, peer) and what to do about it.
@@ -26,7 +26,7 @@ enum class ErrorCode : uint8_t {
   kState,              // right request, wrong moment: the state it needs is not there
   kUnavailable,        // a peer or port cannot be reached or used
   kDeadline,           // no answer in time; a timeout is a failure
-  kAborted,            // aborted half-way because of somebody else; try again
+  kAborted,            // aborted half-way because of another process; try again
   kCancelled,          // stopped half-way because it was asked to
   kPermission,         // not allowed
   kResourceExhausted,  // memory, disk, descriptors or a limit of ours

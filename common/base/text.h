@@ -20,7 +20,7 @@ std::string Cat(const Args&... args) {
 // empty).
 size_t Utf8Length(std::string_view text);
 
-// What somebody else said, fit for messages, protos and terminals: malformed UTF-8 and control characters other than
+// Text from another process, fit for messages, protos and terminals: malformed UTF-8 and control characters other than
 // line breaks and tabs become '?', and the whole is cut, between characters, to `max_bytes`.
 std::string CleanText(std::string_view text, size_t max_bytes = 4096);
 

@@ -1,4 +1,4 @@
-// Xxh3State: xxh3-64 whose long middle is worked by somebody else's loop.
+// Xxh3State: xxh3-64 whose long middle is worked by the caller's loop.
 //
 // xxh3 takes long inputs in stripes of 64 bytes: each is mixed, under a key that moves on, into eight sums, which are
 // scrambled after every sixteenth. A kernel that has the bytes in registers anyway does this on the way; the rest of

@@ -8,7 +8,7 @@
 // The option "block-bytes" of trainer_agent is --block-bytes on the command line, TRAINER_AGENT_BLOCK_BYTES in the
 // environment and block_bytes in the file. The file itself is named by --config or TRAINER_AGENT_CONFIG. --help, --man,
 // --version and --print-config are there without being added. Environment variables with the prefix but no option are
-// nobody's error: Kubernetes sets such.
+// no error: Kubernetes sets such.
 #pragma once
 
 #include <chrono>
@@ -55,16 +55,16 @@ class ConfigParser {
   // The same, of tables in the file, [[name]], or of texts.
   void Add(const std::string& name, std::vector<ConfigTable>* target, const std::string& help);
 
-  // --help leaves the option out: one that hardly anybody should set. REQUIRES that it was added.
+  // --help leaves the option out: one that is rarely right to set. REQUIRES that it was added.
   void Hide(const std::string& name);
 
   // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
   Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out = std::cout);
 
-  // The option `name` as whoever set it wrote it, for errors about its value: "--block-bytes", "environment variable
-  // TRAINER_AGENT_BLOCK_BYTES", "agent.toml:3: key 'block_bytes'"; the flag where nobody did. REQUIRES Parse() before,
-  // and an option of that name.
+  // The option `name` as it was written where it was set, for errors about its value: "--block-bytes", "environment
+  // variable TRAINER_AGENT_BLOCK_BYTES", "agent.toml:3: key 'block_bytes'"; the flag where it was not set. REQUIRES
+  // Parse() before, and an option of that name.
   std::string WrittenAs(std::string_view name) const;
 
  private:

@@ -1,7 +1,7 @@
-// Checked values out of JSON that anybody may have written, for formats that refuse what they do not know. An error
+// Checked values out of JSON from anywhere, for formats that refuse what they do not know. An error
 // says what is wrong and where: "description: parts[0].parameters[3].shape: must be an array".
 //
-// A key that nobody asked for is refused, so that a typo does not pass for a default; of a key that is there twice the
+// An unknown key is refused, so that a typo does not pass for a default; of a key that is there twice the
 // last one counts, as in every JSON parser of note.
 //
 // Pure functions, thread-safe; an ObjectReader is for one thread.
@@ -25,7 +25,7 @@ using Json = nlohmann::json;
 // How deep arrays and objects may be nested: writing JSON recurses, so a hostile depth must not get that far.
 inline constexpr size_t kMaxJsonDepth = 64;
 
-// A place in a document. Lives on the stack of whoever walks down, and is spelled out only for an error.
+// A place in a document. Lives on the stack of the reader, and is spelled out only for an error.
 struct JsonPath {
   const JsonPath* parent = nullptr;  // null: the document
   std::string_view key;              // in an object; empty: in an array. Of a document its name
@@ -93,7 +93,7 @@ class ObjectReader {
     return ReadOptional(key, values, ListOf<T>(limit, read));
   }
 
-  // kBadData names a member that nobody asked for.
+  // kBadData names an unknown member.
   Status Finish() const;
 
   const JsonPath& path() const { return *path_; }

@@ -69,7 +69,7 @@ TEST_CASE("An error names the document and the place in it") {
   CHECK(Refusal(R"({"weight": 1, "stamps": [0, 0, 0]})") == "letter: stamps: has 3 elements; the limit is 2");
 }
 
-TEST_CASE("A key that nobody asked for is refused, and one that is there twice counts once") {
+TEST_CASE("An unknown key is refused, and one that is there twice counts once") {
   CHECK(Refusal(R"({"weight": 1, "stamps": [], "registred": true})") == "letter: unknown key \"registred\"");
   CHECK(Parse(R"({"weight": 1, "weight": 2, "stamps": []})")->weight == 2);
 }

@@ -131,7 +131,7 @@ void SortEntries(const TrainingModel& model, RankPlan& plan) {
   });
 }
 
-// Chooses, shard by shard, who writes.
+// Chooses, shard by shard, which rank writes.
 class Chooser {
  public:
   Chooser(const TrainingModel& model, const BySource& index, const std::vector<bool>& on_agent_host)

@@ -1,4 +1,4 @@
-// CopyPlan: who copies what, compiled once from a TrainingModel and proved before the first byte moves.
+// CopyPlan: which rank copies what, compiled once from a TrainingModel and proved before the first byte moves.
 //
 // Export: every element of every HuggingFace tensor is written by exactly one rank. Among the ranks that hold the same
 // shard one is chosen: first those on the agent's host, then the one with the fewest bytes so far, then the lowest.
@@ -38,7 +38,7 @@ struct CopyPlan {
 };
 
 // `on_agent_host[r]`: rank r reaches the agent's shared memory. kBadData names the tensor (and ranks) of the first rule
-// broken: a tensor that nobody or not everybody holds, shards that overlap without being the same, a conversion or
+// broken: a tensor that no rank or not every rank holds, shards that overlap without being the same, a conversion or
 // holding out of bounds.
 Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& on_agent_host);
 

@@ -130,7 +130,7 @@ TEST_CASE("Random trainers: running all ranks' copies writes every element of ev
   }
 }
 
-TEST_CASE("Random trainers: who is not on the agent's host writes only what nobody there has") {
+TEST_CASE("Random trainers: a rank that is not on the agent's host writes only what no rank there has") {
   uint64_t remote = 0;
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
@@ -239,7 +239,7 @@ TEST_CASE("Random trainers: without all replicas of a shard, or with one replica
     }
     const auto missing = CompileExport(without, trainer.beside);
     REQUIRE(missing.ok() == (feeding == 0));
-    if (!missing.ok()) REQUIRE_THAT(missing, FailsWith(ErrorCode::kBadData, "nobody holds"));
+    if (!missing.ok()) REQUIRE_THAT(missing, FailsWith(ErrorCode::kBadData, "no rank holds"));
 
     if (replicas < 2 || feeding != ElementCount(trainer.model.holdings[victim].pieces) || feeding < 2) continue;
     TrainingModel cut = trainer.model;

@@ -139,7 +139,7 @@ TEST_CASE("Copies are never exported, but are imported into") {
   CHECK(import->bytes == 64);
   CHECK(import->entries[0].pieces == Whole({8, 4}));
   model.holdings[0].copy = true;
-  CHECK_THAT(CompileExport(model, {true, true}), FailsWith(ErrorCode::kBadData, "nobody holds 32 elements of 32"));
+  CHECK_THAT(CompileExport(model, {true, true}), FailsWith(ErrorCode::kBadData, "no rank holds 32 elements of 32"));
 }
 
 TEST_CASE("A rank reads all that it holds, replicas too, and an equal copy only once") {
@@ -177,17 +177,17 @@ TEST_CASE("Two training tensors that make the same elements are refused, naming 
              FailsWith(ErrorCode::kBadData, "rank 0 writes [1:3] twice: from \"x\" and \"y\""));
 }
 
-TEST_CASE("What nobody holds is named with its size and place") {
+TEST_CASE("What no rank holds is named with its size and place") {
   Model model;
   const uint32_t source = model.Same("x", {8, 16});
   model.HoldShard(0, source, 0, 0, 2);
   model.Hold(1, source, {});
   CHECK_THAT(CompileExport(model, {true, true}),
              FailsWith(ErrorCode::kBadData,
-                       "tensor \"x\" (BF16 [8, 16]): nobody holds 64 elements of 128, the first at [4, 0]"));
+                       "tensor \"x\" (BF16 [8, 16]): no rank holds 64 elements of 128, the first at [4, 0]"));
 }
 
-TEST_CASE("A tensor without elements needs nobody") {
+TEST_CASE("A tensor without elements needs no rank") {
   Model model;
   model.HoldWhole(0, model.Same("x", {4}));
   model.Same("empty", {0, 4});

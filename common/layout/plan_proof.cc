@@ -56,18 +56,18 @@ class Proof {
                                       writers_[first_[tensor] + overlap->second], BoxText(shared.target, shared.size)));
     }
     if (const auto hole = FindHole(boxes, meta.shape)) {
-      return Broken(meta, Cat("nobody holds ", hole->elements, " elements of ", ElementCount(meta.shape),
+      return Broken(meta, Cat("no rank holds ", hole->elements, " elements of ", ElementCount(meta.shape),
                               ", the first at ", ShapeText(hole->first)));
     }
     return OkStatus();
   }
 
   std::string OverlapText(const Writer& a, const Writer& b, const std::string& box) const {
-    const std::string who = a.rank == b.rank ? Cat("rank ", a.rank, " writes ", box, " twice")
-                                             : Cat("ranks ", a.rank, " and ", b.rank, " both write ", box);
+    const std::string writes = a.rank == b.rank ? Cat("rank ", a.rank, " writes ", box, " twice")
+                                                : Cat("ranks ", a.rank, " and ", b.rank, " both write ", box);
     const std::string& name = model_.sources[a.source].name;
-    if (a.source == b.source) return Cat(who, ": their shards of \"", name, "\" overlap without being the same");
-    return Cat(who, ": from \"", name, "\" and \"", model_.sources[b.source].name, "\"");
+    if (a.source == b.source) return Cat(writes, ": their shards of \"", name, "\" overlap without being the same");
+    return Cat(writes, ": from \"", name, "\" and \"", model_.sources[b.source].name, "\"");
   }
 
   static Status Broken(const model::TensorMeta& meta, const std::string& problem) {

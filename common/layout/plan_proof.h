@@ -8,7 +8,7 @@
 namespace lockstep::layout {
 
 // kBadData names the first tensor for which it is not so, and the ranks that write the same elements or the elements
-// that nobody has.
+// that no rank has.
 Status ProveTiling(const TrainingModel& model, const std::vector<RankPlan>& ranks);
 
 }  // namespace lockstep::layout

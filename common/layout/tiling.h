@@ -1,4 +1,4 @@
-// Whether boxes tile a tensor: the search for an overlap and for a hole, over boxes that lie in somebody else's memory.
+// Whether boxes tile a tensor: the search for an overlap and for a hole, over boxes that lie in the caller's memory.
 #pragma once
 
 #include <cstdint>

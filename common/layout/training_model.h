@@ -1,4 +1,4 @@
-// TrainingModel: a trainer's tensors, the HuggingFace tensors made of them, and who holds what. Pure data.
+// TrainingModel: a trainer's tensors, the HuggingFace tensors made of them, and which rank holds what. Pure data.
 //
 //   Holding (of a rank) --pieces--> SourceTensor --Conversion--> HuggingFace tensor
 //

@@ -1,7 +1,7 @@
 // A port of plain HTTP that answers GET /metrics, for Prometheus, and nothing else.
 //
-// Bounded as the health port is (common/rpc/tcp_port.h): anybody who reaches it may ask, and costs a connection for
-// some seconds.
+// Bounded as the health port is (common/rpc/tcp_port.h): any program that reaches it may ask, and costs a connection
+// for some seconds.
 #pragma once
 
 #include <functional>

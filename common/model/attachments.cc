@@ -46,7 +46,8 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-// A configuration that names code: whoever loads it and trusts the model's code runs that. Nothing when it is no JSON.
+// A configuration that names code: a program that loads it and trusts the model's code runs that. Nothing when it is no
+// JSON.
 std::optional<bool> NamesCode(std::string_view text) {
   bool named = false;
   const auto look = [&](int, Json::parse_event_t event, Json& parsed) {

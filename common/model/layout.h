@@ -52,7 +52,7 @@ class ModelLayout {
   static Result<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorMeta> tensors,
                                                            uint32_t block_bytes = kDefaultBlockBytes,
                                                            Attachments attachments = {});
-  // From the canonical encoding (common/model/FORMAT.md), which may come from anybody.
+  // From the canonical encoding (common/model/FORMAT.md), which may come from anywhere.
   static Result<std::shared_ptr<const ModelLayout>> Decode(ByteView encoded);
 
   const Bytes& encoded() const { return encoded_; }

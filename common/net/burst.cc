@@ -56,8 +56,8 @@ void SetLowWater(tcp::socket& socket, size_t bytes) {
 }
 
 void OpenWindow(tcp::socket& socket, size_t bytes) {
-  // Who wants to be woken for so many bytes is given room for them; SO_RCVBUF would end the kernel's own sizing, and
-  // net.core.rmem_max bounds it.
+  // A reader that wants to be woken for so many bytes gets room for them; SO_RCVBUF would end the kernel's own sizing,
+  // and net.core.rmem_max bounds it.
   SetOption(socket, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(bytes));
   SetOption(socket, SOL_SOCKET, SO_RCVLOWAT, 1);
 }

@@ -1,8 +1,8 @@
 // TCP without waiting: one system call for many pieces of memory, and what the kernel knows of the connection.
 //
 // For bulk data: a coroutine that sends or receives megabytes spends its time in the kernel's copy, not in waiting, and
-// the memory is only touched inside the call. Who gets nothing done waits with UntilReady (lane_io.h). Lanes use it
-// through LaneStream.
+// the memory is only touched inside the call. A coroutine that gets nothing done waits with UntilReady (lane_io.h).
+// Lanes use it through LaneStream.
 #pragma once
 
 #include <sys/uio.h>
@@ -38,7 +38,7 @@ void OpenWindow(asio::ip::tcp::socket& socket, size_t bytes);
 // Waiting to read ends when so many bytes have come, or none more will.
 void SetLowWater(asio::ip::tcp::socket& socket, size_t bytes);
 
-// A peer that vanished is noticed within two minutes, however long nobody says anything.
+// A peer that vanished is noticed within two minutes, however long both ends are silent.
 void KeepAlive(asio::ip::tcp::socket& socket);
 
 }  // namespace lockstep::net

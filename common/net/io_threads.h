@@ -41,7 +41,7 @@ class IoThreads {
   std::vector<std::thread> threads_;
 };
 
-// Starts a coroutine that nobody waits for. Unlike with asio::detached, its exception reaches IoThreads' on_exception.
+// Starts a coroutine that is not waited for. Unlike with asio::detached, its exception reaches IoThreads' on_exception.
 void Spawn(const asio::any_io_executor& executor, asio::awaitable<void> coroutine);
 
 }  // namespace lockstep::net

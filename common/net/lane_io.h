@@ -4,7 +4,7 @@
 // the deadlines safe on several threads. At most one read and one write at a time.
 //
 // Outcomes: kDeadline when the whole of the call was not done in time (a peer that trickles bytes is late all the
-// same); kUnavailable when the peer closed, reset or cannot be reached; kCancelled when somebody closed or cancelled
+// same); kUnavailable when the peer closed, reset or cannot be reached; kCancelled when this side closed or cancelled
 // the socket. After any error the stream is out of step and the socket is to be closed; a deadline has cancelled
 // whatever else was in progress on it.
 #pragma once
@@ -31,7 +31,7 @@ asio::awaitable<Status> Connect(asio::ip::tcp::socket& socket, const HostPort& a
 // Binds and listens. kUnavailable, naming the address, when it is in use.
 Result<asio::ip::tcp::acceptor> Listen(asio::io_context& context, const HostPort& address);
 
-// An asio error as a Status; `what` says what was being done and with whom.
+// An asio error as a Status; `what` says what was being done and with which peer.
 Status NetStatus(const asio::error_code& error, std::string_view what);
 
 }  // namespace lockstep::net

@@ -190,7 +190,7 @@ TEST_CASE("Closing a socket on its strand cancels the read in progress") {
   CHECK_THAT(read.get(), FailsWith(ErrorCode::kCancelled, "cancelled"));
 }
 
-TEST_CASE("A deadline that came too late hurts nobody") {
+TEST_CASE("A deadline that came too late does no harm") {
   Wire wire(GENERATE(Form::kPlain, Form::kTls));
   std::string text(1, ' ');
   for (int i = 0; i < 200; ++i) {
@@ -264,7 +264,9 @@ TEST_CASE("A rate limit gives each its turn, and a silence earns little") {
   none.GiveBack(1ull << 60);
 }
 
-TEST_CASE("Who comes when there are too many takes the oldest place, of its own address or of the one that has most") {
+TEST_CASE(
+    "A connection that comes when there are too many takes the oldest place, of its own address or of the one that has "
+    "most") {
   Places places({.all = 4, .per_address = 2});
   std::string left;
   std::vector<Places::Place> taken;
@@ -288,7 +290,7 @@ TEST_CASE("Who comes when there are too many takes the oldest place, of its own 
   CHECK(left == "bc");
 }
 
-TEST_CASE("Connecting to nobody and listening on a taken port name the address") {
+TEST_CASE("Connecting where none listens and listening on a taken port name the address") {
   Wire wire;
   Result<tcp::acceptor> taken = Listen(wire.context(), {"127.0.0.1", 0});
   REQUIRE(taken.ok());

@@ -1,5 +1,5 @@
-// Places: where connections that anybody can make are kept few. Lanes wait in them for their ticket, the connections of
-// a gRPC port have them as long as they last.
+// Places: where connections that any peer can make are kept few. Lanes wait in them for their ticket, the connections
+// of a gRPC port have them as long as they last.
 //
 // A connection that comes when there are too many takes the place of the oldest: of the same address, or of the address
 // that has most. So one address displaces its own.

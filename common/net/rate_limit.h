@@ -1,7 +1,7 @@
 // RateLimit: how fast several senders together may send, as a bucket that may be overdrawn.
 //
 // A sender books what it is about to send and is given the time to wait first. So each gets its turn in the order of
-// asking, nobody polls, and a long silence earns no more than a twentieth of a second's worth.
+// asking, none polls, and a long silence earns no more than a twentieth of a second's worth.
 #pragma once
 
 #include <chrono>

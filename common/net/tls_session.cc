@@ -19,7 +19,7 @@ constexpr size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 // So much is encrypted, then sent in one call, while it is in the cache.
 constexpr size_t kBurstBytes = 16 * kRecordBytes;
 constexpr size_t kBurstRoom = kBurstBytes + 2 * kRecordBytes;  // with what records add, and the last one
-// What who connects takes in one call; who accepts is sent little.
+// What the client takes in one call; the server is sent little.
 constexpr size_t kReadBytes = 8 * kRecordBytes;
 
 std::string LastError() {
@@ -205,7 +205,7 @@ Status TlsSession::Explain(int outcome) {
   }
   const bool refused = reason == SSL_R_BINDER_DOES_NOT_VERIFY || reason > SSL_AD_REASON_OFFSET || unknown_;
   if (!established_ && refused) {
-    if (unknown_) return {ErrorCode::kPermission, Cat(where, "nobody here knows such a secret")};
+    if (unknown_) return {ErrorCode::kPermission, Cat(where, "no such secret is known here")};
     return {ErrorCode::kPermission, Cat(where, LastError())};
   }
   return {ErrorCode::kProtocol, Cat(where, LastError(), "; does the peer speak it?")};
@@ -217,7 +217,7 @@ Result<bool> TlsSession::Handshake() {
   if (outcome != 1) LS_RETURN_IF_ERROR(Explain(outcome));
   LS_RETURN_IF_ERROR(Flush());
   established_ = outcome == 1;
-  // As if a session were resumed is how a secret is used; whoever got here without one has shown something else.
+  // As if a session were resumed is how a secret is used; a peer that got here without one has shown something else.
   if (established_ && SSL_session_reused(ssl_.get()) != 1) {
     return Status(ErrorCode::kPermission, "TLS handshake: the peer did without the secret");
   }

@@ -3,7 +3,7 @@
 //
 // The secret is an external pre-shared key (RFC 8446): its identity crosses in clear, it itself never, and each
 // connection has keys of its own (psk_dhe_ke). Nothing is resumed, nothing sent early. The end of a connection is not
-// authenticated: who reads knows from what was sent before whether it is whole.
+// authenticated: the reader knows from what was sent before whether it is whole.
 #pragma once
 
 #include <openssl/ssl.h>
@@ -53,7 +53,7 @@ class TlsSession {
   // A handshake of more bytes than this is broken off.
   static constexpr size_t kMaxHandshakeBytes = 16 << 10;
 
-  // The secret of who says that it is `identity`; nothing: there is none.
+  // The secret of the peer that calls itself `identity`; nothing: there is none.
   using FindSecret = std::function<std::optional<TlsSecret>(ByteView identity)>;
 
   // For the side of `context`. The socket outlives the session; both are connected.
@@ -96,9 +96,9 @@ class TlsSession {
 
   const std::shared_ptr<const TlsContext> context_;
   asio::ip::tcp::socket& socket_;
-  Bytes identity_;  // of who connects
+  Bytes identity_;  // of the client
   TlsSecret secret_{};
-  FindSecret find_;       // of who accepts
+  FindSecret find_;       // of the server
   bool unknown_ = false;  // it found nothing
   size_t handshake_left_ = kMaxHandshakeBytes;
   bool established_ = false;

@@ -76,7 +76,7 @@ struct Accepting : End {
   }
 };
 
-// The first two flights; the one who connects is through then, and what it sent last is returned.
+// The first two flights; the client is through then, and what it sent last is returned.
 Bytes ShakeButLast(Connecting& client, Accepting& server) {
   REQUIRE_FALSE(*client.session->Handshake());
   server.Give(client.Taken());
@@ -91,7 +91,7 @@ void Shake(Connecting& client, Accepting& server) {
   REQUIRE(*server.session->Handshake());
 }
 
-TEST_CASE("Who shares the secret is let in, and gets what is sent in whatever pieces, which nobody else can see") {
+TEST_CASE("A peer that shares the secret is let in, and gets what is sent in whatever pieces, which no other can see") {
   Connecting client;
   Accepting server;
   Shake(client, server);
@@ -218,19 +218,19 @@ TEST_CASE("The secret does not cross, and nothing is issued with which to come a
   CHECK(server.Taken().empty());
 }
 
-TEST_CASE("Who has another secret, or a name that nobody knows, is not let in, and both ends say so") {
+TEST_CASE("A peer with another secret, or an unknown name, is not let in, and both ends say so") {
   const bool named = GENERATE(true, false);
   Connecting client(named ? TlsSecret{1} : kSecret, named ? kIdentity : "pull 8");
   Accepting server;
   REQUIRE_FALSE(*client.session->Handshake());
   server.Give(client.Taken());
   CHECK_THAT(server.session->Handshake(),
-             FailsWith(ErrorCode::kPermission, named ? "binder does not verify" : "nobody here knows such a secret"));
+             FailsWith(ErrorCode::kPermission, named ? "binder does not verify" : "no such secret is known here"));
   client.Give(server.Taken());
   CHECK_THAT(client.session->Handshake(), FailsWith(ErrorCode::kPermission, "TLS handshake: ", "alert"));
 }
 
-TEST_CASE("A handshake that ends after any of its bytes lets nobody in") {
+TEST_CASE("A handshake that ends after any of its bytes lets no peer in") {
   Connecting whole;
   REQUIRE_FALSE(*whole.session->Handshake());
   const Bytes hello = whole.Taken();
@@ -256,7 +256,7 @@ TEST_CASE("A handshake that ends after any of its bytes lets nobody in") {
   }
 }
 
-TEST_CASE("A recorded handshake, played again, lets nobody in") {
+TEST_CASE("A recorded handshake, played again, lets no peer in") {
   Connecting client;
   Accepting server, again;
   REQUIRE_FALSE(*client.session->Handshake());

@@ -108,7 +108,7 @@ Result<std::string> ReadSecretFile(const std::string& path, uint64_t max_bytes) 
   }
   if (info.st_uid != ::geteuid() && info.st_uid != 0) {
     return Status(ErrorCode::kPermission,
-                  Cat(path, " belongs to uid ", info.st_uid, ", who may read it; chown it to uid ", ::geteuid()));
+                  Cat(path, " belongs to uid ", info.st_uid, ", which may read it; chown it to uid ", ::geteuid()));
   }
   return ReadAll(fd.get(), path, max_bytes);
 }
@@ -196,7 +196,7 @@ Status CheckWayTo(const std::string& directory, uid_t user) {
   fs::path way;
   for (const fs::path& part : whole) {
     way /= part;
-    LS_RETURN_IF_ERROR(CheckStep(way, user));  // from the top: nobody else changes what was looked at
+    LS_RETURN_IF_ERROR(CheckStep(way, user));  // from the top: no other user changes what was looked at
   }
   return OkStatus();
 }
@@ -207,7 +207,7 @@ Status CheckOwnDir(const std::string& path) {
   if (!S_ISDIR(info.st_mode)) return {ErrorCode::kBadData, Cat(path, " is not a directory")};
   if (info.st_uid == ::geteuid() && !OthersMayWrite(info)) return CheckWayTo(path, ::geteuid());
   return {ErrorCode::kPermission,
-          Cat("directory ", path, " must belong to uid ", ::geteuid(), " and be writable by nobody else; ",
+          Cat("directory ", path, " must belong to uid ", ::geteuid(), " and be writable by no other user; ",
               OwnerAndMode(info), ". Use a directory of this user's own")};
 }
 

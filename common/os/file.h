@@ -49,14 +49,15 @@ Status MakeDirs(const std::string& path, mode_t mode = 0755);
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
 Status CheckWritableDir(const std::string& path);
 
-// OK when nobody but `user` and root may put another directory in place of `directory`: it, every directory and link on
-// the way to it, and those that links lead through are theirs, and nobody else may write these directories. Sticky ones
-// others may write where `user` is our own: nobody takes what is this user's out of them. Of another user it is not
-// known that he is who is meant, and in those anybody has something. kPermission names the first that is not so.
+// OK when only `user` and root may put another directory in place of `directory`: it, every directory and link on
+// the way to it, and those that links lead through are theirs, and no other user may write these directories. Sticky
+// ones others may write where `user` is our own: no other user takes what is this user's out of them. Of another user
+// it is not known that it is the right one, and every user has something in those. kPermission names the first that is
+// not so.
 Status CheckWayTo(const std::string& directory, uid_t user);
 
-// OK when `path` is a directory of this process's user that nobody else may write, so that all in it is this user's
-// doing, and CheckWayTo() it. kPermission names the directory, who owns it, and its mode.
+// OK when `path` is a directory of this process's user that no other user may write, so that all in it is this user's
+// doing, and CheckWayTo() it. kPermission names the directory, its owner, and its mode.
 Status CheckOwnDir(const std::string& path);
 
 // The names of what is in the directory, in no order.

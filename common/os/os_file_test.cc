@@ -85,7 +85,7 @@ TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one 
              FailsWith(ErrorCode::kNotFound, "directory /proc/self cannot be written by uid"));
 }
 
-TEST_CASE("A directory is our own only where nobody else replaces what leads to it") {
+TEST_CASE("A directory is our own only where no other user replaces what leads to it") {
   const TempDir dir;
   const std::string own = dir.File("way/own");
   const std::string link = dir.File("link");

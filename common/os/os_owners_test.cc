@@ -18,7 +18,7 @@ UniqueFd Own(const std::string& path) {
   return ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 ? std::move(file) : UniqueFd();
 }
 
-TEST_CASE("Owners are gone when the last of them is, and nobody becomes one afterwards") {
+TEST_CASE("Owners are gone when the last of them is, and none is added afterwards") {
   const TempDir dir;
   const std::string path = dir.File("owners");
   UniqueFd first = Own(path);
@@ -46,7 +46,7 @@ TEST_CASE("An owner that is killed is gone") {
   CHECK(Eventually([&] { return owners->Gone(); }));
 }
 
-TEST_CASE("Without a path nobody owns the process, and a path without a file is named") {
+TEST_CASE("Without a path the process has no owner, and a path without a file is named") {
   const TempDir dir;
   const Result<Owners> nobody = Owners::Open("");
   REQUIRE(nobody.ok());

@@ -64,7 +64,7 @@ TEST_CASE("Without a manager, or with a dead one, notifying does nothing") {
   ::unsetenv("NOTIFY_SOCKET");
 }
 
-TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills nobody") {
+TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills no process") {
   Result<SignalWaiter> waiter = SignalWaiter::Create();
   REQUIRE(waiter.ok());
   CHECK_FALSE(waiter->Wait(std::chrono::milliseconds(10)).has_value());

@@ -91,7 +91,7 @@ TEST_CASE("A segment of another size, or something that is no file, is refused")
   CHECK_THAT(adopted, FailsWith(ErrorCode::kBadData, "segment null is not a regular file"));
 }
 
-TEST_CASE("A memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {
+TEST_CASE("A memfd segment cannot be resized by a holder of its descriptor, and can be adopted") {
   Result<MappedSegment> made = CreateMemfdSegment("half-a", kBytes);
   REQUIRE(made.ok());
   CHECK(::ftruncate(made->fd(), 0) == -1);
@@ -115,7 +115,7 @@ TEST_CASE("Moving a segment keeps its address and empties the source") {
   again.data()[0] = std::byte{1};
 }
 
-TEST_CASE("A sealed memfd has what was appended, and nobody changes it any more") {
+TEST_CASE("A sealed memfd has what was appended, and cannot be changed any more") {
   SealedMemfd memfd("lists");
   std::vector<std::byte> all;
   for (const uint64_t size :

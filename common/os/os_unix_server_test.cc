@@ -99,7 +99,7 @@ TEST_CASE("A connection that no thread can be made for is closed and reported, a
   CHECK(Ask(before, std::byte{1}).ok());
 }
 
-TEST_CASE("Without descriptors nobody gets in, which is reported once, and the server goes on when it has some") {
+TEST_CASE("Without descriptors no peer gets in, which is reported once, and the server goes on when it has some") {
   const TempDir dir;
   std::atomic<int> failures = 0;
   const auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [&](const Status&) { ++failures; });
@@ -125,7 +125,7 @@ TEST_CASE("Only a socket of our own user or root's is one to connect to, and no 
   CHECK_THAT(CheckSocketOwner(dir.path()), FailsWith(ErrorCode::kPermission, "is no socket"));
   CHECK_THAT(CheckSocketOwner(dir.File("none")),
              FailsWith(ErrorCode::kUnavailable, "nothing listens at", "No such file"));
-  if (::geteuid() == 0) {  // who else could make another user's
+  if (::geteuid() == 0) {  // only root can make another user's
     REQUIRE(::lchown(path.c_str(), 12'345, 12'345) == 0);
     CHECK_THAT(CheckSocketOwner(path), FailsWith(ErrorCode::kPermission, "is of uid 12345"));
   }
@@ -175,7 +175,7 @@ TEST_CASE("A group is found by its name and by its number") {
     CHECK_THAT(FindGroup(none), FailsWith(ErrorCode::kConfig, Cat("there is no group ", none)));
   }
   for (const char* nobodys : {"nogroup", "65534", "4294967295"}) {
-    CHECK_THAT(FindGroup(nobodys), FailsWith(ErrorCode::kConfig, Cat("group ", nobodys, " is nobody's")));
+    CHECK_THAT(FindGroup(nobodys), FailsWith(ErrorCode::kConfig, Cat("group ", nobodys, " has no users here")));
   }
 }
 

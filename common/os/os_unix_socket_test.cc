@@ -112,7 +112,7 @@ TEST_CASE("Accept ends on its timeout and on Wake, which stays") {
   const TempDir dir;
   Result<UnixListener> listener = UnixListener::Create(dir.File("x.sock"));
   REQUIRE(listener.ok());
-  CHECK_THAT(listener->Accept(kBriefly), FailsWith(ErrorCode::kDeadline, "nobody connected to " + dir.File("x.sock")));
+  CHECK_THAT(listener->Accept(kBriefly), FailsWith(ErrorCode::kDeadline, "no peer connected to " + dir.File("x.sock")));
   std::thread waker([&] { listener->Wake(); });
   CHECK_THAT(listener->Accept(kForever),
              FailsWith(ErrorCode::kCancelled, "no more connections at " + dir.File("x.sock")));
@@ -338,7 +338,7 @@ TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are
   }
   constexpr uid_t kOther = 65534;
   const TempDir open("/tmp");
-  const TempDir own("/run");  // where nobody but root may write
+  const TempDir own("/run");  // where only root may write
   const TempDir links("/run");
   for (const auto* dir : {&open, &own}) {
     REQUIRE(::chown(dir->path().c_str(), kOther, kOther) == 0);

@@ -12,12 +12,12 @@ namespace lockstep::os {
 // Move-only; used by one thread.
 class Owners {
  public:
-  // Opens the file, which whoever becomes the first owner has made and locked. An empty path means that nobody owns
+  // Opens the file, which the first owner has made and locked. An empty path means that no process owns
   // this process. Errors name the path.
   static Result<Owners> Open(const std::string& path);
 
   // Whether no process holds a lock any more; never without a path. From then on this process holds the file
-  // exclusively, so that who wants to become an owner now finds that it is too late.
+  // exclusively, so that a process that wants to become an owner now finds that it is too late.
   bool Gone() const;
 
  private:

@@ -14,8 +14,8 @@ namespace lockstep::os {
 class SignalWaiter {
  public:
   // Blocks SIGTERM, SIGINT and SIGHUP in this thread and those it starts from now on, and ignores SIGPIPE.
-  // REQUIRES to be called in main() before any thread is started. Child processes inherit the blocked mask: whoever
-  // starts one resets it (POSIX_SPAWN_SETSIGMASK, POSIX_SPAWN_SETSIGDEF).
+  // REQUIRES to be called in main() before any thread is started. Child processes inherit the blocked mask: the caller
+  // that starts one resets it (POSIX_SPAWN_SETSIGMASK, POSIX_SPAWN_SETSIGDEF).
   static Result<SignalWaiter> Create();
 
   // The next of the three signals, or nothing when `timeout` passed (kForever waits for one).

@@ -52,7 +52,7 @@ Result<UnixListener> UnixListener::Create(const std::string& path, std::optional
     return ErrnoStatus(errno, Cat("bind socket ", path));
   }
   UnixListener listener(path, std::move(socket), std::move(wake));
-  // Nobody can connect before listen(), so the mode is right from the first connection on.
+  // No peer can connect before listen(), so the mode is right from the first connection on.
   if (group && ::chown(path.c_str(), static_cast<uid_t>(-1), *group) != 0) {
     return ErrnoStatus(errno, Cat("give socket ", path, " to group ", *group, ", which this user must be in"));
   }
@@ -74,7 +74,7 @@ Result<UnixConnection> UnixListener::Accept(std::chrono::milliseconds timeout) {
     pollfd fds[] = {{wake_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
     const int ready = ::poll(fds, 2, deadline.PollTimeoutMs());
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, Cat("wait at ", path_));
-    if (ready == 0) return Status(ErrorCode::kDeadline, Cat("nobody connected to ", path_));
+    if (ready == 0) return Status(ErrorCode::kDeadline, Cat("no peer connected to ", path_));
     if (ready < 0) continue;
     if (fds[0].revents != 0) return Status(ErrorCode::kCancelled, Cat("no more connections at ", path_));
     UniqueFd fd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

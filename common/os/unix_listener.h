@@ -16,8 +16,8 @@ namespace lockstep::os {
 // Move-only. One thread accepts; Wake() may be called from any other. The destructor removes the socket file.
 class UnixListener {
  public:
-  // Makes the directory (0750) where it is missing, binds (0660) and listens. A socket file that nobody answers is
-  // replaced. The file is of `group`, where one is given: this user must be in it, or root. kUnavailable when somebody
+  // Makes the directory (0750) where it is missing, binds (0660) and listens. A socket file without a listener is
+  // replaced. The file is of `group`, where one is given: this user must be in it, or root. kUnavailable when a process
   // listens there; kBadData when `path` is something else than a socket.
   static Result<UnixListener> Create(const std::string& path, std::optional<gid_t> group = std::nullopt);
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kReapInterval{1000};
 constexpr std::chrono::milliseconds kPauseAfterFailure{100};
-constexpr std::chrono::minutes kReportInterval{1};  // who may connect may have that fail as often as he likes
+constexpr std::chrono::minutes kReportInterval{1};  // a peer may have connecting fail as often as it likes
 
 constexpr size_t kMostGroupBytes = size_t{16} << 20;  // of one group's entry, with its members
 
@@ -148,7 +148,7 @@ Result<gid_t> FindGroup(const std::string& name) {
   // Not all bits set, which no file has, nor what user namespaces call the groups that they do not know.
   constexpr gid_t kUnknown = 65534;
   if ((found != nullptr || is_number) && (group == kUnknown || group == static_cast<gid_t>(-1))) {
-    return Status(ErrorCode::kConfig, Cat("group ", name, " is nobody's"));
+    return Status(ErrorCode::kConfig, Cat("group ", name, " has no users here"));
   }
   if (found != nullptr || is_number) return group;
   if (error != 0) return ErrnoStatus(error, Cat("look up group ", name));

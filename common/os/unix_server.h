@@ -58,7 +58,7 @@ class UnixServer {
 };
 
 // OK when `path` itself, not what a link there names, is a socket of our own user or of root: before connecting to a
-// path that somebody else has named. kPermission otherwise; kUnavailable when there is nothing.
+// path that another program has named. kPermission otherwise; kUnavailable when there is nothing.
 Status CheckSocketOwner(const std::string& path);
 
 // OK when the peer runs as our own user or as root, or is in `group`, where one is given. kPermission names it

@@ -236,7 +236,7 @@ Status CheckListener(const UnixConnection& connection, const std::string& path) 
   if (theirs && CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
   return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
                                       ", and may be an impostor: nothing is handed to it; run the daemon as uid ",
-                                      ::geteuid(), " or put its socket where nobody but the daemon's user may write")};
+                                      ::geteuid(), " or put its socket where only the daemon's user may write")};
 }
 
 }  // namespace lockstep::os

@@ -25,7 +25,7 @@ namespace lockstep::os {
 // The most descriptors that one message carries.
 inline constexpr size_t kMaxPassedFds = 8;
 
-// What a wait asks several times a second: true ends it, as kDeadline. Empty: nobody is asked.
+// What a wait asks several times a second: true ends it, as kDeadline. Empty: not asked.
 using Interrupted = std::function<bool()>;
 
 struct PeerCredentials {
@@ -34,7 +34,7 @@ struct PeerCredentials {
   gid_t gid = 0;
 };
 
-// The process at the other end of a connection; whoever has this is never told of another that got its number since.
+// The process at the other end of a connection; a holder of this never hears of another that got its number since.
 class PeerProcess {
  public:
   PeerProcess(pid_t pid, UniqueFd pidfd) : pid_(pid), pidfd_(std::move(pidfd)) {}
@@ -78,7 +78,7 @@ class UnixConnection {
   // descriptor is kProtocol, and so are more than kMaxPassedFds. On every error what had arrived is closed.
   Status Receive(std::span<std::byte> bytes, std::vector<UniqueFd>* fds, std::chrono::milliseconds timeout);
 
-  // Who was on the other side when it connected, as the kernel says.
+  // The process on the other side when it connected, as the kernel says.
   Result<PeerCredentials> Peer() const;
   // Whether `group` was among that process's groups then, first or other ones.
   Result<bool> PeerIsIn(gid_t group) const;
@@ -95,7 +95,7 @@ class UnixConnection {
   // Keeps the connection out of processes that are forked off this one (fork_guard.h).
   void KeepFromChildren() { guard_ = ForkGuard(fd_.get()); }
 
-  // Ends both directions: whoever waits in Send or Receive, here or at the peer, gets kUnavailable.
+  // Ends both directions: a thread that waits in Send or Receive, here or at the peer, gets kUnavailable.
   void Shutdown();
 
  private:
@@ -112,9 +112,9 @@ class UnixConnection {
 Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout,
                                    Interrupted interrupted = {});
 
-// OK when whoever listens at `path`, as the kernel tells `connection` to it, may be trusted with what this process has:
-// our own user or root, or the user whose socket is at `path`, itself and no link, below directories where nobody but
-// he and root may write. kPermission names any other: he may have been there before the daemon.
+// OK when the process that listens at `path`, as the kernel tells `connection` to it, may be trusted with what this
+// process has: our own user or root, or the user whose socket is at `path`, itself and no link, below directories where
+// only that user and root may write. kPermission names any other: it may have been there before the daemon.
 Status CheckListener(const UnixConnection& connection, const std::string& path);
 
 }  // namespace lockstep::os

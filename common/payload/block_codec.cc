@@ -5,18 +5,18 @@
 #include <bit>
 
 #include "common/base/text.h"
-#include "common/payload/heads_coder.h"
+#include "common/payload/control_coder.h"
 #include "kernels/change_streams.h"
 #include "kernels/pack_bits.h"
 
 namespace lockstep::payload {
 namespace {
 
-constexpr uint8_t kHeadsCompressed = 0x80;  // in the first byte, with gap_bits
-constexpr uint32_t kMaxGapBits = 20;        // more than a block of 1 MiB has gaps for
-constexpr uint64_t kMeanHead = 4;  // gap_bits are so many that the mean of what is left of a gap is at most this
+constexpr uint8_t kControlsCompressed = 0x80;  // in the first byte, with gap_bits
+constexpr uint32_t kMaxGapBits = 20;           // more than a block of 1 MiB has gaps for
+constexpr uint64_t kMeanControl = 4;  // gap_bits are so many that the mean of what is left of a gap is at most this
 
-// A head has four bits of a code. With so many bits below them no code of a head means a step of zero.
+// A control byte has four bits of a code. With so many bits below them no code of a control byte means a step of zero.
 constexpr uint32_t MaxStepBits(uint32_t unit) {
   return 8 * unit - 5;
 }
@@ -36,15 +36,15 @@ Status CheckUnit(uint32_t unit) {
 
 // What a block is taken apart into, and put together from. Kept per thread at full size.
 struct Streams {
-  std::vector<uint8_t> heads;
+  std::vector<uint8_t> controls;
   std::vector<uint32_t> gaps;
   std::vector<uint64_t> codes;
   std::vector<uint32_t> escapes;  // indices
-  Bytes frame;                    // the heads, compressed
+  Bytes frame;                    // the control bytes, compressed
 
   void Fit(size_t count) {
-    if (heads.size() >= count) return;
-    heads.resize(count);
+    if (controls.size() >= count) return;
+    controls.resize(count);
     gaps.resize(count);
     codes.resize(count);
     escapes.resize(count);
@@ -62,15 +62,15 @@ struct Preamble {
   uint32_t step_bits = 0;
   uint64_t count = 0;
   bool compressed = false;
-  ByteView heads;  // as stored
+  ByteView controls;  // as stored
 };
 
 void AppendPreamble(const Preamble& preamble, Bytes& out) {
-  out.push_back(static_cast<std::byte>(preamble.gap_bits | (preamble.compressed ? kHeadsCompressed : 0)));
+  out.push_back(static_cast<std::byte>(preamble.gap_bits | (preamble.compressed ? kControlsCompressed : 0)));
   out.push_back(static_cast<std::byte>(preamble.step_bits));
   AppendVarint(out, preamble.count);
-  if (preamble.compressed) AppendVarint(out, preamble.heads.size());
-  AppendBytes(out, preamble.heads);
+  if (preamble.compressed) AppendVarint(out, preamble.controls.size());
+  AppendBytes(out, preamble.controls);
 }
 
 // Leaves `reader` at the low bits. `max_count` is what the block has units.
@@ -78,8 +78,8 @@ Status TakePreamble(ByteReader& reader, uint32_t unit, uint64_t max_count, Pream
   uint8_t first = 0;
   uint8_t step_bits = 0;
   if (!reader.Take(first) || !reader.Take(step_bits) || !reader.TakeVarint(preamble.count)) return Corrupt("truncated");
-  preamble.compressed = (first & kHeadsCompressed) != 0;
-  preamble.gap_bits = first & ~kHeadsCompressed;
+  preamble.compressed = (first & kControlsCompressed) != 0;
+  preamble.gap_bits = first & ~kControlsCompressed;
   preamble.step_bits = step_bits;
   if (preamble.gap_bits > kMaxGapBits || preamble.step_bits > MaxStepBits(unit)) {
     return Corrupt(Cat("impossible widths: ", preamble.gap_bits, " bits of gaps, ", preamble.step_bits, " of steps"));
@@ -87,17 +87,17 @@ Status TakePreamble(ByteReader& reader, uint32_t unit, uint64_t max_count, Pream
   if (preamble.count == 0 || preamble.count > max_count) {
     return Corrupt(Cat(preamble.count, " changes among ", max_count, " elements"));
   }
-  uint64_t heads = preamble.count;
-  if (preamble.compressed && !reader.TakeVarint(heads)) return Corrupt("truncated");
-  return reader.TakeBytes(heads, preamble.heads) ? OkStatus() : Corrupt("the heads are truncated");
+  uint64_t controls = preamble.count;
+  if (preamble.compressed && !reader.TakeVarint(controls)) return Corrupt("truncated");
+  return reader.TakeBytes(controls, preamble.controls) ? OkStatus() : Corrupt("the control bytes are truncated");
 }
 
-// The least bits with which what is left of the mean gap is at most kMeanHead. The mean decides alone: gaps are near
+// The least bits with which what is left of the mean gap is at most kMeanControl. The mean decides alone: gaps are near
 // geometric, a bit more or less costs a twentieth of a byte, and a fixed rule keeps all levels of a block alike.
 uint32_t GapBits(const ChangeView& changes) {
   const uint64_t unchanged = uint64_t{changes.positions.back()} + 1 - changes.size();
   uint32_t bits = 0;
-  while (bits < kMaxGapBits && unchanged > (changes.size() * kMeanHead) << bits) ++bits;
+  while (bits < kMaxGapBits && unchanged > (changes.size() * kMeanControl) << bits) ++bits;
   return bits;
 }
 
@@ -127,11 +127,11 @@ void AppendLowBits(const std::vector<T>& numbers, size_t count, uint32_t bits, B
   out.resize(end);
 }
 
-// What the heads with an escape in the half at `shift` do not say.
+// What the control bytes with an escape in the half at `shift` do not say.
 template <typename T>
 void AppendEscapes(Streams& streams, const std::vector<T>& numbers, size_t count, uint32_t shift, uint32_t bits,
                    Bytes& out) {
-  const size_t escapes = kernels::FindEscapes(streams.heads.data(), count, shift, streams.escapes.data());
+  const size_t escapes = kernels::FindEscapes(streams.controls.data(), count, shift, streams.escapes.data());
   for (size_t i = 0; i < escapes; ++i) AppendVarint(out, (numbers[streams.escapes[i]] >> bits) - kernels::kEscape);
 }
 
@@ -145,19 +145,19 @@ bool TakeRest(ByteReader& reader, uint64_t low, uint32_t bits, uint64_t max, uin
   return number <= max;
 }
 
-// The heads as bytes: where they lie, or decompressed into `streams`. Null when they do not decompress.
-const uint8_t* HeadsOf(const Preamble& preamble, Streams& streams) {
-  if (!preamble.compressed) return reinterpret_cast<const uint8_t*>(preamble.heads.data());
-  const std::span<uint8_t> heads(streams.heads.data(), preamble.count);
-  return DecompressHeads(preamble.heads, heads) ? heads.data() : nullptr;
+// The control bytes as bytes: where they lie, or decompressed into `streams`. Null when they do not decompress.
+const uint8_t* ControlsOf(const Preamble& preamble, Streams& streams) {
+  if (!preamble.compressed) return reinterpret_cast<const uint8_t*>(preamble.controls.data());
+  const std::span<uint8_t> controls(streams.controls.data(), preamble.count);
+  return DecompressControls(preamble.controls, controls) ? controls.data() : nullptr;
 }
 
-// A coded block, taken apart as far as its heads.
+// A coded block, taken apart as far as its control bytes.
 struct OpenedBlock {
   ByteReader reader;  // at the low bits, then past what was taken
   Preamble preamble;
-  const uint8_t* heads = nullptr;  // in the block, or in its Streams
-  ByteView step_low_bits;          // once the positions are taken
+  const uint8_t* controls = nullptr;  // in the block, or in its Streams
+  ByteView step_low_bits;             // once the positions are taken
 };
 
 Result<OpenedBlock> OpenBlock(ByteView coded, uint32_t unit, size_t block_bytes, Streams& streams) {
@@ -165,8 +165,8 @@ Result<OpenedBlock> OpenBlock(ByteView coded, uint32_t unit, size_t block_bytes,
   OpenedBlock block{.reader = ByteReader(coded)};
   LS_RETURN_IF_ERROR(TakePreamble(block.reader, unit, block_bytes / unit, block.preamble));
   streams.Fit(block.preamble.count);
-  block.heads = HeadsOf(block.preamble, streams);
-  if (block.heads == nullptr) return Corrupt("the heads do not decompress");
+  block.controls = ControlsOf(block.preamble, streams);
+  if (block.controls == nullptr) return Corrupt("the control bytes do not decompress");
   return block;
 }
 
@@ -180,8 +180,8 @@ Status TakePositions(OpenedBlock& block, uint64_t elements, Streams& streams, st
   }
   positions.resize(count);
   kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, bits, positions.data());
-  kernels::JoinGaps(block.heads, count, bits, positions.data());
-  const size_t escapes = kernels::FindEscapes(block.heads, count, 0, streams.escapes.data());
+  kernels::JoinGaps(block.controls, count, bits, positions.data());
+  const size_t escapes = kernels::FindEscapes(block.controls, count, 0, streams.escapes.data());
   for (size_t i = 0; i < escapes; ++i) {
     uint32_t& gap = positions[streams.escapes[i]];
     uint64_t whole = 0;
@@ -203,8 +203,8 @@ Status TakeSteps(OpenedBlock& block, uint32_t unit, Streams& streams, std::vecto
   if (bits > 0) {
     kernels::UnpackBits(reinterpret_cast<const uint8_t*>(block.step_low_bits.data()), count, bits, steps.data());
   }
-  kernels::JoinSteps(block.heads, count, unit, bits, steps.data());
-  const size_t escapes = kernels::FindEscapes(block.heads, count, 4, streams.escapes.data());
+  kernels::JoinSteps(block.controls, count, unit, bits, steps.data());
+  const size_t escapes = kernels::FindEscapes(block.controls, count, 4, streams.escapes.data());
   for (size_t i = 0; i < escapes; ++i) {
     uint64_t& step = steps[streams.escapes[i]];
     uint64_t code = 0;
@@ -218,9 +218,10 @@ Status TakeSteps(OpenedBlock& block, uint32_t unit, Streams& streams, std::vecto
 }
 
 // As `level` has them, if it gains.
-void AppendHeads(Preamble& preamble, std::span<const uint8_t> heads, CodecLevel level, Streams& streams, Bytes& out) {
-  preamble.compressed = level->compress_heads != nullptr && level->compress_heads(heads, streams.frame);
-  preamble.heads = preamble.compressed ? ByteView(streams.frame) : std::as_bytes(heads);
+void AppendControls(Preamble& preamble, std::span<const uint8_t> controls, CodecLevel level, Streams& streams,
+                    Bytes& out) {
+  preamble.compressed = level->compress_controls != nullptr && level->compress_controls(controls, streams.frame);
+  preamble.controls = preamble.compressed ? ByteView(streams.frame) : std::as_bytes(controls);
   AppendPreamble(preamble, out);
 }
 
@@ -230,15 +231,15 @@ void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, By
   const size_t count = changes.size();
   Streams& streams = ThreadStreams();
   streams.Fit(count);
-  uint8_t* const heads = streams.heads.data();
+  uint8_t* const controls = streams.controls.data();
   const std::span codes(streams.codes.data(), count);
   Preamble preamble{.gap_bits = GapBits(changes), .count = count};
-  kernels::SplitGaps(changes.positions.data(), count, preamble.gap_bits, streams.gaps.data(), heads);
-  if (kernels::SplitSteps(changes.steps.data(), count, unit, 0, codes.data(), heads) > count / 8) {
+  kernels::SplitGaps(changes.positions.data(), count, preamble.gap_bits, streams.gaps.data(), controls);
+  if (kernels::SplitSteps(changes.steps.data(), count, unit, 0, codes.data(), controls) > count / 8) {
     preamble.step_bits = StepBits(codes, unit);
-    kernels::SplitSteps(changes.steps.data(), count, unit, preamble.step_bits, codes.data(), heads);
+    kernels::SplitSteps(changes.steps.data(), count, unit, preamble.step_bits, codes.data(), controls);
   }
-  AppendHeads(preamble, {heads, count}, level, streams, out);
+  AppendControls(preamble, {controls, count}, level, streams, out);
   AppendLowBits(streams.gaps, count, preamble.gap_bits, out);
   AppendLowBits(streams.codes, count, preamble.step_bits, out);
   AppendEscapes(streams, streams.gaps, count, 0, preamble.gap_bits, out);

@@ -32,7 +32,7 @@ struct Changes {
   }
 };
 
-// The same, in memory that somebody else owns.
+// The same, in memory that the caller owns.
 struct ChangeView {
   std::span<const uint32_t> positions;
   std::span<const uint64_t> steps;
@@ -53,8 +53,8 @@ void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, By
 // Allocates no more than a block's worth whatever the input says.
 Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes);
 
-// The first half of it, for those who take the values from elsewhere: which elements change. The steps are not read, so
-// what is wrong with them is not found.
+// The first half of it, for callers that take the values from elsewhere: which elements change. The steps are not read,
+// so what is wrong with them is not found.
 Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::vector<uint32_t>& positions);
 
 }  // namespace lockstep::payload

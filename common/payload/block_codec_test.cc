@@ -124,10 +124,10 @@ TEST_CASE("Large steps, as of fp32, take the bits that they need and not a unit 
 TEST_CASE("A level is one row: blocks are encoded at it, and decoded like all others") {
   // zstd's slowest search, which finds short repeats; the entropy stage of kCompact leaves them.
   static constexpr CodecLevel::Row kHard = {
-      .name = "hard", .compress_heads = [](std::span<const uint8_t> heads, Bytes& frame) {
-        frame.resize(ZSTD_compressBound(heads.size()));
-        frame.resize(ZSTD_compress(frame.data(), frame.size(), heads.data(), heads.size(), 19));
-        return frame.size() < heads.size();
+      .name = "hard", .compress_controls = [](std::span<const uint8_t> controls, Bytes& frame) {
+        frame.resize(ZSTD_compressBound(controls.size()));
+        frame.resize(ZSTD_compress(frame.data(), frame.size(), controls.data(), controls.size(), 19));
+        return frame.size() < controls.size();
       }};
   // One unit up or down in words of three that repeat in no order.
   Changes changes;

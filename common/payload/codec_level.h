@@ -1,4 +1,5 @@
-// How hard the heads of a sparse block are compressed (FORMAT.md, "Levels"). An agent has one level, by --codec.
+// How hard the control bytes of a sparse block are compressed (FORMAT.md, "Levels"). An agent has one level, by
+// --codec.
 //
 // A level is one row of the table in codec_level.cc, and nothing else knows how many there are: how another is added is
 // in docs/walkthroughs/codec_level.md. A block says itself how it was coded, so there is one decoder for all.
@@ -17,12 +18,13 @@ class CodecLevel {
  public:
   struct Row {
     std::string_view name;
-    // Replaces `frame` by the compressed heads; false: they do not get smaller. Null: heads stay as they are.
-    bool (*compress_heads)(std::span<const uint8_t> heads, Bytes& frame);
+    // Replaces `frame` by the compressed control bytes; false: they do not get smaller. Null: control bytes stay as
+    // they are.
+    bool (*compress_controls)(std::span<const uint8_t> controls, Bytes& frame);
   };
 
-  static const CodecLevel kFast;     // heads as they are
-  static const CodecLevel kCompact;  // heads through an entropy stage, for links below about 100 MB/s
+  static const CodecLevel kFast;     // control bytes as they are
+  static const CodecLevel kCompact;  // control bytes through an entropy stage, for links below about 100 MB/s
 
   // All there are, by rising compression.
   static std::span<const CodecLevel> All();

@@ -80,7 +80,7 @@ struct DeltaBlock {
   uint64_t target_hash = 0;
   uint64_t data_hash = 0;  // xxh3-64 of bytes()
   Bytes data;
-  ByteView lent;  // instead of `data`: memory of the maker, who says for how long
+  ByteView lent;  // instead of `data`: memory of the maker, which says for how long
 
   ByteView bytes() const { return lent.empty() ? ByteView(data) : lent; }
 };

@@ -20,7 +20,7 @@ namespace lockstep::rpc {
 // Connects to HOST:PORT, by TLS where it is configured. Does so when first used and again, at most 2 s apart, whenever
 // the connection is lost. Never goes through an HTTP proxy.
 //
-// A call fails at once (kUnavailable) where nobody listens. Where somebody does and is silent, while connecting or
+// A call fails at once (kUnavailable) where no daemon listens. Where one does and is silent, while connecting or
 // later, it waits for its own deadline (kDeadline), but no longer than 20 s: by then the peer counts as gone.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls = {});
 
@@ -29,18 +29,19 @@ std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& contex
 
 // The channel of a client to HOST:PORT, or to a socket of this host, unix:PATH, which is plaintext. Thread-safe.
 //
-// One that found nobody is not used again. gRPC 1.51 can lose a channel's credentials for ever, when what watches
+// One that found no daemon is not used again. gRPC 1.51 can lose a channel's credentials for ever, when what watches
 // certificates for a lost connection leaves while that for the next one comes: all calls fail from then on ("Failed to
 // create security handshaker").
 //
-// A socket is connected to here, not by gRPC, which would come back to whoever listens at the path by then.
+// A socket is connected to here, not by gRPC, which would come back to another process that listens at the path by
+// then.
 class LastingChannel {
  public:
   explicit LastingChannel(std::string address, TlsOptions tls = {})
       : address_(std::move(address)), tls_(std::move(tls)) {}
 
-  // For one call, or one stream. An error is of a socket only: kUnavailable where nobody listens, kPermission where one
-  // does who may be an impostor (os::CheckListener); it has not been told anything.
+  // For one call, or one stream. An error is of a socket only: kUnavailable where no process listens, kPermission where
+  // one does that may be an impostor (os::CheckListener); it has not been told anything.
   Result<std::shared_ptr<grpc::Channel>> Get();
   // How that ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);

@@ -1,5 +1,5 @@
-// The control plane on a unix socket, for this host: gRPC serves the connection, but who may have one is decided here,
-// by the peer's uid, which gRPC does not tell.
+// The control plane on a unix socket, for this host: gRPC serves the connection, but which peer may have one is decided
+// here, by the peer's uid, which gRPC does not tell.
 #pragma once
 
 #include <grpcpp/server.h>

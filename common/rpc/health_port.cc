@@ -6,12 +6,13 @@
 namespace lockstep::rpc {
 namespace {
 
-// A health check is some bytes; there are not many who ask.
+// A health check is some bytes; few programs ask.
 constexpr int kMaxRequestBytes = 4096;
 constexpr size_t kMaxMemory = 16 << 20;
 constexpr int kMaxStreams = 16;
 constexpr PortLimits kLimits{.connections = 64, .unanswered_bytes = 16 << 10};
-// Who asks again after longer, connects again. A watcher is not idle. It is no multiple of what people ask at.
+// A program that asks again after longer, connects again. A watcher is not idle. It is no multiple of the usual
+// intervals.
 constexpr int kIdleMs = 100'000;
 
 }  // namespace

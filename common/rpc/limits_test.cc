@@ -239,7 +239,7 @@ std::vector<os::UniqueFd> TakeDescriptors(rlim_t end) {
   return taken;
 }
 
-TEST_CASE("A process without descriptors lets nobody in, and all of its ports go on once it has some") {
+TEST_CASE("A process without descriptors lets no peer in, and all of its ports go on once it has some") {
   TestServer server;
   // What a line makes when it is logged a sanitizer looks at the first time, and needs a descriptor for.
   telemetry::LogWarn("test_begins", {ErrorCode::kUnavailable, "none to be had"}, {{"address", ""}, {"times", 1}});
@@ -271,7 +271,7 @@ TEST_CASE(
     for (int i = 0; i < 2 * kReservedDescriptors; ++i) {
       Silent one(port);
       REQUIRE(one.connected());
-      // Who is let in gets gRPC's first words at once.
+      // A peer that is let in gets gRPC's first words at once.
       REQUIRE(one.BytesUntilClosed(std::chrono::steady_clock::now() + kSoon) == 0);
     }
   }

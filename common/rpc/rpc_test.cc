@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSoon{30'000};
 
-// A port that nobody else gets while this exists: bound, and listened on only when asked to.
+// A port that no other process gets while this exists: bound, and listened on only when asked to.
 class ReservedPort {
  public:
   ReservedPort() {
@@ -34,7 +34,7 @@ class ReservedPort {
 
   const std::string& address() const { return address_; }
 
-  // Connections come up from here on, and nobody ever says a word on them.
+  // Connections come up from here on, and both ends stay silent on them.
   void ListenInSilence() { REQUIRE(::listen(socket_.get(), 16) == 0); }
 
  private:
@@ -147,7 +147,7 @@ TEST_CASE("A client of a socket finds the server that listens there now, without
   CHECK_THAT(client.Get().status(), FailsWith(ErrorCode::kUnavailable, "is its daemon running?"));
 }
 
-TEST_CASE("A call where nobody listens fails long before its deadline") {
+TEST_CASE("A call where no daemon listens fails long before its deadline") {
   const ReservedPort nobody;
   CHECK(Health(MakeChannel(nobody.address()), "", std::chrono::seconds(60)) == "unavailable");
 }

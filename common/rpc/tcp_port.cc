@@ -176,13 +176,13 @@ asio::awaitable<void> TcpPort::AcceptLoop(asio::ip::tcp::acceptor& listening) {
     const Status accepted = AcceptFrom(listening.native_handle());
     if (accepted.ok()) continue;
     LogFailure(accepted);
-    // Who could not be accepted is still there, and would end the wait at once.
+    // A peer that could not be accepted is still there, and would end the wait at once.
     pause.expires_after(kPauseAfterFailure);
     co_await pause.async_wait(token);
   }
 }
 
-// OK also when nobody is there.
+// OK also when no peer is there.
 Status TcpPort::AcceptFrom(int listening) {
   os::UniqueFd fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd.valid()) return LetIn(std::move(fd), listening);

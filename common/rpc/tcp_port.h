@@ -58,10 +58,10 @@ class TcpPort {
   // The server that `builder` builds, which asks for `credentials`.
   void ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials);
 
-  // Accepts from now on; those who came before have waited. Without descriptors they wait on. REQUIRES that the server
+  // Accepts from now on; peers that came before have waited. Without descriptors they wait on. REQUIRES that the server
   // runs.
   void Start();
-  // Nobody gets in any more, and who is in stays. To be called before the server shuts down; idempotent.
+  // No peer gets in any more, and those that are in stay. To be called before the server shuts down; idempotent.
   void Stop();
 
  private:
@@ -81,7 +81,7 @@ class TcpPort {
   net::Places places_;
   asio::io_context context_{1};  // what follows runs on its one thread
   std::list<asio::ip::tcp::acceptor> listening_;
-  std::promise<void> ended_;  // nobody listens, and all connections are over
+  std::promise<void> ended_;  // no thread listens, and all connections are over
   std::thread thread_;
 };
 

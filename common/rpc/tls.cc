@@ -19,8 +19,8 @@ using grpc::experimental::TlsCustomVerificationCheckRequest;
 
 constexpr unsigned kRereadSeconds = 1;
 
-// gRPC 1.51 lets nobody say which TLS is the lowest, but which ciphers TLS 1.2 may use: with nothing but one that needs
-// a shared key, which nobody here has, no handshake below 1.3 can succeed. (1.3 has ciphers of its own.)
+// gRPC 1.51 does not let a program choose the lowest TLS, but which ciphers TLS 1.2 may use: with nothing but one that
+// needs a shared key, which is not there, no handshake below 1.3 can succeed. (1.3 has ciphers of its own.)
 constexpr char kCiphersVariable[] = "GRPC_SSL_CIPHER_SUITES";
 constexpr char kNoTls12Cipher[] = "PSK-AES256-GCM-SHA384";
 

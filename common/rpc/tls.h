@@ -1,4 +1,4 @@
-// Mutual TLS of the control plane: whoever has a certificate that our CA signed gets in, on either side.
+// Mutual TLS of the control plane: a peer with a certificate that our CA signed gets in, on either side.
 #pragma once
 
 #include <grpcpp/security/credentials.h>

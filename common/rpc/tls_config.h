@@ -13,7 +13,7 @@ namespace lockstep::rpc {
 struct DaemonTls {
   TlsOptions files;
   std::vector<std::string> plain;  // networks in which there is none, as they are written
-  std::string policy;              // file that says who may do what on a port (common/access/policy.h); empty: no port
+  std::string policy;  // file that says which peer may do what on a port (common/access/policy.h); empty: no port
 };
 
 inline void AddTlsOptions(config::ConfigParser& parser, DaemonTls& tls) {

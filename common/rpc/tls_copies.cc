@@ -32,7 +32,7 @@ Result<os::UniqueFd> CopyOf(const std::string& content) {
   return ErrnoStatus(errno, "copy a file of TLS into memory");
 }
 
-// All of it at once: who reads has the content before, or this one.
+// All of it at once: a reader has the content before, or this one.
 void Replace(const os::UniqueFd& copy, const os::UniqueFd& next) {
   (void)::dup3(next.get(), copy.get(), O_CLOEXEC);  // both are open, so that it works
 }
@@ -84,7 +84,7 @@ TlsCopies::Stamp TlsCopies::StampNow() const {
 
 void TlsCopies::Look() {
   const Stamp now = StampNow();
-  const bool settled = now == std::exchange(seen_, now);  // nobody is just replacing one after the other
+  const bool settled = now == std::exchange(seen_, now);  // they are not just being replaced one after the other
   if (!settled || now == taken_) return;
   const Status taken = Take();
   if (taken.ok()) {

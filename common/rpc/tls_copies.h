@@ -1,5 +1,5 @@
 // Internal to common/rpc: PEM files as gRPC gets to see them. It watches files by itself, but takes whatever it finds,
-// and then lets nobody in; so it watches copies, which change when the files have changed to what can be used.
+// and then lets no peer in; so it watches copies, which change when the files have changed to what can be used.
 #pragma once
 
 #include <array>

@@ -53,7 +53,7 @@ Result<PrivateKey> ParseKey(const char* option, const std::string& path, const s
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return Wrong(option, path, std::strerror(errno));
   if ((info.st_mode & S_IRWXO) != 0) return Wrong(option, path, "may be read by other users; chmod o= it");
-  // A daemon has nobody to ask for a passphrase.
+  // A daemon cannot ask for a passphrase.
   const auto no_passphrase = [](char*, int, int, void*) { return -1; };
   PrivateKey key(PEM_read_bio_PrivateKey(Reader(text).get(), nullptr, no_passphrase, nullptr));
   ERR_clear_error();

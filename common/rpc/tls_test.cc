@@ -64,7 +64,7 @@ Status Call(const TestServer& server, const TlsOptions& client) {
   return CallOn(MakeChannel(server.address(), client));
 }
 
-TEST_CASE("Two whose certificates one CA has signed speak; nobody else gets in") {
+TEST_CASE("Two whose certificates one CA has signed speak; no other peer gets in") {
   const TestCa ca;
   const TestCa other;
   const TestServer server(ca.Server());
@@ -111,7 +111,7 @@ TEST_CASE("TLS 1.2 is refused, and 1.3 is not") {
   CHECK(handshake("-tls1_3") == 0);
 }
 
-TEST_CASE("Who was signed by a CA that is no longer trusted is refused within ten seconds, and calls on others go on") {
+TEST_CASE("A peer whose CA is no longer trusted is refused within ten seconds, and calls on others go on") {
   const TestCa ca;
   const TestCa removed;
   const TlsOptions own = ca.Server();

@@ -16,8 +16,8 @@ namespace lockstep::telemetry {
 // Used by one thread.
 class AddressFile {
  public:
-  // Removes a file that a killed daemon left at `path`, so it is called before anything that takes long: who waits for
-  // the file must not read addresses of the past. An empty path means no file. Errors name the path.
+  // Removes a file that a killed daemon left at `path`, so it is called before anything that takes long: a program that
+  // waits for the file must not read addresses of the past. An empty path means no file. Errors name the path.
   static Result<std::unique_ptr<AddressFile>> Create(std::string path);
   // Removes the file, if it was announced here.
   ~AddressFile();

@@ -30,7 +30,7 @@ TEST_CASE("What a killed daemon left is gone before anything is announced") {
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
-TEST_CASE("Who announced nothing leaves the file of another alone") {
+TEST_CASE("A process that announced nothing leaves the file of another alone") {
   const os::TempDir dir;
   const std::string path = dir.path() + "/addresses";
   {

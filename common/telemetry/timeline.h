@@ -57,11 +57,11 @@ struct Span {
 };
 
 // A moment by two clocks: where a span lies is measured by the one that daemons share, how long it is by the one that
-// nobody sets.
+// is never set.
 class Moment {
  public:
   Moment() = default;  // now
-  // One that is past, by the clock that nobody sets.
+  // One that is past, by the clock that is never set.
   explicit Moment(std::chrono::steady_clock::time_point then) : steady_(then) { unix_ns_ -= NanosSince(); }
 
   int64_t unix_ns() const { return unix_ns_; }

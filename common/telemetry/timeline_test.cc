@@ -60,7 +60,7 @@ TEST_CASE("The oldest spans give way, and it is known how many did") {
   CHECK(timeline.dropped() == 2);
 }
 
-TEST_CASE("Each span is told to who wants to know, also those that give way later") {
+TEST_CASE("Each span is given to subscribers, also those that give way later") {
   size_t told = 0;
   uint64_t bytes = 0;
   Timeline timeline([&](const Span& span) {

@@ -68,7 +68,7 @@ Result<SigningKey> SigningKey::Read(const std::string& path) {
   const Result<std::string> text = os::ReadSecretFile(path, kMaxPemBytes);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
   const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
-  // A daemon has nobody to ask for a passphrase.
+  // A daemon cannot ask for a passphrase.
   const auto no_passphrase = [](char*, int, int, void*) { return -1; };
   std::shared_ptr<void> key = Own(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr));
   ERR_clear_error();

@@ -9,7 +9,7 @@
 
 namespace lockstep::wire {
 
-// The first half of a ticket's SHA-256: it names the ticket, and nobody gets from it to the ticket.
+// The first half of a ticket's SHA-256: it names the ticket, and the ticket cannot be computed from it.
 using TicketName = Id128<struct TicketNameTag>;
 TicketName NameOf(const Ticket& ticket);
 

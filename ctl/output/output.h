@@ -14,7 +14,7 @@ struct Output {
   bool json = false;
   bool quiet = false;
 
-  // Flushed at once: who watches wants each line when it happens.
+  // Flushed at once: a watcher wants each line when it happens.
   void Print(const Json& document, const std::string& text) const {
     if (quiet) return;
     out << (json ? Dump(document) + "\n" : text) << std::flush;

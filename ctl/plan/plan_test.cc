@@ -6,7 +6,7 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
-#include "ctl/invocation.h"
+#include "ctl/ctl_testing.h"
 #include "ctl/output/json.h"
 
 namespace lockstep::ctl {
@@ -18,20 +18,9 @@ constexpr char kTinyLlama[] = R"({"model_type": "llama", "torch_dtype": "bfloat1
   "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 6,
   "vocab_size": 10, "tie_word_embeddings": false})";
 
-struct Answer {
-  Status status;
-  std::string text;
-};
-
 Answer Plan(std::vector<std::string> words) {
-  words.insert(words.begin(), {"lockstepctl", "plan"});
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  std::ostringstream out;
-  const auto invocation = ParseInvocation(static_cast<int>(argv.size()), argv.data(), out);
-  if (!invocation.ok()) return {invocation.status(), ""};
-  const Status status = RunCommand(**invocation, out);
-  return {status, out.str()};
+  words.insert(words.begin(), "plan");
+  return RunWords(words);
 }
 
 // A directory with the tiny model's config.json.

@@ -32,8 +32,8 @@ struct TimelineOptions {
 // REQUIRES options to outlive `command`.
 void AddTimelineOptions(CLI::App& command, TimelineOptions& options);
 
-// Fills in whom to ask, from the command line's --agent (empty: not given) and --receivers and then the environment.
-// kUsage for an address that is none, and for --json beside a trace on standard output.
+// Fills in the daemons to ask, from the command line's --agent (empty: not given) and --receivers and then the
+// environment. kUsage for an address that is none, and for --json beside a trace on standard output.
 Status FinishTimelineOptions(const std::string& agent, const std::vector<std::string>& receivers, bool json,
                              TimelineOptions& options);
 

@@ -16,7 +16,7 @@ std::string HexOf(uint64_t number) {
   return HexEncode(bytes);
 }
 
-// The same whenever the same is asked for again: backends keep one trace of a version, whoever sends it how often.
+// The same whenever the same is asked for again: backends keep one trace of a version, however often it is sent.
 std::string IdOf(std::string_view text) {
   return HexOf(Hash64(text.data(), text.size()) | 1);  // zero is none
 }

@@ -2,13 +2,12 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
 #include "common/rpc/rpc_server.h"
-#include "ctl/invocation.h"
+#include "ctl/ctl_testing.h"
 #include "ctl/output/json.h"
 #include "ctl/timeline/joined_timeline.h"
 #include "ctl/timeline/view.h"
@@ -209,7 +208,7 @@ TEST_CASE("The table has a line per stage with its time and bar, lanes of one pu
   CHECK(text.find("negotiate") < text.find("host-3  commit"));
 }
 
-TEST_CASE("JSON has every span with its daemon, and null where nobody committed") {
+TEST_CASE("JSON has every span with its daemon, and null where no receiver committed") {
   const Json json = TimelineJson(Joined({AnAgent(), AReceiver()}));
   CHECK(json["daemons"][1]["daemon"] == "raas_receiver host-3");
   CHECK(json["versions"][0]["run"] == Hex(kRun));
@@ -246,22 +245,6 @@ class FakeDaemon final : public Service {
   std::unique_ptr<rpc::RpcServer> server_;
 };
 
-struct Answer {
-  Status status;
-  std::string text;
-};
-
-Answer Run(std::vector<std::string> words) {
-  words.insert(words.begin(), "lockstepctl");
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  std::ostringstream out;
-  const auto invocation = ParseInvocation(static_cast<int>(argv.size()), argv.data(), out);
-  if (!invocation.ok()) return {invocation.status(), ""};
-  const Status status = RunCommand(**invocation, out);
-  return {status, out.str()};
-}
-
 struct Fleet {
   FakeDaemon<v1::TrainerAgent::Service> agent{AnAgent().spans};
   FakeDaemon<v1::RaasReceiver::Service> first{AReceiver().spans};
@@ -270,7 +253,7 @@ struct Fleet {
   Answer Ask(std::vector<std::string> words) {
     words.insert(words.begin(), {"--agent", agent.address(), "--receiver", first.address(), "--receiver",
                                  second.address(), "timeline"});
-    return Run(std::move(words));
+    return RunWords(words);
   }
 };
 
@@ -300,7 +283,7 @@ TEST_CASE("The trace goes to a file, or alone to standard output") {
   CHECK(fleet.Ask({"--out", directory.path() + "/no/such"}).status.code() == ErrorCode::kNotFound);
 }
 
-TEST_CASE("A daemon that is not there is named, and a version that nobody remembers is not found") {
+TEST_CASE("A daemon that is not there is named, and a version that no daemon remembers is not found") {
   Fleet fleet;
   CHECK(fleet.Ask({"--version", "9"}).status.code() == ErrorCode::kNotFound);
   const std::string gone = fleet.second.address();
@@ -318,7 +301,7 @@ TEST_CASE("Wrong command lines for timeline are usage errors") {
                                              {"timeline", "--receiver", "nowhere"},
                                              {"status", "--receiver", "a:1", "--receiver", "b:1"}}) {
     INFO(words.back());
-    CHECK(Run(words).status.code() == ErrorCode::kUsage);
+    CHECK(RunWords(words).status.code() == ErrorCode::kUsage);
   }
 }
 

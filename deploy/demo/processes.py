@@ -60,7 +60,7 @@ class Daemon:
 
 
 def reserved_port():
-    """A bound socket that never listens: nobody else gets its port, and a daemon (which sets SO_REUSEADDR, too) may
+    """A bound socket that never listens: no other process gets its port, and a daemon (which sets SO_REUSEADDR, too) may
     listen there again and again."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What happens in the demo: who joins when, who is killed when, and what must be true afterwards.
+"""What happens in the demo: which process joins when, which is killed when, and what must be true afterwards.
 
     A follows from the start. B joins after a third of the steps. C starts with A, is SIGKILLed while a version is on
     its way, and comes back several versions later. With --kill-agent the agent is SIGKILLed while the trainer writes.
@@ -195,7 +195,7 @@ class Scenario:
 
 
 def data_section_digest(path):
-    """sha256 of a safetensors file behind its header, read as anybody would read it."""
+    """sha256 of a safetensors file behind its header, read as any program would read it."""
     sha256 = hashlib.sha256()
     with open(path, "rb") as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))

@@ -156,7 +156,7 @@ void KeepOwn(const Wires& wires, uint32_t rank) {
   }
 }
 
-// All ranks' texts, in rank order. Descriptions of this size fit the sockets' own memory, so everybody writes first.
+// All ranks' texts, in rank order. Every rank writes first: descriptions of this size fit the sockets' own memory.
 std::vector<std::string> AllGather(const std::vector<int>& wires, uint32_t rank, const std::string& mine) {
   std::vector<std::string> all(wires.size());
   const uint64_t bytes = mine.size();

@@ -1,15 +1,15 @@
 // BucketIntake: a rank on the agent's host takes the bytes of ranks on other hosts into the slot that is being written.
 //
-// Buckets are taken in turn from all of them, the first of each, then the second: nobody's last bucket waits for
-// another's all. Two receives are under way at any time.
+// It takes the first bucket of each rank, then the second of each, and so on: no rank waits for all buckets of another.
+// Two receives are under way at any time.
 //
-// A rank's buckets of one version are a set, answered once. Sets come in the order of their versions, but a rank that
-// failed between two publishes may leave one out on its side, or meet one that was left out here. What version a set
-// belongs to is in its headers, so both ends are soon in step again:
+// A rank's buckets of one version are a set, with one answer. Sets come in the order of their versions. But a rank that
+// failed between two publishes may skip a set, or send a set that was skipped here. The headers name the set's version,
+// so both ends are soon in step again:
 //
-//   the set is of an older version     taken in and thrown away, answered with kAborted; the next set is waited for
-//   the set is of a newer version w    the same, and this version is aborted; when its turn comes, so is w, and all
-//                                      before it, at once: the rank has spent its set, and nothing more comes of it
+//   the set is of an older version     it is thrown away and answered with kAborted; then the next set is awaited
+//   the set is of a newer version w    the same, and this version is aborted. So are the versions up to w, at once when
+//                                      their turn comes: the rank has spent its set of w and sends none before the next
 #pragma once
 
 #include <deque>
@@ -63,8 +63,8 @@ class BucketIntake {
   // Takes every bucket of every rank that lives. They are copied, and what they complete is reported, until something
   // is wrong, or not at all where there is no data: the first error is answered, after all were taken.
   Status TakeAll(const IntakeTarget& target, PublishStats& stats);
-  // Says to every rank that lives, and whose set was taken, what became of `version`, and whether it must send its
-  // frozen buckets with the next one.
+  // Tells each live rank with a taken set the outcome of `version`, and whether it must send its frozen buckets with
+  // the next one.
   void Answer(Version version, ErrorCode code, bool wants_frozen);
 
  private:

@@ -17,8 +17,8 @@ inline uint64_t SlotPayloadBytes(uint64_t bucket_bytes) {
   return bucket_bytes / 2 - sizeof(BucketHeader);
 }
 
-// Not thread-safe. What the copy engine does with a payload, and the exchange with a message, is done before a call
-// here reads them: calls wait for nobody but themselves. Errors are of a GPU; the host's memory has none.
+// Not thread-safe. Calls wait only for their own work: the copy engine must have finished with a payload, and the
+// exchange with a message, before a call here reads it. Only a GPU's memory has errors, the host's has none.
 class BucketMemory {
  public:
   virtual ~BucketMemory() = default;

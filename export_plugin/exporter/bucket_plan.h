@@ -1,5 +1,5 @@
-// Bucket plans: what of a rank on another host travels in which bucket, and to whom. Both ends make the same from the
-// plan alone.
+// Bucket plans: which bytes of a rank on another host travel in which bucket, and to which rank. Both ends compute the
+// same from the copy plan alone.
 #pragma once
 
 #include <algorithm>

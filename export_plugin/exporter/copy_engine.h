@@ -63,8 +63,7 @@ class CopyEngine {
   virtual bool OnUnifiedMemory(const void*) { return false; }
 };
 
-// How many threads copy where nobody says: as many as there are cores for each of `ranks` processes of this host, at
-// most 4. REQUIRES ranks >= 1.
+// The default number of copy threads: this host's cores shared by `ranks` processes, from 1 to 4. REQUIRES ranks >= 1.
 uint32_t UsualCopyThreads(size_t ranks);
 
 // The threads that copy beside the caller's: `threads` in all, null for 1. kBadData: 0, or more than 256.

@@ -171,7 +171,7 @@ class CudaCopyEngine : public CopyEngine {
     return known_[memory] = device;
   }
 
-  // The device whose memory only it reaches, or kHost. `current` is on any device then.
+  // The GPU that has the address in memory of its own; kHost: no GPU has. `current` may be on any device afterwards.
   Result<int> DeviceOf(const void* address, CurrentDevice& current) {
     if (address == nullptr) return kHost;
     if (!asks_cuda_) {

@@ -72,7 +72,7 @@ TEST_CASE("Whichever call fails, the error says so, nothing is under way, and th
     ++faults;
     CHECK(cuda::Count().under_way == 0);
     CHECK(cuda::Violations().empty());
-    // What undoes something has nobody to tell.
+    // A call that undoes something has no caller to report an error to.
     if (status.ok()) {
       CHECK((name == "cudaSetDevice" || name == "cudaHostUnregister" || name == "cudaGetDriverEntryPointByVersion"));
     } else {

@@ -119,13 +119,13 @@ class Trainer {
   std::unique_ptr<Fleet> fleet_;
 };
 
-// A trainer some of whose versions fail. Whatever becomes of them, the next that is served is what the tensors are.
+// A trainer with versions that fail. However they end, the next served version has the bytes of the tensors.
 class Troubled {
  public:
   Troubled(bool masters, uint64_t seed) : random_(seed), trainer_(masters, seed) {}
 
-  // Whether all ranks published. A version that failed may be tried again with other bytes, unless its number is taken:
-  // a rank may fail whose part was in it already.
+  // Whether all ranks published. A failed version may be tried again with other bytes, unless its number is taken: a
+  // rank may fail after its part was in the version.
   bool Publish(std::map<uint32_t, Version> versions = {}) {
     trainer_.Train();
     if (!again_) ++version_;
@@ -151,7 +151,7 @@ class Troubled {
     }
   }
 
-  // A rank whose version failed may have died; so may the agent.
+  // After a failed version a rank may have died, and so may the agent.
   void MayDie() {
     if (Chance(4)) trainer_.fleet().Replace(static_cast<uint32_t>(random_() % 2));
     if (!Chance(4)) return;

@@ -5,7 +5,7 @@
 namespace lockstep::exporter {
 namespace {
 
-// A fleet whose rank r has its tensors on GPU r % gpus.
+// A fleet with the tensors of rank r on GPU r % gpus.
 class GpuFleet {
  public:
   GpuFleet(std::vector<Whole2D> model, FleetOptions options, int gpus) {

@@ -18,7 +18,7 @@ class Exchange {
   // A transfer that was started. 0 is none.
   using Transfer = uint64_t;
 
-  // The GPU in whose memory all messages lie; none: the host's.
+  // The GPU with all messages in its memory; none: they are in host memory.
   virtual std::optional<int> device() const { return std::nullopt; }
 
   // Start and return; the memory must stay as it is until Wait() of the transfer. kUnavailable names the peer.

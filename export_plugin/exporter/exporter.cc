@@ -46,7 +46,7 @@ Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan:
   return SetUpRoles(options, model, beside);
 }
 
-// Who writes, who sends to whom: the same on every rank.
+// Which ranks write, and which rank sends to which: the same on every rank.
 Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
                             const std::vector<bool>& beside) {
   const LocalsBySource by_source = LocalsOfRank(model, rank_);
@@ -170,7 +170,7 @@ void Exporter::PinForGpu() {
   if (!pin_trouble_.ok()) pinned_slots_ = {};
 }
 
-// This rank's pages of them, and those of the ranks whose buckets come in a GPU's memory.
+// Pins this rank's own pages of the slots, and those of remote ranks if their buckets arrive in a GPU's memory.
 Status Exporter::PinSlots() {
   if (client_ == nullptr) return OkStatus();
   std::vector<StridedRange> ranges = own_.changing.ranges;

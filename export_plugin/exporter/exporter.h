@@ -8,11 +8,11 @@
 // memory that either end has for it. Each bucket starts with a BucketHeader (FORMAT.md) that names version, plan and
 // place, so a rank that is a step behind is an error and never another version's bytes.
 //
-// An error on one rank never leaves another waiting: who cannot continue still sends its buckets, marked as failed, who
-// cannot commit still takes all buckets in and answers with the reason, and who writes still begins the version, to
-// abort it: the other writers learn of it at once, also when it is the exchange that is broken. A rank that fails
-// before it comes to Publish() calls Abort() instead. One that does neither keeps the ranks it exchanges buckets with
-// waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
+// An error on one rank never leaves another waiting. A sender that cannot continue still sends its buckets, marked as
+// failed. A proxy that cannot commit still takes all buckets in and answers with the reason. A writer still begins the
+// version, to abort it: the other writers learn of the error at once, also of a broken exchange. A rank that fails
+// before Publish() calls Abort() instead. A rank that calls neither keeps the ranks that exchange buckets with it
+// waiting until its next version, which fails too; then all are in step again (bucket_intake.h).
 //
 // Tensors that the descriptions call frozen are copied into each of the two slots once, and from then on reported as
 // unchanged without being read; ranks on other hosts send them only while a slot lacks them. Before the first time,

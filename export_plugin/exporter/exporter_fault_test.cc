@@ -1,5 +1,5 @@
-// What one rank's failure means for the others: nobody waits for ever, nobody serves a version that is not whole, and
-// the next version works.
+// After one rank's failure no rank waits for ever, the agent serves no version that is not whole, and the next version
+// works.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -79,7 +79,7 @@ TEST_CASE("In a forked process every call of its parent's exporter is refused, a
   fleet.CheckServed(2);
 }
 
-TEST_CASE("A proxy whose agent refuses the version still takes everything in and says so") {
+TEST_CASE("A proxy whose agent refuses the version still takes all buckets in and answers with the reason") {
   Fleet fleet(SmallModel(), OneProxy());
   fleet.Open();
   fleet.Publish(5);
@@ -136,7 +136,7 @@ TEST_CASE("A proxy that left a version out answers those that sent it theirs, an
   CHECK(fleet.exporter(0).stats().exchange_memory_bytes <= kMinBucketBytes);
 }
 
-TEST_CASE("A rank that failed before it came to publishing aborts the version, and nobody waits or is out of step") {
+TEST_CASE("A rank that failed before it came to publishing aborts the version, and no rank waits or is out of step") {
   for (const uint32_t rank : {0, 1, 2}) {
     Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, true, false}});
     fleet.Open();
@@ -169,7 +169,7 @@ TEST_CASE("Writers that come to a version that another aborted get the reason") 
   fleet.CheckServed(3);
 }
 
-TEST_CASE("Ranks that leave out and abort versions at random come to the same ones again, and nobody hangs") {
+TEST_CASE("Ranks that leave out and abort versions at random come to the same ones again, and none hangs") {
   std::mt19937 random(7);
   const std::vector<Whole2D> model{{"w", model::DType::kBF16, 63, 64, Cut::kRows},
                                    {"base", model::DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
@@ -202,7 +202,7 @@ TEST_CASE("Ranks that leave out and abort versions at random come to the same on
   fleet.CheckServed(60);
 }
 
-TEST_CASE("A damaged answer costs its version: the frozen tensors that nobody asked for are left aside") {
+TEST_CASE("A damaged answer costs its version: the frozen tensors that were not asked for are left aside") {
   auto hub = std::make_shared<ExchangeHub>();
   const std::vector<Whole2D> model{{"w", model::DType::kBF16, 64, 64, Cut::kRows},
                                    {"base", model::DType::kBF16, 64, 32 * 1024, Cut::kRows, true}};
@@ -243,7 +243,7 @@ TEST_CASE("A broken exchange is an error on every writer of the host, at once an
   Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, true, true, false}});
   fleet.Open();
   fleet.Publish(1);
-  fleet.Kill(3);  // whose proxy is rank 0
+  fleet.Kill(3);  // its proxy is rank 0
   fleet.TryPublish(2);
   for (const Version version : {3, 4}) {
     fleet.rank(0).Fill(SmallModel(), version);

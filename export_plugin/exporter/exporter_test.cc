@@ -44,7 +44,7 @@ TEST_CASE("Frozen tensors are copied into each slot once and then only reported"
   }
 }
 
-TEST_CASE("A frozen tensor that changed between its two copies is an error that names it, before anybody trusts it") {
+TEST_CASE("A frozen tensor that changed between its two copies is an error that names it, before it is trusted") {
   std::vector<Whole2D> model = SmallModel();
   model.push_back({"late", model::DType::kBF16, 16, 128, Cut::kRows});  // its description says frozen; its values move
   for (const bool beside : {true, false}) {
@@ -220,7 +220,7 @@ TEST_CASE("F32 tensors are rounded to BF16 when that is allowed, on either side 
   }
 }
 
-TEST_CASE("F32 tensors are refused where the model is BF16 and nobody allowed rounding") {
+TEST_CASE("F32 tensors are refused where the model is BF16 and rounding was not allowed") {
   Fleet fleet({{"w", model::DType::kBF16, 64, 32, Cut::kColumns}, {"x", model::DType::kBF16, 64, 32, Cut::kColumns}},
               {.beside = {true, false}});
   for (const uint32_t rank : {0, 1}) {
@@ -269,7 +269,7 @@ TEST_CASE("What is not as the description says is refused, naming both") {
   CHECK_THAT(open([](Options& o) { o.threads = 257; }), FailsWith(ErrorCode::kBadData, "threads is 257"));
 }
 
-TEST_CASE("Where nobody says, ranks share the cores of their host, and none takes more than four") {
+TEST_CASE("By default ranks share the cores of their host, and none takes more than four") {
   cpu_set_t before, few;
   REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
   const auto cores = static_cast<uint32_t>(CPU_COUNT(&before));
@@ -285,7 +285,7 @@ TEST_CASE("Where nobody says, ranks share the cores of their host, and none take
   REQUIRE(::sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
-TEST_CASE("A remote rank without anybody on the agent's host, or without an exchange, is refused") {
+TEST_CASE("A remote rank without a rank on the agent's host, or without an exchange, is refused") {
   Fleet remote(SmallModel(), {.shards = 2, .beside = {false, false}});
   CHECK_THAT(Exporter::Open(remote.OptionsOf(0)),
              FailsWith(ErrorCode::kBadData, "none of 2 ranks is on the agent's host"));

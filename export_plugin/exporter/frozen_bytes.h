@@ -1,8 +1,7 @@
 // FrozenBytes: which slots hold the frozen tensors that a rank writes, its own and those that it takes in for others.
 //
-// They are copied into each slot once. Before they are first reported as unchanged, both slots are compared: a tensor
-// that was said to be frozen but changed between its two copies would make receivers hold a mixture that nobody can
-// prove.
+// Each slot gets one copy of them. Both slots are compared before the first report that they are unchanged: if a tensor
+// described as frozen changed between its two copies, receivers would hold a mixture that cannot be verified.
 #pragma once
 
 #include <array>
@@ -28,7 +27,7 @@ class FrozenBytes {
   // holding them any more. `pool` may be null.
   Status CheckEqual(const std::byte* one, const std::byte* other, const model::ModelLayout& layout, WorkerPool* pool);
 
-  // The end of a version in `slot`: when it failed, nobody knows how far the slot's bytes came.
+  // A version in `slot` ended. If it failed, it is unknown which bytes the slot has, and they must be copied again.
   void Settle(size_t slot, bool ok);
 
  private:

@@ -22,7 +22,7 @@ struct LocalTensor {
   bool convert = false;  // allow F32 to be exported as BF16, rounded to nearest even; else dtypes must match
 };
 
-// The descriptions of all ranks. kBadData names the rank whose description is none.
+// The descriptions of all ranks. kBadData: a text is no description; the error names its rank.
 Result<std::vector<plan::ShardDescription>> ParseDescriptions(std::span<const std::string> texts);
 
 // Whether `locals` are what the rank's own description says, and lie in memory as tensors can. kBadData names the first

@@ -21,8 +21,8 @@ struct LocalCopy {
 // this is not F32 to BF16 with leave to convert.
 Result<ElementConversion> ConversionOf(const LocalTensor& local, const model::TensorMeta& tensor);
 
-// Copies whose ranges are reported together: large enough for a report to cost nothing, small enough for the agent's
-// diff to run while others are copied.
+// Copies that are reported together: enough that a report costs nothing, and few enough that the agent's diff runs
+// while the next batch is copied.
 struct CopyBatch {
   size_t copies_end = 0;  // in CopyList::copies; begins where the one before ends
   size_t ranges_end = 0;  // in CopyList::ranges

@@ -28,8 +28,8 @@ class PinnedRanges {
   // How many bytes from `address` on are alike: in one pinned range, or in none. At most `bytes`.
   uint64_t Alike(const std::byte* address, uint64_t bytes) const;
 
-  // Appends `copy`, whose bytes stay as they are, cut so that the host's side of each part is alike. `host` is what
-  // that side's offsets count from; `is_target` says which side it is.
+  // Cuts `copy`, which converts no elements, into parts that are alike on the host's side, and appends them to `parts`.
+  // The offsets of that side count from `host`; `is_target` says which side it is.
   void AppendCut(const layout::StridedCopy& copy, const std::byte* host, bool is_target,
                  std::vector<layout::StridedCopy>& parts) const;
 

@@ -16,7 +16,7 @@ Result<ReadableMemory> ReadableMemory::Create() {
   return ReadableMemory(os::UniqueFd(ends[1]), os::UniqueFd(ends[0]));
 }
 
-// A write into a pipe answers EFAULT for memory whose reading would end the process.
+// A write into a pipe answers EFAULT where a read of the memory would end the process.
 Result<bool> ReadableMemory::Has(const void* address) {
   const ssize_t written = write(in_.get(), address, 1);
   const int error = errno;

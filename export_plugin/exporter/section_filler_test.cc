@@ -55,7 +55,7 @@ TEST_CASE("Every range of the data section is what publishing would write there,
 }
 
 TEST_CASE("Float32 tensors, strided ones too, are rounded to bfloat16 in whatever ranges they are filled") {
-  // A transposed tensor of 5 by 3, all of whose values are exact in bfloat16 but for one.
+  // A transposed tensor of 5 by 3. All its values but one are exact in bfloat16.
   std::vector<float> values(15);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   values[4] = std::bit_cast<float>(0x3F80'8001u);  // rounds up to 0x3F81

@@ -1,5 +1,5 @@
-// TrackedExchange: an Exchange that remembers whom it lost. A peer that failed once gets no further message, since
-// nobody knows which of its messages would come next; the others are served as before.
+// TrackedExchange: an Exchange that remembers which peers it lost. A peer that failed once gets no further message,
+// since it is unknown which of its messages would come next. The other peers are served as before.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ class RankHoldings {
 
  private:
   struct Held {
-    uint32_t rank = kNobody;  // who held the source last
+    uint32_t rank = kNobody;  // the last one that held the source
     uint32_t parameter = 0;
   };
 

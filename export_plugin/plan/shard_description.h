@@ -1,5 +1,5 @@
-// ShardDescription: what one rank says of itself before the first publish. Every rank gathers the descriptions of all
-// and compiles the same plan from them. JSON (FORMAT.md), so that anybody can print, keep and replay it.
+// ShardDescription: what one rank says of itself before the first publish. Every rank gathers all descriptions and
+// compiles the same plan from them. It is JSON (FORMAT.md), so that it can be printed, kept and replayed.
 //
 // Pure functions, thread-safe.
 #pragma once

@@ -1,6 +1,6 @@
-// JsonKeys: reads typed keys of a JSON object that anybody may have written, and remembers the first thing wrong.
+// JsonKeys: reads typed keys of a JSON object that is not trusted, and remembers the first error.
 //
-// Keys are given as alternatives apart by '|'; the first that is there counts, a null is as if absent.
+// A key is given as alternatives, separated by '|'. The first one that is present counts; a null counts as absent.
 #pragma once
 
 #include <cstdint>

@@ -189,8 +189,8 @@ def attention(
     softmax_scale: float,
     **__: Any,
 ) -> torch.Tensor:
-    """What TRL takes from flash-attention's ``flash_attn_varlen_func``: causal attention of packed sequences, each of
-    whose queries are the last ones of its keys. [tokens, heads, size] all three; ends begin with 0."""
+    """What TRL takes from flash-attention's ``flash_attn_varlen_func``: causal attention of packed sequences. A
+    sequence's queries are at the places of its last keys. All three are [tokens, heads, size]; ends begin with 0."""
     made = []
     for sequence in range(len(query_ends) - 1):
         queries = query[query_ends[sequence] : query_ends[sequence + 1]]

@@ -121,7 +121,7 @@ _RENAMED = {
 def __getattr__(name: str) -> Any:
     if name in _ENGINE:
         return getattr(importlib.import_module("lockstep.engine"), name)
-    if name in _RENAMED:  # no AttributeError, whose text ``from lockstep import`` would leave out
+    if name in _RENAMED:  # no AttributeError: ``from lockstep import`` would leave its text out
         raise ImportError(f"lockstep.{name} is {_RENAMED[name]} now")
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 

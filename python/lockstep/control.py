@@ -230,8 +230,8 @@ class Agent(_Daemon):
         return _only(self.status().models, name, "agent")
 
     def drop(self, model: str) -> int:
-        """Has it forget a model whose trainer has ended; receivers keep what they hold. Returns the bytes that are free
-        again. NotFoundError: it has no such model. StateError: a trainer is connected."""
+        """Has the agent forget a model after its trainer ended; receivers keep what they hold. Returns the number of
+        bytes that this frees. NotFoundError: the agent has no such model. StateError: a trainer is connected."""
         return int(self._ask("drop", *_named(model))["freed_bytes"])
 
     def wait_served(

@@ -112,7 +112,7 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
 # ---- when the module may be read ----
 
 
-def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
+def test_no_reader_comes_in_before_a_version_is_served(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()

@@ -78,7 +78,7 @@ def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
 
-def test_a_reader_that_stays_keeps_nobody_out_once_the_receiver_waits_no_longer(receiver, follow):
+def test_a_reader_that_stays_keeps_no_other_out_once_the_receiver_waits_no_longer(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
         rank.send_pause(2)
@@ -202,7 +202,7 @@ def test_a_refused_rank_reports_why_keeps_what_it_serves_and_attaches_again(rece
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
 
-def test_who_waits_for_a_rank_that_is_refused_again_gets_the_reason(receiver, follow):
+def test_a_caller_that_waits_for_a_rank_gets_the_reason_of_its_second_refusal(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     waiting = in_background(lambda: reason_of_waiting(follower))
     receiver.accept().refuse("parameter weight is F32 and should be BF16")
@@ -267,7 +267,7 @@ def opened(monkeypatch) -> "list[Served]":
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_paused_rank_that_closes_opens_for_nobody(receiver, follow, opened, written):
+def test_a_paused_rank_that_closes_lets_no_reader_in(receiver, follow, opened, written):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.pause(2)  # the receiver is about to write
     if written:
@@ -337,5 +337,5 @@ def test_a_rank_attaches_again_ever_later_until_a_serve_succeeded(receiver, foll
     rank.commit(1, 1.0)
     receiver.close()
     rank.close()
-    wait_until(lambda: len(pauses) >= 7, "nobody listens")
+    wait_until(lambda: len(pauses) >= 7, "no receiver listens")
     assert pauses[4:7] == [0.05, 0.1, 0.2]

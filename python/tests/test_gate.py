@@ -1,4 +1,4 @@
-"""Who is inside a Gate, whichever threads, tasks and generators its readers come and leave in."""
+"""Which readers are inside a Gate, in whichever threads, tasks and generators they come and leave."""
 
 import asyncio
 import contextvars
@@ -145,7 +145,7 @@ def test_a_nested_reader_passes_the_waiting_writer_also_in_to_thread_and_is_wait
     assert is_through(writer)
 
 
-def test_a_task_that_outlives_the_reader_who_made_it_waits_like_any_other(gate):
+def test_a_task_that_outlives_the_reader_that_made_it_waits_like_any_other(gate):
     async def read() -> None:
         async with gate.reading(0.05):
             pass

@@ -102,7 +102,7 @@ def test_tensors_lie_over_the_file_and_writing_to_one_does_not_change_it(publish
     assert file.read_bytes() == before
 
 
-def test_nobody_can_write_the_file_while_the_replica_or_a_tensor_of_it_lives(published):
+def test_no_process_can_write_the_file_while_the_replica_or_a_tensor_of_it_lives(published):
     file = published.publish("v1", some_tensors(1.0))
     assert can_be_written(file)
     replica = lockstep.Replica(published.path)

@@ -80,7 +80,7 @@ Archiver::~Archiver() = default;
 void Archiver::Keep(const payload::DeltaChain& steps, const std::string& label) {
   {
     std::lock_guard lock(mutex_);
-    if (shown_.state() == v1::ARCHIVE_STATE_TAKEN_OVER) return;  // nobody would write them
+    if (shown_.state() == v1::ARCHIVE_STATE_TAKEN_OVER) return;  // they would not be written
   }
   for (const auto& step : steps) {
     const uint64_t most = std::max(replicas_.current().layout->data_bytes() / 2, kLeastSpool);

@@ -169,7 +169,7 @@ Status LogWriter::TryRemove(const std::stop_token& stop) {
   for (size_t done = 0; done < due.size(); done += kRemoved) {
     // Another writer may have taken the log over, and named them again.
     LS_ASSIGN_OR_RETURN(const auto other, options_.store->ReadChanged(head, tag_, {}, stop));
-    if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // says who
+    if (other) return SetHead(head_, /*new_epoch=*/false, stop);  // names the other
     const auto batch = std::span(due).subspan(done, std::min(kRemoved, due.size() - done));
     LS_RETURN_IF_ERROR(
         transfers_.ParallelTry(batch.size(), [&](size_t i) { return options_.store->Remove(batch[i], stop); }));

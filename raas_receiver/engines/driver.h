@@ -2,7 +2,7 @@
 // routes:
 //
 //   directory   Load(): the server reads the published directory by itself
-//   in place    Pause(), then somebody writes its memory (raas_receiver/targets), then Resume()
+//   in place    Pause(), then its memory is written (raas_receiver/targets), then Resume()
 //
 // Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
 // What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (drivers.h).
@@ -76,7 +76,7 @@ class EngineDriver {
   virtual Status Resume(const EngineVersion& serving) = 0;
 
   // Whether the server says that it serves `version`, by the name that Load or Resume gave it. False: it was restarted,
-  // or somebody else changed its weights; the next Load or Pause finds out what state it is in. True also where a
+  // or its weights were changed from elsewhere; the next Load or Pause finds out what state it is in. True also where a
   // server cannot say, or may not be asked; an error when it does not answer. It is not paused for this: it is asked
   // once, which takes 5 s at most, and is no failure.
   virtual Result<bool> StillServes(const EngineVersion& version) = 0;

@@ -10,7 +10,7 @@
 namespace lockstep::engines {
 namespace {
 
-// Nobody is notified: engines open the published directory whenever they like, or their memory is all there is.
+// No engine is notified: engines open the published directory whenever they like, or their memory is all there is.
 class NoDriver final : public EngineDriver {
  public:
   using EngineDriver::EngineDriver;

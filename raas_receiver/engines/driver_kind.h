@@ -1,4 +1,4 @@
-// DriverKind: what everybody but its driver knows of one kind of engine. All kinds are the rows of one table
+// DriverKind: what all code but its driver knows of one kind of engine. All kinds are the rows of one table
 // (driver_kind.cc); what the receiver's options say and refuse, and how a session treats the engine, follows from it.
 //
 // A new kind is a driver and a row of the table, and for tests a stand-in for its server:
@@ -45,7 +45,7 @@ struct DriverOption {
 
 struct DriverKind {
   std::string_view name;
-  // Somebody is notified of versions. False: engines open the published directory whenever they like, or their memory
+  // The engine is notified of versions. False: engines open the published directory whenever they like, or their memory
   // is all there is.
   bool notifies = true;
   // The driver pauses and resumes one server, which holds one model, and can ask it what it serves. After a load that

@@ -53,7 +53,7 @@ TEST_CASE("A hook that fails leaves what is served") {
   CHECK((*driver)->failures() == 1);
 }
 
-TEST_CASE("After a hook that had to be killed nobody knows what is served") {
+TEST_CASE("After a hook was killed, what is served is unknown") {
   const auto driver = NewEngineDriver(
       {.kind = "hook", .command = "sleep 60", .load_timeout = std::chrono::milliseconds(50), .attempts = 1});
   REQUIRE(driver.ok());
@@ -111,7 +111,7 @@ TEST_CASE("A key that others may read is refused, with what to do about it") {
   if (::geteuid() != 0) return;  // only root can give a file away
   REQUIRE(::chown(options.key_file.c_str(), 12345, 0) == 0);
   CHECK_THAT(Refusal(options), FailsWith(ErrorCode::kConfig, "engine-key-file: " + options.key_file,
-                                         "belongs to uid 12345, who may read it; chown it to uid 0"));
+                                         "belongs to uid 12345, which may read it; chown it to uid 0"));
 }
 
 }  // namespace lockstep::engines

@@ -108,7 +108,7 @@ TEST_CASE("A hook that takes too long is killed with all that it started") {
   options.load_timeout = milliseconds(500);
   CHECK(Notify(*Hook(options)).status.code() == ErrorCode::kDeadline);
   char byte = 0;
-  ssize_t got = -1;  // 0: nobody has it open any more
+  ssize_t got = -1;  // 0: no process has it open any more
   for (int i = 0; i < 6'000 && got != 0; ++i) {
     got = ::read(alive.get(), &byte, 1);
     if (got != 0) std::this_thread::sleep_for(milliseconds(10));

@@ -167,7 +167,7 @@ LoadOutcome HttpDriver::Release(const EngineVersion& version, const Status& caus
 
 Status HttpDriver::FindFit() {
   if (fit_ != Fit::kUnknown) return OkStatus();
-  // A server that somebody left paused may have been left amid a load.
+  // A server that was found paused may have been left amid a load.
   LS_ASSIGN_OR_RETURN(const bool runs, steps_->Runs());
   fit_ = runs ? Fit::kYes : Fit::kNo;
   return OkStatus();
@@ -216,7 +216,7 @@ Status HttpDriver::Pause(const EngineVersion& version) {
     return paused.ok() ? paused : Release(version, paused).status;
   });
   if (!status.ok()) return WithNames(status, version);
-  fit_ = Fit::kNo;  // until whoever writes its memory calls Resume
+  fit_ = Fit::kNo;  // until Resume, which follows the writes to its memory
   return status;
 }
 

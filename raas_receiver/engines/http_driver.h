@@ -6,8 +6,8 @@
 //                |        +-(perhaps half read)-> Pause -> Read(last good) -> DropCaches -> Name -> Resume
 //                +-(nothing changed)-> Resume
 //
-// A server that may hold parts of two versions stays paused: only a whole load, or a Resume by whoever has written its
-// memory, makes it run. A step that resumes a server with a whole version is taken after Cancel, too.
+// A server that may hold parts of two versions stays paused: only a whole load, or a Resume after its
+// memory was written, makes it run. A step that resumes a server with a whole version is taken after Cancel, too.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class EngineSteps {
  public:
   virtual ~EngineSteps() = default;
 
-  // Whether it makes tokens: nobody has paused it. An error also while it is still starting.
+  // Whether it makes tokens: it is not paused. An error also while it is still starting.
   virtual Result<bool> Runs() = 0;
   // OK: nothing runs on the device, nothing is left of what was computed, and what is asked next comes after it.
   virtual Status Pause() = 0;

@@ -58,7 +58,7 @@ class SglangSteps final : public EngineSteps {
     if (!answer.ok()) return {answer.status(), answer.status().code() != ErrorCode::kUnavailable};
     const auto success = answer->Flag("success");
     if (answer->ok() && success == true) return {OkStatus(), true};
-    // With "success" the scheduler has spoken, who may have read some of it.
+    // "success" comes from the scheduler, which may have read some of it.
     return {server_.Unexpected(*answer, "\"success\": true"), success.has_value() || !answer->refused()};
   }
 

@@ -82,7 +82,7 @@ class TestEngine {
   }
   ~TestEngine() { End(); }
 
-  // As when it is killed: nobody listens any more.
+  // As when it is killed: it listens no more.
   void End() {
     if (process_ < 0) return;
     ::kill(process_, SIGKILL);

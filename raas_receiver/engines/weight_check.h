@@ -1,7 +1,7 @@
 // WeightCheck: whether all ranks of a server hold a version, by the digests that they compute of their own parameters.
 //
 // A rank has many parameters in a form of its own: cut, fused, converted. Compared are those that it has under the name
-// and with the bytes of a tensor: norms and the like, and on a rank that shares with nobody most that is not fused.
+// and with the bytes of a tensor: norms and the like, and on a rank that shares with no other, most that is not fused.
 // What one rank has so every rank that lists it must, and in every later version too. So a rank that has not read a
 // version is noticed, and after a first version that was read a whole server; a parameter in another form that is wrong
 // is not. A first version that no rank has read passes where a tensor is what the ranks had before.

@@ -31,8 +31,8 @@ struct Control {
   net::Networks plain;          // where it is not: where the agent, and its lanes, may be
 };
 
-// Thread-safe. Says who it is where the agent asks. Errors are the agent's own, with the call and the agent's address
-// before the message; kProtocol says so where a receiver answers in its place.
+// Thread-safe. Names this receiver where the agent asks. Errors are the agent's own, with the call and the agent's
+// address before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
   explicit AgentClient(const net::ControlAddress& address, const rpc::TlsOptions& tls = {});

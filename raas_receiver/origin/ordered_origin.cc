@@ -101,7 +101,7 @@ class OrderedOrigin final : public Origin {
     uint64_t seen = 0;
     while (true) {
       heads.Wait(seen, stop);
-      if (stop.stop_requested()) return {ErrorCode::kCancelled, "nobody watches any more"};
+      if (stop.stop_requested()) return {ErrorCode::kCancelled, "the watch was ended"};
       const auto chosen = heads.Choose(announced_unix_ns_, origins_[0]->can().report);
       if (!chosen) {
         LS_RETURN_IF_ERROR(heads.Lost());

@@ -114,7 +114,7 @@ class Origin {
   // nothing lost where the origin cannot. From nothing: no more is to be sent.
   virtual void Follow(const Want& from, std::stop_token stop) = 0;
 
-  // Tells the origin what is held and served; who reports is filled in. Answers why no version will come, as
+  // Tells the origin what is held and served; the receiver's name is filled in. Answers why no version will come, as
   // far as the origin knows: empty, there is no such reason. An error: it was not told.
   virtual Result<std::string> Report(v1::ReportRequest report, std::stop_token stop) = 0;
 };

@@ -275,7 +275,7 @@ TEST_CASE("An agent announces that a version is withdrawn, with the reason", "[a
   CHECK_THAT(host.origin->Open(host.Holding(1), {}), FailsWith(ErrorCode::kCorrupt, "a bit has flipped"));
 }
 
-TEST_CASE("A layout is the model's, and a model that nobody has opened has none") {
+TEST_CASE("A layout is the model's, and a model that no trainer has opened has none") {
   const auto any = AnyHost();
   Host& host = *any;
   const Result<Layout> layout = host.origin->GetLayout({});
@@ -284,7 +284,7 @@ TEST_CASE("A layout is the model's, and a model that nobody has opened has none"
   CHECK(host.Of("nobody")->GetLayout({}).status().code() == ErrorCode::kNotFound);
 }
 
-TEST_CASE("Who holds nothing gets every block, with the hashes that the version's digest names") {
+TEST_CASE("A receiver that holds nothing gets every block, with the hashes that the version's digest names") {
   const auto any = AnyHost();
   Host& host = *any;
   const auto pull = host.Open(0);
@@ -322,7 +322,7 @@ TEST_CASE("No other blocks come than those asked for, wherever they lie, and non
   if (host.CountsBlocks()) CHECK(pull->counters().payload_bytes == some.size() * kBlock);
 }
 
-TEST_CASE("Who holds a version gets the deltas from there on, and who holds the newest nothing") {
+TEST_CASE("A receiver gets the deltas from its version on, and none when it holds the newest") {
   const auto any = AnyHost();
   Host& host = *any;
   host.Publish(2);

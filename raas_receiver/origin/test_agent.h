@@ -56,7 +56,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
   std::string peer = peer::ToLine(wire::Self("trainer_agent"));
-  std::string refusal;                     // of who watches, for its protocol
+  std::string refusal;                     // of a watcher, for its protocol
   std::atomic<bool> takes_reports = true;  // a release before does not
   std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start
   std::atomic<bool> streaming = false;     // whether it has streaming deltas to give

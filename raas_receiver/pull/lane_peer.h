@@ -1,4 +1,4 @@
-// LanePeer: whom the lanes of one pull connect to, and what lets each of them in.
+// LanePeer: where the lanes of one pull connect to, and what lets each of them in.
 #pragma once
 
 #include <chrono>

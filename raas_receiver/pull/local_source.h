@@ -3,7 +3,7 @@
 //
 // Whatever fails here is no error of the pull: what does not come from here is asked of the next source. Nothing is
 // believed before its hash was checked in our own memory: the trainer may write into what we read at any moment, and
-// files are read, never mapped, so that nobody's truncation can hurt us.
+// files are read, never mapped, so that a truncation cannot hurt us.
 #pragma once
 
 #include <atomic>
@@ -40,8 +40,8 @@ struct LocalOptions {
 
 class LocalSource final : public BlockSource {
  public:
-  // kUnavailable when nobody is there: the agent is on another host, or its socket not in our sight. `pool` copies, and
-  // outlives the source.
+  // kUnavailable when no agent is there: the agent is on another host, or its socket not in our sight. `pool` copies,
+  // and outlives the source.
   static Result<std::unique_ptr<LocalSource>> Connect(LocalOptions options, WorkerPool& pool);
 
   std::string_view name() const override { return "memory"; }

@@ -167,7 +167,7 @@ TEST_CASE("A version newer than any, or gone, gives no block and leaves the sour
   CHECK(source->FetchBlocks({{7}, 1, true}, kept).ok());
 }
 
-TEST_CASE("A payload of another size, a damaged file and one that nobody planned are refused") {
+TEST_CASE("A payload of another size, a damaged file and one outside the plan are refused") {
   SourceHost host;
   host.Publish(2);
   const serve::PullPlan plan = host.Open(1);
@@ -212,7 +212,7 @@ TEST_CASE("A path that is no socket of ours or root's is not connected to") {
   CHECK(connections == 0);
 }
 
-TEST_CASE("Nobody at the path and a wrong ticket are errors at once") {
+TEST_CASE("No agent at the path and a wrong ticket are errors at once") {
   SourceHost host;
   const serve::PullPlan plan = host.Open();
   LocalOptions nowhere = host.Options(plan);
@@ -223,7 +223,7 @@ TEST_CASE("Nobody at the path and a wrong ticket are errors at once") {
   CHECK(LocalSource::Connect(stranger, host.pool).status().code() == ErrorCode::kPermission);
 }
 
-// An agent that lets everybody in and answers the first request as the test says.
+// An agent that lets every peer in and answers the first request as the test says.
 struct FalseAgent {
   using Answer = std::function<void(os::UnixConnection& connection)>;
 

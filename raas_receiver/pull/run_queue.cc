@@ -42,7 +42,7 @@ Status RunQueue::Wait(const std::function<Result<std::vector<Ticket>>(size_t lan
     } else if (!patience) {
       changed_.wait(lock);
     } else {
-      // Blocks notify nobody: whether there were some is seen when the time is over.
+      // Blocks wake no waiter: whether there were some is seen when the time is over.
       const uint64_t seen = progress_;
       const bool late = changed_.wait_for(lock, *patience) == std::cv_status::timeout;
       if (late && progress_ == seen && !Settled()) {

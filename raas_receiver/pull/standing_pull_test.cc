@@ -60,8 +60,7 @@ TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
   CHECK(fixture.server.connections() == 3);
 }
 
-TEST_CASE(
-    "A delta that nobody has begun is waited for only as long as the caller likes, and comes later all the same") {
+TEST_CASE("A delta that has not begun is waited for only as long as the caller likes, and comes later all the same") {
   Fixture fixture;
   std::atomic<bool> begun = false;
   fixture.server.begun = [&](Version) { return begun.load(); };
@@ -113,7 +112,7 @@ TEST_CASE("A lane that stalls in the middle is waited for only as long as the ca
   CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
 
-TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") {
+TEST_CASE("Where no agent listens, that is the answer, and it is not waited for") {
   Fixture fixture;
   fixture.peer.agent.port = 1;
   StandingPull lanes(fixture.io, fixture.peer);

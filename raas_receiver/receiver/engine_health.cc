@@ -40,7 +40,7 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
   bool any = false;
   for (const v1::Engine& engine : model.engine_table()) {
     const auto ranks = whole.find(engine.name());
-    if (engine.kind() == "none" && ranks == whole.end()) continue;  // nobody is notified
+    if (engine.kind() == "none" && ranks == whole.end()) continue;  // no engine is notified
     const std::string service = Cat(notified, "/", engine.name());
     serving[service] =
         Serves(service, model, ReadVersionRef(engine.served())) && (ranks == whole.end() || ranks->second);

@@ -1,5 +1,5 @@
-// Which engines may be sent requests: what health tells of each by a name of its own, so that nobody routes to weights
-// of before the run, or to those that are too old.
+// Which engines may be sent requests: what health tells of each by a name of its own, so that no router sends requests
+// to weights of before the run, or to those that are too old.
 #pragma once
 
 #include <chrono>

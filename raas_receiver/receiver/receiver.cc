@@ -43,7 +43,7 @@ void WarnOfDisk(const std::string& root) {
                    "--root on a tmpfs, such as /dev/shm"}});
 }
 
-// Where none gets it there is one that nobody is notified of.
+// Where none gets it there is one that is not notified.
 std::vector<EngineSettings> EnginesOf(const ReceiverConfig& config, const std::string& model) {
   std::vector<EngineSettings> engines;
   std::ranges::copy_if(config.engines, std::back_inserter(engines), [&](const EngineSettings& settings) {

@@ -168,7 +168,7 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
       {{"raas_receiver_engine_served_version",
         MetricType::Gauge,
         {"model", "engine"},
-        "version that an engine took; the one that is held where nobody is notified; 0: none, or not known"},
+        "version that an engine took; the one that is held where no engine is notified; 0: none, or not known"},
        EachOfTable([](const v1::Engine& engine) { return static_cast<double>(engine.served().version()); })},
       {{"raas_receiver_engine_late",
         MetricType::Gauge,

@@ -18,8 +18,8 @@ class ReceiverService final : public v1::RaasReceiver::Service {
  public:
   using Sessions = std::map<std::string, std::unique_ptr<session::Session>>;  // by model
 
-  // `instance`: 16 bytes, of this process. `access` decides who may call what; it, `sessions`, `feed` and `timeline`
-  // outlive the service. The map does not change.
+  // `instance`: 16 bytes, of this process. `access` decides which peer may call what; it, `sessions`, `feed` and
+  // `timeline` outlive the service. The map does not change.
   ReceiverService(std::string name, std::string instance, access::AccessControl* access, const Sessions& sessions,
                   session::SyncFeed& feed, const telemetry::Timeline& timeline);
 

@@ -1,5 +1,5 @@
-// Internal to the package: who may read what is published: the receiver's user, and its group, in which engines that
-// run as another user are.
+// Internal to the package: the users that may read what is published: the receiver's, and its group, in which engines
+// that run as another user are.
 #pragma once
 
 #include <sys/types.h>

@@ -23,7 +23,7 @@ struct Rollback {
 class ReplicaDirectory {
  public:
   // Makes the directory if there is none, and removes what a receiver that was killed had half built. kPermission when
-  // `root` cannot be written, or it or what is in it could be somebody else's making; kState when another receiver owns
+  // `root` cannot be written, or it or what is in it could be made by another user; kState when another receiver owns
   // the directory.
   static Result<ReplicaDirectory> Open(const std::string& root, const std::string& model);
 
@@ -44,7 +44,7 @@ class ReplicaDirectory {
   Status KeepRoom(uint64_t bytes) const;
   void GiveRoom() const;  // it is needed now
 
-  // Whether a file's lease tells of whoever has it mapped (ReplicaFile::Claim).
+  // Whether a file's lease tells of processes that have it mapped (ReplicaFile::Claim).
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.

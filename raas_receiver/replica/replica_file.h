@@ -1,9 +1,10 @@
 // One replica's memory: a whole safetensors file image, mapped shared, that engines open through its published name.
 //
-// A file that a reader may have open or mapped is never written. The kernel knows who has: a write lease (F_SETLEASE)
-// is refused while any other open file description of the file exists, and a mapping holds one. So this process keeps
-// exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): a process that
-// manages to open the file in between (through /proc, say) waits in open() until then, and sees whole content.
+// A file that a reader may have open or mapped is never written. The kernel knows of readers: a write lease
+// (F_SETLEASE) is refused while any other open file description of the file exists, and a mapping holds one. So this
+// process keeps exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): a
+// process that manages to open the file in between (through /proc, say) waits in open() until then, and sees whole
+// content.
 //
 // Not every file system keeps to that: overlayfs grants the lease while a file is mapped, if its descriptor is closed.
 // Where LeasesSeeMappings() is false nothing may be claimed, and every version gets a new file.

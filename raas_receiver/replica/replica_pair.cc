@@ -210,7 +210,7 @@ Status ReplicaPair::ReplaceFile(const std::shared_ptr<const model::ModelLayout>&
   Replica& replica = target();
   const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
   const bool of_use = whole && ::access(replica.path.c_str(), F_OK) == 0;
-  // Where leases do not tell, it may be nobody who has it: then it makes room, if there is no other.
+  // Where leases do not tell, perhaps no process has it: then it makes room, if there is no other.
   if (!of_use || (!directory_.leases_see_mappings() && FitsInPlaceAlone(*layout))) {
     LS_RETURN_IF_ERROR(RemoveState(replica));
     replica.file = ReplicaFile();

@@ -100,7 +100,7 @@ class ReplicaPair {
   // left.
   bool WarmTarget();
 
-  // What a replica holds is known to be damaged: nothing is made from it unseen, and nobody returns to it.
+  // What a replica holds is known to be damaged: nothing is made from it unseen, and no rollback leads to it.
   enum class Side { kCurrent, kOther };
   void MarkDamaged(Side side);
 

@@ -78,7 +78,7 @@ TEST_CASE("A sync that there is no room for gives up nothing: the version before
     reader = os::UniqueFd(::open(fixture.ModelPath("v1/model.safetensors").c_str(), O_RDONLY | O_CLOEXEC));
     Fill(mount.path(), 12'000);
     next.Advance();
-    if (!fixture.pair().rewrites_files()) return;  // nobody knows of the reader: its version is given up
+    if (!fixture.pair().rewrites_files()) return;  // the reader is unknown: its version is overwritten
     CHECK(ReplicaFixture::TryDelta(fixture.pair(), next, 3).code() == ErrorCode::kResourceExhausted);
   } else {
     next = wants == "a larger file" ? TestModel(5, 100'000)
@@ -140,7 +140,7 @@ TEST_CASE("A version is gone back to, and another synced, on a file system witho
   }
 }
 
-TEST_CASE("A root or model directory that somebody else may write is refused") {
+TEST_CASE("A root or model directory that another user may write is refused") {
   ReplicaFixture fixture;
   fixture.Open();
   fixture.Close();
@@ -157,7 +157,7 @@ TEST_CASE("A root or model directory that somebody else may write is refused") {
   fixture.Open();
 }
 
-TEST_CASE("A root that another user made, or a link of his, is refused, and what is there stays as it is") {
+TEST_CASE("A root that another user made, or a link of that user, is refused, and what is there stays as it is") {
   if (::geteuid() != 0) {
     WARN("skipped: only root can give a directory away");
     return;

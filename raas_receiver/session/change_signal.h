@@ -1,4 +1,4 @@
-// ChangeSignal: how whoever waits for something of a session learns that it may have happened.
+// ChangeSignal: wakes the threads that wait for something of a session.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace lockstep::session {
 // of which may be needed to notify.
 class ChangeSignal {
  public:
-  // To be called after the change, by whoever made it.
+  // To be called after the change, by the thread that made it.
   void Notify() {
     {
       std::lock_guard lock(mutex_);

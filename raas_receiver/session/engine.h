@@ -34,11 +34,11 @@ class Engine {
   bool in_place() const { return config_.in_place; }
   bool made() const { return config_.made; }
   const std::string& url() const { return driver_->where(); }  // of its server; empty: none
-  // Somebody is notified of versions at all.
+  // The engine is notified of versions at all.
   bool notifies() const { return in_place() || driver_->notifies(); }
   targets::EngineTargets& targets() { return targets_; }
   const targets::EngineTargets& targets() const { return targets_; }
-  // Nothing: nothing, or nobody knows.
+  // Nothing: nothing, or unknown.
   VersionRef served() const { return route_->served(); }
   // Whether it has been behind for longer than it may be without giving way.
   bool late() const { return LateAt() <= Clock::now(); }
@@ -61,7 +61,7 @@ class Engine {
   // that came to compare. One that was restarted serves its own weights: it is behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
-  // current version, that somebody is notified, and that no attempt is under way.
+  // current version, that the engine is notified, and that no attempt is under way.
   void Begin(const std::string& mode, uint64_t transfer = 0);
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;

@@ -38,7 +38,7 @@ struct EngineConfig {
   targets::EngineTargetsOptions targets;    // but for the model and the server
 };
 
-// A version as a server is told of it, and as ranks are written. Its data stays as it is while somebody may read it.
+// A version as a server is told of it, and as ranks are written. Its data stays as it is while readers may be there.
 struct EngineVersions {
   engines::EngineVersion version;
   targets::TargetVersion data;
@@ -55,7 +55,7 @@ struct EngineAttempt {
 struct EngineOutcome {
   Status status;             // why the engine does not serve `version`
   VersionRef version;        // that it was to serve
-  VersionRef served;         // by the directory: what it serves now; nothing: nothing, or nobody knows
+  VersionRef served;         // by the directory: what it serves now; nothing: nothing, or unknown
   bool reverted = false;     // it could not load `version`, and loaded the one before again
   bool invalidated = false;  // what it took may not be what it is called: it is to take it again
   uint64_t total_us = 0;
@@ -69,9 +69,9 @@ class EngineRoute {
   virtual ~EngineRoute() = default;
 
   // --- any thread ---
-  // Nothing: nothing, or nobody knows.
+  // Nothing: nothing, or unknown.
   virtual VersionRef served() const = 0;
-  // Whether the engine lacks `current`, and can be given it. Never where nobody is notified.
+  // Whether the engine lacks `current`, and can be given it. Never where no engine is notified.
   virtual bool Behind(const VersionRef& current) const = 0;
   // Whether the attempt under way has come to the pause, which it never has by the directory.
   virtual bool Paused() const = 0;
@@ -85,7 +85,7 @@ class EngineRoute {
   // Answers ranks that came to compare, and asks the server whether it still serves what it was given. False: it does
   // not.
   virtual bool Check() = 0;
-  // As EngineTargets::Verify, with what the engine is to serve; kState also when nobody knows what that is, or it is
+  // As EngineTargets::Verify, with what the engine is to serve; kState also when that is unknown, or it is
   // not held any more.
   virtual Result<size_t> Verify() = 0;
 

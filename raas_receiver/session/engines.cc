@@ -51,7 +51,7 @@ Engines::All Engines::all() const {
 }
 
 // Those that say something of whether versions are served. One that ranks made does while it has some. Where ranks make
-// engines by themselves, one that nobody is notified of says nothing beside them.
+// engines by themselves, one that is not notified says nothing beside them.
 Engines::All Engines::counted() const {
   const All engines = all();
   All counted;

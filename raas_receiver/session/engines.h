@@ -37,7 +37,7 @@ class Engines {
   // --- any thread ---
   // Where a rank of that engine attaches. kNotFound names those that there are; kPermission: its server may not come.
   Result<std::shared_ptr<targets::EngineTargets>> Find(const targets::RankConnection& link);
-  // Whether all serve some version, or nobody is notified. An engine that ranks made counts while it has some.
+  // Whether all serve some version, or none is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
   VersionRef served() const;

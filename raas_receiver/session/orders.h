@@ -31,7 +31,7 @@ struct Order {
 class Orders {
  public:
   using Answer = Result<v1::SyncRecord>;
-  // Says that the caller has gone, so that nobody waits for the answer any more. Called now and then while waiting.
+  // Says that the caller has gone, so that the answer is not waited for. Called now and then while waiting.
   using Cancelled = std::function<bool()>;
 
   // `changed` is notified of every order, and outlives this. `model` is for error messages.

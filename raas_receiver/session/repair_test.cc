@@ -73,7 +73,7 @@ TEST_CASE("A bit that flips in what is held is found, repaired with one block of
   fixture.WaitHeld(1);
   const std::string file = fixture.pair->current().path + "/model.safetensors";
   const std::string before = replica::ReplicaFixture::FileText(file);
-  std::ifstream reader(file);  // whoever has the file keeps what he has: another takes its place
+  std::ifstream reader(file);  // a reader keeps the file that it has: another takes its place
   replica::ReplicaFixture::FlipByte(file);
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().last_error().empty(); });
   fixture.WaitHeld(1);

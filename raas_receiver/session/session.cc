@@ -241,7 +241,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
   }
   if (status.ok()) ToArchive();
   if (engines_.ended()) (void)FinishServe();
-  changed_.Notify();  // whoever reports it
+  changed_.Notify();  // for the reports
 }
 
 // Where RequestStop and Rollback can reach it.
@@ -309,7 +309,7 @@ Status Session::FinishServe() {
   });
   notifying_ = engines_.under_way();
   Settle();
-  changed_.Notify();  // whoever reports it
+  changed_.Notify();  // for the reports
   return first;
 }
 

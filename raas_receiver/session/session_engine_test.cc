@@ -189,7 +189,7 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
         replica::ReplicaFixture::Image(fixture.replicas.model, 1));
   SECTION("and the one after that is pulled once it has ended") {
     hook.Release(1);
-    hook.WaitForCall(3);  // of 2 nobody needs to know any more
+    hook.WaitForCall(3);  // 2 is skipped
     CHECK(fixture.Describe().served_version() == 1);
     hook.Release(3);
     fixture.WaitHeld(3);

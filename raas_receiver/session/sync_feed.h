@@ -1,5 +1,5 @@
-// SyncFeed: those who watch syncs. Every record goes to every subscriber, and the newest of each model to a new one at
-// once, so that whoever asks after a sync still learns how it went.
+// SyncFeed: the subscribers that watch syncs. Every record goes to every subscriber, and the newest of each model to a
+// new one at once, so that a late subscriber still learns how the last sync went.
 #pragma once
 
 #include <chrono>

@@ -131,8 +131,8 @@ TEST_CASE("A first commit that fails serves nothing, and the next one everything
 }
 
 // A receiver that brings an engine of two ranks to one version after the other, and forgets nothing when it dies; a
-// trainer's versions come as fast as it takes them. The ranks answer together. Somebody dies, or hangs up, at an edge
-// of the protocol that was drawn, and all go on.
+// trainer's versions come as fast as it takes them. The ranks answer together. The receiver or a rank dies, or hangs
+// up, at an edge of the protocol that was drawn, and all go on.
 class Deaths {
  public:
   enum Who : uint32_t { kReceiver, kFirst, kSecond };
@@ -209,7 +209,7 @@ class Deaths {
     plan_->armed = true;
   }
 
-  // Whether it is here that somebody dies.
+  // Whether it is here that a process dies.
   bool Here(Who who, std::string_view edge) {
     if (!plan_->armed || plan_->who != who || edge != kEdges[plan_->edge] || plan_->times-- != 0) return false;
     plan_->armed = false;
@@ -290,7 +290,7 @@ TEST_CASE("Killed or cut off at any edge, by either end, ranks never answer with
                                                                               << seconds.back());
 }
 
-// Needs root: nobody else can become another user, not even in a user namespace of its own, where the receiver would
+// Needs root: no other user can become another one, not even in a user namespace of its own, where the receiver would
 // see its own user all the same.
 TEST_CASE("A peer of another user is refused, even where it can reach the socket") {
   if (::geteuid() != 0) {

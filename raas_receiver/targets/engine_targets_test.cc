@@ -50,7 +50,7 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
   TwoRanks engine;
   engine.RunRank(0);
   REQUIRE(engine.Changed(1));
-  CHECK(engine.targets->Behind(engine.model.held(1)));  // somebody waits to be answered
+  CHECK(engine.targets->Behind(engine.model.held(1)));  // a rank waits to be answered
   REQUIRE(engine.Prepare(1).ok());
   CHECK_FALSE(engine.targets->prepared());
   CHECK_FALSE(engine.targets->Behind(engine.model.held(1)));
@@ -306,7 +306,7 @@ TEST_CASE("Ranks that outlive their receiver are taken as they are by the next")
   }
 }
 
-TEST_CASE("Each rank may have tensors that others lack, as long as somebody has them") {
+TEST_CASE("Each rank may have tensors that others lack, as long as one has them") {
   TargetsFixture fixture;
   REQUIRE(fixture.Start().ok());
   fixture.RunRank(0, [](TestRankOptions& options) { options.without = "norm"; });

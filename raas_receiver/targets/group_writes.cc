@@ -86,7 +86,7 @@ Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) {
     }
   };
   if (first.ok()) for_each([&](RankConnection& rank) { return rank.FinishWriting(version_); });
-  // After an error too: nobody is to be at it still.
+  // After an error too: no rank may still be at it.
   for_each([](RankConnection& rank) { return rank.AwaitWritten(); });
   return first;
 }

@@ -70,9 +70,9 @@ class RankConnection {
   // Whether the peer has hung up. Never blocks.
   bool gone() const;
   int fd() const { return connection_.fd(); }  // to poll
-  // Ends the connection, for whoever else still knows it.
+  // Ends the connection, also for other threads that know it.
   void HangUp() { connection_.Shutdown(); }
-  // The connection, for somebody else to refuse the rank.
+  // The connection, for the caller to refuse the rank.
   os::UnixConnection TakeConnection() && { return std::move(connection_); }
 
   // Messages; every error means that the rank must be dropped.

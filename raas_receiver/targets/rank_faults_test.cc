@@ -27,7 +27,7 @@ struct OwnRanks : TargetsFixture {
   }
   // The second rank was lost; the first serves `version`, or waits (0), and with another second one both come to 3.
   void GoesOnFrom(Version version) {
-    CHECK(report().attached == 1);  // at once, and nobody is told
+    CHECK(report().attached == 1);  // at once, and no rank hears of it
     CHECK(report().serving() == (version == 0 ? VersionRef() : model.held(version)));
     if (version != 0) CHECK(Eventually([&] { return ranks[0]->Serves(version); }));
     if (version == 0) CHECK(ranks[0]->status().paused);  // it was written, and not told to serve
@@ -114,7 +114,7 @@ TEST_CASE("What was handed over and is not written is dropped") {
   for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
 }
 
-TEST_CASE("What was handed over is dropped by those who held when another did not") {
+TEST_CASE("What was handed over is dropped by the ranks that paused when another did not") {
   OwnRanks engine([](TestRankOptions& options) { options.at_pause = RankFault::kHangsUp; });
   engine.ranks[1]->End();  // it would hang up at the first pause
   REQUIRE(engine.Changed(1));

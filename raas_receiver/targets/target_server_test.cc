@@ -162,7 +162,7 @@ TEST_CASE("A rank whose rules are not known is refused with the sentence, and it
   CHECK(peer.report().attached == 1);
 }
 
-TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, and better ones are taken") {
+TEST_CASE("Ranks that leave out an element of the model are refused, all, and better ones are taken") {
   Peer peer;
   std::vector<os::UnixConnection> connections;
   for (uint32_t rank : {0, 1}) {

@@ -113,7 +113,7 @@ cudaError_t Await(Lock& lock, CUstream_st& stream, CUevent_st* until, uint64_t c
   Machine& machine = TheMachine();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(machine.hold_limit_ms);
   while (!Drive(stream, until, count)) {
-    // What is ready by then nobody tells.
+    // No signal says that something is ready by then.
     machine.released.wait_for(lock, std::chrono::milliseconds(1));
     if (std::chrono::steady_clock::now() > deadline) {
       machine.violations.push_back(std::string(who) + " waited for a stream that is held");

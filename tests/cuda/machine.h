@@ -20,7 +20,7 @@ struct CUevent_st {
 
 struct Work {
   std::function<void()> run;
-  std::function<bool()> ready;   // where it waits for somebody else
+  std::function<bool()> ready;   // where it waits for other work
   CUevent_st* fires = nullptr;   // when it is reached
   CUevent_st* awaits = nullptr;  // before what follows
   CUstream_st* in = nullptr;     // where `awaits` was recorded
@@ -40,7 +40,7 @@ namespace lockstep::cuda {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// Memory of a device: its pages, behind them one that is nobody's.
+// Memory of a device: its pages, behind them one that belongs to none.
 struct Allocation {
   int device = 0;
   std::byte* base = nullptr;

@@ -5,8 +5,8 @@
 // what a real device hides:
 //
 // - A device's memory cannot be read or written by the CPU (the process gets SIGSEGV), except by work of a stream and
-//   by Read() and Write() below. An allocation ends at a page that nobody can touch.
-// - Work given to a stream runs late: not before somebody waits for it or asks whether it is done, and a question runs
+//   by Read() and Write() below. An allocation ends at a page that cannot be touched.
+// - Work given to a stream runs late: not before a caller waits for it or asks whether it is done, and a question runs
 //   one piece of it at most. What does not wait sees the bytes from before. A test may hold a stream back altogether.
 // - Copies from a device to memory that is not pinned return when they are done; copies from such memory take its
 //   bytes at once and write them late, a plain cudaMemcpy() too. As CUDA does it.
@@ -73,8 +73,8 @@ void FailAlways(std::string_view name, cudaError_t error);
 // From now on every call that has to do with `device` answers `error`; what was under way there is dropped.
 void LoseDevice(int device, cudaError_t error = cudaErrorECCUncorrectable);
 
-// Work of `stream` does not run until Release(). Who waits for it longer than the limit gets cudaErrorLaunchTimeout,
-// and that is a violation.
+// Work of `stream` does not run until Release(). A caller that waits for it longer than the limit gets
+// cudaErrorLaunchTimeout, and that is a violation.
 void Hold(cudaStream_t stream);
 void Release(cudaStream_t stream);
 void SetHoldLimit(uint64_t milliseconds);  // 10'000 after Reset()
@@ -84,7 +84,7 @@ void SetHoldLimit(uint64_t milliseconds);  // 10'000 after Reset()
 // CUDA. cudaErrorInvalidResourceHandle: the
 // stream is not the current device's.
 cudaError_t Launch(cudaStream_t stream, std::string_view name, std::function<void()> work);
-// The same for work that has to do with somebody else: it does not run before `ready`, asked whenever the stream has
+// The same for work that has to do with others: it does not run before `ready`, asked whenever the stream has
 // come to it, says so. It uses `memory`, for violations. Neither calls anything of CUDA.
 struct When {
   std::function<bool()> ready;

@@ -108,7 +108,7 @@ TEST_CASE("An event fires when its stream has come to it, and another stream wai
   CHECK(Read(device, 8) == Bytes(8, 6));
 }
 
-TEST_CASE("A stream that is held does nothing until it is released, and who waits too long is told") {
+TEST_CASE("A stream that is held does nothing until it is released, and a wait that is too long fails") {
   Reset();
   void* const device = Allocate(8, 5);
   const cudaStream_t stream = NewStream();

@@ -1,5 +1,5 @@
 """What the documents say of the code is so: pages made from it are fresh, and each listing's programs, options, keys, names and
-keywords are there. Setups, quickstart and tables have tests of their own that run them."""
+keywords are there. test_listings.py, test_setups.py and test_quickstart.py run what can be run here."""
 
 import ast
 import importlib

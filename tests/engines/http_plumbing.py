@@ -121,7 +121,7 @@ class HttpServer(ThreadingHTTPServer):
         """Clients that go away are part of the tests."""
 
     def close(self) -> None:
-        """Nobody is answered any more; later connections are refused."""
+        """No request is answered any more; later connections are refused."""
         self.ended.set()
         self.shutdown()
         self.server_close()

@@ -1,4 +1,4 @@
-"""Shows a tiny model as everybody has it: what a checkpoint, a rank of Megatron-core and a rank of vLLM hold.
+"""Shows a tiny model as each program has it: what a checkpoint, a rank of Megatron-core and a rank of vLLM hold.
 
     PYTHONPATH=python:tests/layouts .cache/venv/bin/python -W ignore tests/engines/show_model.py qwen3_moe tp2ep2
 

@@ -88,10 +88,10 @@ def host(cluster):
 
 
 def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_with_the_newest_version(host):
-    everybody = list(host.servers)
-    host.await_served(everybody, 1)
+    every = list(host.servers)
+    host.await_served(every, 1)
     host.publish(2)
-    usual = host.await_served(everybody, 2)
+    usual = host.await_served(every, 2)
 
     host.servers["load-a"].fault("/pause_generation", "hang", times=1000)
     host.servers["place-a"].fault("/pause_generation", "status", times=1000)  # it refuses
@@ -108,7 +108,7 @@ def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_wi
     status = host.receiver.model_status()
     assert int(status["served_version"]) < 10 and status["last_error"]
     table = {engine["name"]: engine for engine in status["engine_table"]}
-    assert list(table) == everybody
+    assert list(table) == every
     for name, engine in table.items():
         assert engine["kind"] == KIND[name[-1]] and engine["url"] == host.servers[name].url
         assert engine["in_place"] == name.startswith("place")
@@ -134,17 +134,17 @@ def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_wi
         host.servers[name].faults.clear()
     host.ranks.call(wake, only=[1])
     host.start("load-b")
-    host.await_served(everybody, 10)
+    host.await_served(every, 10)
     wait_until(lambda: int(host.receiver.model_status()["served_version"]) == 10, "the status has it")
     processes = list(range(len(KIND)))
     assert host.ranks.call(differences, 10, host.checkpoints[10], only=processes) == [[]] * len(processes)
     assert all(all(paused) for paused in host.ranks.call(paused_at_writes, only=processes))
-    assert [server.violations for server in host.servers.values()] == [[]] * len(everybody)
+    assert [server.violations for server in host.servers.values()] == [[]] * len(every)
     verified = host.receiver.ctl("verify", "--engines")
     assert verified.returncode == 0 and "compared, too: 4" in verified.stdout, verified.stdout + verified.stderr
     copies = {path.stat().st_ino for path in host.receiver.root.rglob("*.safetensors")}
     assert len(copies) == 2  # of the model, for eight engines
-    loads = [path for name in everybody[:4] for path in host.servers[name].paths() if "update_weights" in path]
+    loads = [path for name in every[:4] for path in host.servers[name].paths() if "update_weights" in path]
     assert loads == []
 
 

@@ -14,7 +14,7 @@ CONTENT = os.urandom(3 << 20)
 
 @pytest.fixture(scope="module")
 def source():
-    """A server that sends CONTENT to everybody."""
+    """A server that sends CONTENT to every client."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve(client):

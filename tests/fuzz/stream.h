@@ -10,7 +10,7 @@
 
 namespace lockstep::fuzz {
 
-inline constexpr size_t kMostStreamBytes = 64 << 10;  // what a socket takes without anybody receiving
+inline constexpr size_t kMostStreamBytes = 64 << 10;  // what a socket takes without a receiver
 
 // The receiver's end. REQUIRES stream.size() <= kMostStreamBytes. `fds` come with the first byte.
 inline os::UnixConnection StreamOf(ByteView stream, std::span<const int> fds) {

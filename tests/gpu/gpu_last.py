@@ -79,7 +79,7 @@ def read(path: Path = LAST) -> "dict[str, object] | None":
 
 
 def standing(last: "dict[str, object] | None", now: "dict[str, str]") -> str:
-    """One line for whoever looks at a run of the tests."""
+    """One line for a reader of the tests' output."""
     if last is None:
         return "GPU code has never run on a GPU: there is no tests/gpu/last.json (tests/gpu/pack.sh, tests/gpu/run.sh)"
     then = last["sources"]

@@ -1,6 +1,6 @@
 """What this machine's GPU and its bus give: facts, and rates in GB/s that the figures are held against.
 
-The rates are printed for who reads the log; each figure measures its own ceiling again, beside itself.
+The rates are printed for a reader of the log; each figure measures its own ceiling again, beside itself.
 """
 
 import ctypes

@@ -79,7 +79,7 @@ def test_what_a_step_started_ends_with_it(run, tmp_path):
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: a zombie that nobody has waited for does not."""
+    """Whether it runs: a zombie that was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

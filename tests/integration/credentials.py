@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ca:
-    """Everybody's certificate is `<directory>/<name>/tls.crt`, for spiffe://test/<name> and, of daemons, this host."""
+    """Each certificate is `<directory>/<name>/tls.crt`, for spiffe://test/<name> and, of daemons, this host."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

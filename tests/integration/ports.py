@@ -4,9 +4,9 @@ import socket
 
 
 class ReservedPort:
-    """A loopback port on which a daemon may listen, be killed and listen again; nobody else gets it meanwhile.
+    """A loopback port on which a daemon may listen, be killed and listen again; no other process gets it meanwhile.
 
-    The socket here is bound and never listens. The system gives a bound port neither to those who ask for any free one
+    The socket here is bound and never listens. The system gives a bound port neither to programs that ask for any free one
     nor to outgoing connections; and a server that sets SO_REUSEADDR, as all of ours do, may listen on it all the same.
     """
 

@@ -14,7 +14,7 @@ from s3 import BUCKET
 ACCESS, SECRET = "AKGATEWAY", "secret-of-AKGATEWAY"
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
-# All that they may do, for all of them: nobody else is there.
+# All that they may do, for all of them: there are no others.
 KEYS = {
     "mon.": {"mon": "allow *"},
     "client.admin": {"mon": "allow *", "osd": "allow *"},

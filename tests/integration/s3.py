@@ -108,7 +108,7 @@ def stall(seconds: float) -> Fault:
 
 
 def lost(_: Message) -> None:
-    """The request was carried out, and nobody hears of it."""
+    """The request was carried out, and the answer is lost."""
 
 
 @dataclass

@@ -118,7 +118,7 @@ def test_listening_beyond_loopback_is_refused_unless_told_so_in_as_many_words(cl
 @DAEMONS
 def test_a_directory_it_may_not_write_is_named(cluster, daemon):
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
+        pytest.skip("needs root, to become another user")
     locked = cluster.directory / "locked"
     locked.mkdir(mode=0o755)
     cluster.directory.chmod(0o755)

@@ -53,7 +53,7 @@ def package(wheel, cluster, monkeypatch):
 
 
 def debian(release: str) -> Path:
-    """The root of a Debian of that release, made once. Skips the test where nobody may make or enter one."""
+    """The root of a Debian of that release, made once. Skips the test where none can be made or entered."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
         pytest.skip("only root makes and enters another distribution, where it may mount")
     root = DISTRIBUTIONS / release

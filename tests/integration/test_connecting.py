@@ -55,10 +55,10 @@ def test_a_call_to_a_silent_daemon_ends_at_its_own_deadline(cluster):
     assert result.returncode == TRY_AGAIN and time.monotonic() - began >= 1.5, result.stderr
 
 
-def test_a_call_where_nobody_listens_does_not_wait_for_its_deadline():
-    with ReservedPort() as nobody:
+def test_a_call_where_no_daemon_listens_does_not_wait_for_its_deadline():
+    with ReservedPort() as unused:
         began = time.monotonic()
-        result = status_of(nobody.address, timeout_ms=60_000)
+        result = status_of(unused.address, timeout_ms=60_000)
     assert result.returncode == UNAVAILABLE and time.monotonic() - began < 30
 
 
@@ -80,7 +80,7 @@ def test_a_receiver_that_follows_a_receiver_says_so(cluster):
     assert f"{first.address} is the address of a raas_receiver" in error and "--agent" in error
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_trainer_says_nothing_to_an_impostor_at_the_agents_path():
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o777)

@@ -41,7 +41,7 @@ def test_a_host_needs_no_control_plane_on_tcp(cluster):
     assert listening_tcp_ports(receiver.process.pid) == set()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_other_users_do_not_reach_the_control_plane(cluster):
     agent = cluster.agent(listen="")
     path = agent.addresses["control"]
@@ -69,7 +69,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
     """Nor after the daemon was there: neither by a receiver that comes back, nor by lockstepctl."""
     model = ToyModel(blocks=8)
@@ -86,7 +86,7 @@ def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
     command = ["setpriv", "--reuid", "65534", "--clear-groups", sys.executable, "-c", IMPOSTOR, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor:
         refusal = f"uid 65534 listens at {path}, and may be an impostor"
-        wait_until(lambda: refusal in receiver.model_status(MODEL)["last_error"], "the receiver sees who it is")
+        wait_until(lambda: refusal in receiver.model_status(MODEL)["last_error"], "the receiver sees which user it is")
         ask = [str(LOCKSTEPCTL), "--agent", f"unix:{path}", "status"]
         asked = subprocess.run(ask, capture_output=True, text=True, timeout=60)
         assert asked.returncode == 77 and refusal in asked.stderr

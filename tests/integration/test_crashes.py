@@ -141,7 +141,9 @@ def test_a_receiver_killed_at_any_moment_always_leaves_and_regains_a_whole_versi
         for round_number in range(20):
             time.sleep(randomness.uniform(0, 0.15))
             receiver.kill()
-            assert data_hash(receiver.file()) in steady.hashes, f"round {round_number}: a version nobody published"
+            assert data_hash(receiver.file()) in steady.hashes, (
+                f"round {round_number}: a version that was not published"
+            )
             receiver.start()
             with steady.paused:
                 receiver.wait_for(model.tensors)

@@ -14,7 +14,7 @@ def flip_last_bit(path: Path) -> None:
 
 
 def written_slot(agent) -> Path:
-    """The slot that holds version 1: nobody has written into the other one yet."""
+    """The slot that holds version 1: the other one is not written yet."""
 
     def written(slot: Path) -> bool:
         with open(slot, "rb") as file:

@@ -1,4 +1,4 @@
-"""lockstep.ensure_agent() and ensure_receiver(): one daemon for all who call, and its end."""
+"""lockstep.ensure_agent() and ensure_receiver(): one daemon for all callers, and its end."""
 
 import contextlib
 import fcntl

@@ -8,7 +8,7 @@ from ports import ReservedPort
 from proxy import FAULTS, FaultProxy
 from replicas import ToyModel
 
-LANE_SILENCE_S = 30  # then a lane is abandoned: who waits for one waits so long
+LANE_SILENCE_S = 30  # then a lane is abandoned: a wait for one is as long
 HARMFUL_TO_GRPC = ("clean", "split", "stall", "reset", "half_close", "truncate")
 
 

@@ -119,7 +119,7 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
         waiter = threading.Thread(target=lambda: waited.append(handle.wait_served("step 10", receivers=2)))
         waiter.start()
         model.step()
-        publish(2, label="step 11")  # nothing is held up by who waits
+        publish(2, label="step 11")  # nothing is held up by waits
         assert handle.wait_served("step 11", receivers=["good"], timeout=60) == 2
         assert waiter.is_alive()
         healed.touch()
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
         with pytest.raises(KeyboardInterrupt):
             publisher.wait_served(version=1, receivers=1, timeout=120)
         interrupter.join()
-        wait_until(lambda: connections() == before, "nobody waits at the agent")
+        wait_until(lambda: connections() == before, "no wait is left at the agent")
         publisher.publish(version=2, tensors=model.tensors)
 
 

@@ -160,7 +160,7 @@ def test_garbage_strangers_and_silence_on_the_local_socket_harm_nobody(cluster):
     assert agent.answers() and "ticket" in agent.log()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_other_users_are_turned_away(cluster):
     path = cluster.directory / "pull.sock"
     agent = cluster.agent(local_socket=path)
@@ -179,7 +179,7 @@ def test_other_users_are_turned_away(cluster):
 
 
 def test_a_receiver_abandons_a_false_agent_and_takes_lanes(cluster):
-    """Somebody else listens at the path that the plan names, and answers nonsense."""
+    """Another program listens at the path that the plan names, and answers nonsense."""
     model = ToyModel(blocks=8)
     path = cluster.directory / "pull.sock"
     agent = cluster.agent(local_socket=path)

@@ -1,5 +1,5 @@
 """What the daemons log: every event is in the table of docs/reference/events.md, DEBUG shows the way of a version,
-and a reader that is stopped stops nobody."""
+and a reader that is stopped stops no daemon."""
 
 import contextlib
 import fcntl

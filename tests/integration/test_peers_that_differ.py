@@ -1,4 +1,4 @@
-"""Two releases that have no protocol in common: whoever notices refuses by a sentence with both releases, and says
+"""Two releases that have no protocol in common: the one that notices refuses by a sentence with both releases, and says
 which one to upgrade."""
 
 import json

@@ -78,7 +78,7 @@ def test_an_agent_lets_nobody_in_from_a_network_that_it_was_not_told(cluster, ho
     agent = agent_on(cluster, host, allow_insecure_network=OTHER)
     receiver = receiver_on(cluster, host, agent, allow_insecure_network=NETWORK)
     receiver.start()
-    wait_until(lambda: f"{HOST} is of no network" in agent.log(), "the agent names who was refused")
+    wait_until(lambda: f"{HOST} is of no network" in agent.log(), "the agent names the refused peer")
     assert receiver.model_status(MODEL)["held"]["version"] == 0
     dialog = f"import socket; s = socket.create_connection(('{HOST}', 7701)); print(len(s.recv(1)))"
     heard = subprocess.run([*host, "python3", "-c", dialog], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""lockstep.Publisher: how it is made, how it numbers versions, and what it says to those who know other names."""
+"""lockstep.Publisher: how it is made, how it numbers versions, and what it says to users of other names."""
 
 import threading
 

@@ -8,7 +8,7 @@ import sys
 from harness import ROOT
 
 QUICKSTART = re.compile(r"^## Quickstart$.*?^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# The quickstart's ports are the defaults. In a network of its own nobody else has them.
+# The quickstart's ports are the defaults. In a network of its own they are free.
 ALONE = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that fork, are killed, or get Ctrl-C at random moments of a publish: nobody hangs, and the next publish works.
+"""Ranks that fork, are killed, or get Ctrl-C at random moments of a publish: none hangs, and the next publish works.
 
 LOCKSTEP_TEST_ROUNDS=5000 takes as many rounds, in place of 500.
 """
@@ -21,7 +21,7 @@ ROUNDS_A_LOOK = 10
 HANG_S = 5
 SHAPES = {"a": [100_000], "b": [100_000]}  # a tensor a rank
 CHILD_LIVES_S = 1
-# What the errors of those say that another's end concerns: it died, or skipped a version. A fork concerns nobody.
+# What the errors of those say that another's end concerns: it died, or skipped a version. A fork concerns none.
 REASONS = {
     signal.SIGKILL: "is gone: its (process|connection) has ended",
     signal.SIGINT: "went on to version|than the one being written|its connection has ended",
@@ -73,7 +73,7 @@ class Rank:
 
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGUSR1, leave_a_child)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for
         name = list(SHAPES)[number]
         metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in SHAPES.items()]
         with agent.publisher(metas, rank=number, ranks=len(SHAPES), run=run) as publisher:

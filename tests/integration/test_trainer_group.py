@@ -13,7 +13,7 @@ import lockstep
 
 AGENT, TRAINER, OTHER, GROUP = 65530, 65531, 65532, 54321
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Who gets in, and who may do what: certificates, roles, and the calls of real daemons."""
+"""Which peers get in, and what each may do: certificates, roles, and the calls of real daemons."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_every_call_is_for_its_roles_and_their_models_alone(cluster, ca, who):
     receiver = cluster.receiver(agent, follow=False, **ca.daemon("receiver-0"))
     for daemon, service, table in [(agent, "TrainerAgent", AGENT_CALLS), (receiver, "RaasReceiver", RECEIVER_CALLS)]:
         wanted = {call: who in roles.split() for call, roles in table.items()}
-        if who == "critics":  # who has every role, for another model
+        if who == "critics":  # it has every role, for another model
             wanted = {call: call in CALLS_OF_PULLS for call in table}
 
         def as_wanted(daemon=daemon, service=service, wanted=wanted) -> bool:
@@ -172,21 +172,21 @@ def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_miss
     model = ToyModel(blocks=16)
     agent = cluster.agent(**ca.daemon("agent"))
     receivers = [cluster.receiver(agent, **ca.daemon(f"receiver-{i}")) for i in range(8)]
-    everybody = ["agent", *(f"receiver-{i}" for i in range(8))]
+    everyone = ["agent", *(f"receiver-{i}" for i in range(8))]
     other = Ca(cluster.directory / "other-ca")
-    other.issue(*everybody)
+    other.issue(*everyone)
     both = cluster.directory / "both.crt"
     both.write_text("".join((root.directory / "ca.crt").read_text() for root in (ca, other)))
     old_operator = {**ca.files("operator"), "tls_ca": both}
     new_operator = {**other.files("operator"), "tls_ca": both}
 
     def trust(bundle) -> None:
-        for name in everybody:
+        for name in everyone:
             (ca.directory / name / "ca.new").write_text(bundle.read_text())
             (ca.directory / name / "ca.new").replace(ca.directory / name / "ca.crt")
 
     def present_the_others() -> None:
-        for name in everybody:
+        for name in everyone:
             for file in ("tls.key", "tls.crt"):
                 (other.directory / name / file).replace(ca.directory / name / file)
 
@@ -216,7 +216,7 @@ def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_miss
         wait_until(lambda: everyone_answers(shows_new), "everyone shows a new certificate")
         trust(other.directory / "ca.crt")
         publish_some()
-        wait_until(lambda: everyone_answers(old_operator, answer=False), "nobody trusts the old CA")
+        wait_until(lambda: everyone_answers(old_operator, answer=False), "no daemon trusts the old CA")
         publish_some()
         assert everyone_answers(new_operator)
         for receiver in receivers:
@@ -246,7 +246,7 @@ def test_rotated_files_of_no_use_are_logged_once_each_and_those_before_stay(clus
     (own / "tls.key").chmod(0o600)
     wait_until(lambda: '"tls_files_reloaded"' in agent.log(), "files that fit are taken")
     agent.credentials = other.files("operator")
-    wait_until(agent.answers, "who the new CA has signed gets in")
+    wait_until(agent.answers, "a peer of the new CA gets in")
 
 
 def test_a_policy_is_asked_for_only_where_a_port_is_listened_on(cluster, ca):

@@ -16,7 +16,7 @@ PLUGIN = ROOT / "bazel-bin/export_plugin/liblockstep.so"
 
 # Module -> what it may use directly. `@name` is a library of the distribution.
 ALLOWED = {
-    # The ground everybody stands on.
+    # The ground that all stand on.
     "common/base": {"@xxhash"},
     "common/os": {"common/base"},
     "common/peer": {"common/base"},

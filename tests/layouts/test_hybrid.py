@@ -253,7 +253,7 @@ def open_with(rank: Rank, socket: Path, kind: str) -> None:
         parts = parts if rank.number == 0 else parts[::-1]
     elif kind == "dtype":
         parts.append(lockstep.named_tensors({"odd": torch.zeros(2, dtype=(torch.half, torch.float)[rank.number])}))
-    elif kind == "nobody":
+    elif kind == "no rank":
         mesh = init_device_mesh("cpu", (2,))
         piece = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0)], run_check=False)
         parts.append(lockstep.named_tensors({"half": piece} if rank.number == 0 else {}))
@@ -267,7 +267,7 @@ def open_with(rank: Rank, socket: Path, kind: str) -> None:
         ("name of FSDP2's", ["vision.0.bias"]),
         ("order", ["part"]),
         ("dtype", ["odd", "F16", "F32"]),
-        ("nobody", ["half"]),
+        ("no rank", ["half"]),
     ],
 )
 def test_parts_that_do_not_make_one_model_are_refused_by_name(cluster, kind, words):

@@ -76,7 +76,7 @@ class Fleet:
         return statistics.median(taken)
 
     def follow(self, until: int, every_s: float) -> int:
-        """Publishes a version every `every_s` seconds up to version `until`, later when somebody is two behind; answers
+        """Publishes a version every `every_s` seconds up to version `until`, later when a receiver is two behind; answers
         how often that was."""
         waits = 0
         due = time.monotonic()

@@ -1,4 +1,4 @@
-"""A fleet on one machine: nobody is left behind, nothing grows, and an idle receiver costs the agent next to nothing.
+"""A fleet on one machine: none is left behind, nothing grows, and an idle receiver costs the agent next to nothing.
 
 LOCKSTEP_FLEET=RECEIVERSxVERSIONS makes it another size.
 """

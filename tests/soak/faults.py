@@ -76,7 +76,7 @@ def killed_at_first(place, random: Random):
 
 
 def left(place, random: Random):
-    """It ends as it is told to; who comes in its place finds its directory, or nothing."""
+    """It ends as it should; its successor finds its directory, or nothing."""
     status = place.receiver.stop(timeout_s=20)
     assert status == 0, f"it ended with {status} when it was told to end"
     if random.random() < 0.5:

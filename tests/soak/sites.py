@@ -1,4 +1,4 @@
-"""Who takes part in a soak: two sites, each a trainer, its agent and the receivers that follow it, with their engines.
+"""The parts of a soak: two sites, each a trainer, its agent and the receivers that follow it, with their engines.
 
 The far site's receivers reach their agent by TLS over links that break; the near one's are on its host: a unix socket,
 and the agent's memory. A Place is where a receiver lives: its root, engine and links stay, its processes come and go.
@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 ENGINES = {"far": ("none", "hook", "sglang", "vllm", "none"), "near": ("in-place", "hook", "none")}
 EVERY_S = 6  # ten versions a minute
 KEPT_BYTES = 4 << 20
-# Short, so that who hangs is noticed within a soak; heaps small, so that what grows is seen.
+# Short, so that a hang is noticed within a soak; heaps small, so that what grows is seen.
 LOGS = {"log_level": "debug", "log_format": "json"}
 RECEIVER = {"threads": 1, "lanes": 2, "keep_delta_bytes": KEPT_BYTES, "drain_timeout": "5s", **LOGS}
 WITH_ENGINE = {"engine_timeout": "2s", "engine_load_timeout": "3s", "engine_attempts": 2}

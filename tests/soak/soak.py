@@ -1,6 +1,6 @@
 """Faults for hours: real daemons, and everything that may go wrong, chosen by a seed (tests/soak/run.sh).
 
-faults.py is the table of what goes wrong, sites.py who takes part; checker.py judges what is shown. Faults overlap where
+faults.py is the table of what goes wrong, sites.py what takes part; checker.py judges what is shown. Faults overlap where
 they concern different receivers. After each, the time is taken until the receiver has the newest version again; the
 product's backoffs count. One site's agent and first receiver are not killed in the first half, the other's in the second:
 growth is seen in long lives.
@@ -97,7 +97,7 @@ class Soak:
         return kind.fits(target) and not (kind.ends and target in (site, site.places[0]))
 
     def choose(self) -> "tuple[Kind, Site | object] | None":
-        """The next kind and whom it befalls. Each comes as often as its weight says before any comes again."""
+        """The next kind and its target. Each comes as often as its weight says before any comes again."""
         if not any(self.fits(kind, target) for kind in self.deck for target in self.targets(kind)):
             self.deck = [kind for kind in KINDS if kind.name not in self.not_run for _ in range(kind.weight)]
             self.random.shuffle(self.deck)

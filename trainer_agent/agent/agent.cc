@@ -169,7 +169,7 @@ Status Agent::Announce() {
 
 Agent::~Agent() {
   metrics_port_.reset();
-  // Ranks first: nobody may publish into what is about to go.
+  // Ranks first: none may publish into what is about to go.
   if (registry_ != nullptr) registry_->Stop();
   ranks_.reset();
 }

@@ -59,7 +59,7 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     const Result<gid_t> group = os::FindGroup(options.trainer_group);
     if (!group.ok()) return group.status().WithContext(parser.WrittenAs("trainer-group"));
     options.trainer_gid = *group;
-    // A descriptor of a file on a tmpfs is enough to cut it off below all who map it.
+    // A descriptor of a file on a tmpfs is enough to cut it off below all processes that map it.
     if (options.segments != "memfd") {
       return {ErrorCode::kConfig,
               Cat(parser.WrittenAs("trainer-group"), " needs segments = memfd: memory that trainers of ",

@@ -49,7 +49,7 @@ class Coverage {
 
   bool complete() const { return missing_bytes_ == 0; }
   uint64_t missing_bytes() const { return missing_bytes_; }
-  // Offset of the first byte that nobody reported; no value when complete.
+  // Offset of the first byte that no rank reported; no value when complete.
   std::optional<uint64_t> FirstMissing() const;
   size_t pieces() const { return plain_.size() + grid_pieces_; }  // ranges kept: what this costs in memory
 

@@ -1,4 +1,5 @@
-// The double buffer: two slots of shared memory, each a whole safetensors image of the model, and who may touch them.
+// The double buffer: two slots of shared memory, each a whole safetensors image of the model, and which process may
+// touch them.
 //
 //   EMPTY ──BeginWrite(v)──> WRITING(v) ──Commit──> COMMITTED(v) ──BeginWrite(v+2)──> WRITING(v+2)
 //     ^                          │
@@ -43,7 +44,7 @@ class DoubleBuffer {
   // Control, slot 0, slot 1: what a rank maps. They stay ours.
   std::array<int, 3> fds() const { return {control_.fd(), slots_[0].fd(), slots_[1].fd()}; }
 
-  // The data section of a slot; the state machine decides who may read or write it when.
+  // The data section of a slot; the state machine decides which process may read or write it when.
   std::byte* data(size_t slot) const { return slots_[slot].data() + data_offset(); }
 
   std::optional<size_t> NewestCommitted() const;  // the slot; no value when neither holds a version

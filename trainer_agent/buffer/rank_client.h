@@ -54,7 +54,7 @@ class RankClient {
   // These bytes are final and equal those of the other slot, the version before; the agent need not compare them. It
   // takes that on trust when it has that version, and else reads them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
-  // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or by nobody.
+  // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or not at all.
   // REQUIRES writing().
   Status SetLabel(std::string_view label);
   Status Commit();  // REQUIRES writing()

@@ -19,7 +19,7 @@ TEST_CASE("Versions only increase, and a version begun is not begun again") {
   CHECK_THAT(rank->Begin(5), FailsWith(ErrorCode::kState, "still being written"));
 }
 
-TEST_CASE("Bytes that nobody wrote are an error that names their tensor, and the next version works") {
+TEST_CASE("Bytes that no rank wrote are an error that names their tensor, and the next version works") {
   Host host;
   const auto rank = host.Connect();
   std::byte* const data = Begin(*rank, 1);
@@ -204,7 +204,7 @@ TEST_CASE("Rows outside the model abort the version, and half a range ends the c
   CHECK_THAT(buffer::DecodeError(answer->body), FailsWith(ErrorCode::kProtocol, "malformed ranges"));
 }
 
-TEST_CASE("Foreign bytes on the socket are refused and disturb nobody") {
+TEST_CASE("Foreign bytes on the socket are refused and disturb no rank") {
   Host host;
   const auto rank = host.Connect();
   for (const std::string& garbage : {std::string(64, 'x'), std::string(16, '\0')}) {

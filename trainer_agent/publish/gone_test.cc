@@ -1,4 +1,4 @@
-// Ranks that are killed or close: what the others hear, and who may take their place when.
+// Ranks that are killed or close: what the others hear, and which rank may take their place when.
 #include <fcntl.h>
 
 #include <optional>
@@ -79,7 +79,7 @@ struct TwoRanks {
   std::optional<RankProcess> one;
 };
 
-TEST_CASE("A rank that waits to begin is told at once who was killed without the version before") {
+TEST_CASE("A rank that waits to begin learns at once which rank was killed without the version before") {
   TwoRanks ranks([](buffer::RankClient& rank) { Begin(rank, 2); });
   PublishPart(*ranks.zero, 2, kFirst);
   Status heard;
@@ -109,7 +109,7 @@ TEST_CASE("A rank that begins between the end of another's connection and of its
   ranks.PublishTogether(3);
 }
 
-TEST_CASE("A rank that writes is told at its commit who was killed") {
+TEST_CASE("A rank that writes learns at its commit which rank was killed") {
   TwoRanks ranks([](buffer::RankClient& rank) { Write(rank, Begin(rank, 2), {80000, 100}, 2); });
   std::byte* const data = Begin(*ranks.zero, 2);
   ranks.one->Kill();

@@ -236,7 +236,7 @@ Status ModelPublisher::SealDraft() {
 }
 
 void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
-  // Nobody touches finishing_ until finished_ is set.
+  // No thread touches finishing_ until finished_ is set.
   const Draft& draft = *finishing_;
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));

@@ -30,7 +30,7 @@
 namespace lockstep::publish {
 
 struct PublisherStatus {
-  Version writing_version = 0;  // 0: nobody writes
+  Version writing_version = 0;  // 0: none
   uint64_t versions_committed = 0;
   uint64_t versions_aborted = 0;
   std::string last_error;          // why the last version was aborted; empty once one is committed
@@ -86,7 +86,7 @@ class ModelPublisher {
     uint32_t labelled_by = 0;  // the first rank that gave it
     buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
-    std::shared_ptr<store::StreamingDelta> streaming;  // null: nobody follows, or there is no base
+    std::shared_ptr<store::StreamingDelta> streaming;  // null: no receiver follows, or there is no base
     std::unique_ptr<delta::DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
@@ -121,7 +121,7 @@ class ModelPublisher {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Draft> draft_;      // null: nobody writes
+  std::unique_ptr<Draft> draft_;      // null: no version is written
   std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
   bool finished_ = false;             // the job of finishing_ has called back
   Version newest_ = 0;                // committed, served or about to be

@@ -69,7 +69,7 @@ TEST_CASE("A version has the label that its ranks give it, the same one as often
   CHECK(host.run().NewestLabelled("8") == 0);
 }
 
-TEST_CASE("Ranks that label a version differently have it aborted, and learn who says what") {
+TEST_CASE("Ranks that label a version differently have it aborted, and learn which rank says what") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
@@ -95,7 +95,7 @@ TEST_CASE("A label is short UTF-8 text without control characters") {
   }
 }
 
-TEST_CASE("Versions are published while those who watch are still being told of an earlier one") {
+TEST_CASE("Versions are published while watchers are still being notified of an earlier one") {
   Host host;
   std::latch told(1);
   const store::VersionCatalog::Watch watch(&host.catalog(), "actor", [&] { told.wait(); });

@@ -53,7 +53,7 @@ class PublishedRun {
 
 // Serves what an earlier agent left in a run's buffer: hashes each committed slot again, drops one that differs from
 // its recorded manifest, makes the delta between the two again, and serves both. Returns the newest that is served, 0
-// for none. Call before anybody else has the run.
+// for none. Call before another thread has the run.
 Version RecoverRun(PublishedRun& run);
 
 }  // namespace lockstep::publish

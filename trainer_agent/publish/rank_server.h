@@ -12,7 +12,7 @@
 
 namespace lockstep::publish {
 
-// Waits until engines serve what is asked for; `gone` says that nobody waits any more. With kDeadline `lacking` says
+// Waits until engines serve what is asked for; `gone` says that the caller waits no more. With kDeadline `lacking` says
 // which receivers do not (buffer/FORMAT.md).
 using AwaitServed = std::function<Result<buffer::ServedBody>(const buffer::ServedQuestion& question,
                                                              const std::function<bool()>& gone, std::string* lacking)>;

@@ -26,7 +26,7 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   host.Publish(*second, 1, 2);
 }
 
-TEST_CASE("A model is dropped when no trainer is connected: its memory is free, and nobody is served it") {
+TEST_CASE("A model is dropped when no trainer is connected: its memory is free, and no receiver is served it") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     auto rank = host.Connect();
@@ -343,7 +343,7 @@ TEST_CASE("Two agents cannot share a segment directory") {
              FailsWith(ErrorCode::kUnavailable, host.directory() + "/segments"));
 }
 
-TEST_CASE("A run that nobody holds, or another model's layout, is refused with what to do") {
+TEST_CASE("A run that is not held, or another model's layout, is refused with what to do") {
   Host host;
   auto options = host.Options();
   options.connect_timeout = milliseconds(1000);  // it is tried again until then

@@ -9,7 +9,7 @@
 namespace lockstep::serve {
 namespace {
 
-// An empty id, as protos leave it when nobody set it, is the zero one.
+// An empty id, as protos leave it when it is not set, is the zero one.
 template <typename Id>
 Result<Id> IdOf(const std::string& bytes) {
   if (bytes.empty()) return Id{};

@@ -10,7 +10,7 @@
 namespace lockstep::serve {
 
 // kBadData: an id of another length than 16 bytes; an empty one is the zero id. kProtocol: a receiver that has no
-// protocol in common with this agent, or cannot use its `lanes`. `owner` is who asks.
+// protocol in common with this agent, or cannot use its `lanes`. `owner` is the caller.
 Result<VersionRef> FromProto(const v1::VersionRef& held);
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes,
                               const std::string& owner = "");

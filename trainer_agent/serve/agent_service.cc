@@ -240,7 +240,7 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
                                   v1::ReportResponse* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const VersionRef held, FromProto(request->held()));
-  // A receiver that does not say of which run cannot be counted among those who serve it.
+  // A receiver that does not say of which run cannot be counted among those that serve it.
   v1::VersionRef serves;
   serves.set_run(request->served_run());
   serves.set_version(request->served_version());

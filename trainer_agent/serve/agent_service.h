@@ -25,7 +25,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
     std::function<Result<v1::DropModelResponse>(const std::string& model)> drop;
   };
 
-  // `access` decides who may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
+  // `access` decides which peer may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
   // access, catalog, scrubber, pulls and timeline to outlive this.
   AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
                PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
@@ -52,10 +52,10 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
-  // Who calls, when it may, about a pull of its own, and may still have that pull's model.
+  // The caller, when it may call, about a pull of its own, and may still have that pull's model.
   template <typename Request>
   Result<access::Caller> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
-  // A question that outlives the call: whether who made it may still make it for `model`.
+  // A question that outlives the call: whether its caller may still make it for `model`.
   std::function<Status()> Still(const grpc::ServerContextBase& context, std::string_view call,
                                 const std::string& model) const;
   void FillModel(v1::AgentModel& model) const;

@@ -93,7 +93,7 @@ v1::OpenPullRequest Opening(const Guarded& guarded, bool standing = false) {
   return open;
 }
 
-TEST_CASE("Another's pull does not exist, whoever knows its number") {
+TEST_CASE("Another's pull does not exist, even to a caller that knows its number") {
   Guarded guarded;
   const auto own = guarded.StubOf("infer-0");
   const auto other = guarded.StubOf("infer-1");

@@ -1,4 +1,4 @@
-// Who gets an encrypted lane, and who does not.
+// Which peers get an encrypted lane, and which do not.
 #include "common/base/status_testing.h"
 #include "trainer_agent/serve/test_lane.h"
 
@@ -47,7 +47,7 @@ TEST_CASE("A ticket opens one encrypted lane once; another that has it too finds
   CHECK_THAT(late.Encrypt(fixture.plan, 0), FailsWith(ErrorCode::kPermission, "TLS handshake: "));
 }
 
-TEST_CASE("Who knows a ticket's name only gets nowhere, and does not use the ticket up") {
+TEST_CASE("A peer that knows a ticket's name only gets no lane, and does not use the ticket up") {
   Fixture fixture;
   const Ticket& ticket = fixture.plan.tickets[0];
   for (int i = 0; i < 3; ++i) {

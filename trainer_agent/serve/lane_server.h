@@ -5,7 +5,7 @@
 // own lane. A lane that is stalled for too long, or silent without waiting for a version, is closed; its receiver
 // comes back with a new ticket.
 //
-// Who connects is nobody until it has shown a ticket: it has hello_timeout for that, and is one of few.
+// A connection is unknown until it has shown a ticket. It has hello_timeout for that, and is one of few.
 #pragma once
 
 #include <chrono>

@@ -73,7 +73,7 @@ class LaneWriter {
   std::vector<iovec> pieces_;
   size_t next_ = 0;  // of the pieces, the first with bytes to send
   size_t bytes_ = 0;
-  Bytes kept_;  // what is to be sent and is nobody else's: the rest of a cut frame, an error's text
+  Bytes kept_;  // what is to be sent and has no other owner: the rest of a cut frame, an error's text
 };
 
 }  // namespace lockstep::serve

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxOutcome = 1024;
 
-// Not guessable, so that nobody closes or renews a pull that is not theirs by counting.
+// Not guessable, so that no peer closes or renews the pull of another by counting.
 uint64_t RandomPullId() {
   const auto bytes = RandomBytes16();
   uint64_t id = 0;
@@ -248,7 +248,7 @@ std::optional<Ticket> PullTable::FindTicket(const wire::LaneIdentity& identity) 
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
-  const auto pull = Find(pull_id);  // who has its ticket may come
+  const auto pull = Find(pull_id);  // any holder of its ticket may come
   if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
     return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }

@@ -1,4 +1,4 @@
-// PullTable: the pulls in progress. It plans them, admits their lanes, and ends those that nobody uses.
+// PullTable: the pulls in progress. It plans them, admits their lanes, and ends unused ones.
 //
 // A pull ends by Close(), or by Expire(): after idle_timeout without a call or a block (a standing one, without a
 // lane), or once its owner may no longer have the model. Nothing here waits for a receiver.
@@ -51,7 +51,7 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends pulls that at `now` nobody has touched for idle_timeout or whose owner may not have them, and takes back what
+  // Ends pulls untouched at `now` for idle_timeout or whose owner may not have them, and takes back what
   // others have held for too long of what the store retains no more (pinned_deltas.h). To be called now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
@@ -61,7 +61,7 @@ class PullTable {
   ReceiverReports& reports() { return reports_; }
 
  private:
-  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it
+  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // of any owner
   Result<std::shared_ptr<Pull>> FindOwn(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
   Result<PullPlan> OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run);

@@ -1,4 +1,4 @@
-// Pulls: what is planned, who is let in, and what expires.
+// Pulls: what is planned, which lanes are admitted, and what expires.
 #include <catch2/catch.hpp>
 #include <utility>
 
@@ -56,7 +56,7 @@ TEST_CASE("Another run, other bytes under the same number, or a request for full
   CHECK((*served.pulls.Open(forced)).mode == v1::PULL_MODE_FULL);
 }
 
-TEST_CASE("Requests to pull say who their receiver is; one without a common protocol is refused by name") {
+TEST_CASE("Requests to pull name their receiver; one without a common protocol is refused by name") {
   const LaneOffer plain;
   v1::OpenPullRequest request;
   CHECK_THAT(FromProto(request, plain), FailsWith(ErrorCode::kProtocol, "a peer says of itself \"\""));
@@ -109,7 +109,7 @@ TEST_CASE("A ticket admits one lane once, and only to its pull") {
   CHECK(served.pulls.open_pulls("actor") == 1);
 }
 
-TEST_CASE("A pull is nobody's but the identity's that opened it") {
+TEST_CASE("A pull belongs to the identity that opened it") {
   Served served;
   PullRequest request = served.Request();
   request.owner = "infer-0";
@@ -125,7 +125,7 @@ TEST_CASE("A pull is nobody's but the identity's that opened it") {
   CHECK(served.pulls.open_pulls("actor") == 0);
 }
 
-TEST_CASE("Who has used up its own pulls leaves room for others") {
+TEST_CASE("A receiver that has used up its own pulls leaves room for others") {
   Served served;
   PullTable pulls(&served.catalog, {.max_pulls = 8});
   const auto open = [&](const std::string& owner) {
@@ -187,7 +187,7 @@ TEST_CASE("Standing lanes of a pull are limited, and the end of one makes room")
   CHECK(served.pulls.Admit(plan->pull_id, ticket).ok());
 }
 
-TEST_CASE("A pull that nobody touches expires") {
+TEST_CASE("An untouched pull expires") {
   Served served;
   PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::hours(1)});
   const auto plan = pulls.Open(served.Request());

@@ -1,5 +1,5 @@
-// ReceiverReports: what each receiver last said about each model, and whether it is there, for status and for those who
-// wait until a version is served.
+// ReceiverReports: what each receiver last said about each model, and whether it is there, for status and for callers
+// that wait until a version is served.
 //
 // A receiver is there while it holds a stream of versions (Connect). One whose streams have ended stays listed for an
 // hour, unless another process of its name is there. Receivers of releases before do not say which process they are: of
@@ -21,7 +21,7 @@
 
 namespace lockstep::serve {
 
-// Who follows which model: as it says itself, but for the owner.
+// A receiver of a model: as it says itself, but for the owner.
 struct ReceiverKey {
   std::string model;
   std::string name;
@@ -60,7 +60,7 @@ struct ReceiverReport {
   Clock::time_point at;               // when it last said something
   Presence presence = Presence::kUnknown;
   Clock::time_point gone_at;  // while kGone: when its last stream ended
-  bool name_shared = false;   // with another process that is connected, whoever's
+  bool name_shared = false;   // with another process that is connected, of any owner
 };
 
 // Thread-safe. Keeps a fleet's worth of receivers, a quarter of that of one owner that has a name; then the stalest of
@@ -94,7 +94,7 @@ class ReceiverReports {
   Result<std::unique_ptr<Connection>> Connect(const ReceiverKey& receiver);
 
   std::vector<ReceiverReport> Of(const std::string& model, Clock::time_point now = Clock::now());
-  std::vector<std::string> Models() const;  // that somebody follows
+  std::vector<std::string> Models() const;  // that are followed
 
  private:
   struct Entry {
@@ -112,7 +112,7 @@ class ReceiverReports {
   void Disconnect(const ReceiverKey& receiver);
   // The entry of `receiver`, a new one if need be; null when there is no room.
   Entry* Find(const ReceiverKey& receiver);
-  // The one whose pull it must be: the only one of that name that is connected, or else that there is. Null: who knows.
+  // The one whose pull it must be: the only one of that name that is connected, or else that there is. Null: unknown.
   Entry* FindPuller(const ReceiverKey& receiver);
   size_t CountOf(const std::string& owner) const;
   // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.

@@ -11,7 +11,7 @@ ReceiverKey Key(const std::string& name, char instance = 'a', const std::string&
   return {"actor", name, owner, std::string(16, instance)};
 }
 
-// As a pull says who it is of.
+// A receiver, as a pull names it.
 ReceiverKey Puller(const std::string& name, const std::string& owner = "") {
   return {"actor", name, owner, ""};
 }
@@ -123,7 +123,7 @@ TEST_CASE("However many report, those that are connected stay listed, and the nu
   CHECK(all.front().receiver.name == "first");
 }
 
-TEST_CASE("Who reports in ever new names displaces its own, and nobody else's") {
+TEST_CASE("A peer that reports in ever new names displaces its own reports, and no other's") {
   ReceiverReports reports;
   REQUIRE(reports.Report(Key("quiet", 'a', "infer-0"), VersionOf(1), VersionOf(1), "").ok());
   for (int i = 0; i < 5'000; ++i) {

@@ -128,7 +128,7 @@ TEST_CASE("Every receiver that is connected is waited for by one name, and one m
   CHECK(*fleet.Await(question) == 1);
 }
 
-TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and who is gone") {
+TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and which are gone") {
   Fleet fleet;
   fleet.Report("good", fleet.Of(1));
   fleet.Report("bad", {}, "the engine\n\tsays no");
@@ -179,7 +179,7 @@ TEST_CASE("A label stands for the newest version that has it") {
              FailsWith(ErrorCode::kDeadline, "label \"0\", version 4, is not served"));
 }
 
-TEST_CASE("A wait ends with its run, and with who waits") {
+TEST_CASE("A wait ends with its run, and with its caller") {
   Fleet fleet;
   auto question = fleet.Ask(1);
   question.timeout = std::chrono::hours(1);

@@ -40,7 +40,7 @@ class StreamingAnswers {
   LaneWriter& writer_;
   ServeSpan& span_;
   const std::shared_ptr<Wakeup> wakeup_;
-  std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it
+  std::shared_ptr<bool> peer_spoke_;  // null: it is not watched for
 };
 
 }  // namespace lockstep::serve

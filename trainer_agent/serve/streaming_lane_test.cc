@@ -91,7 +91,7 @@ TEST_CASE("A version that is aborted, and a base that is not the newest, end wit
   for (TestLane& lane : following.lanes) CHECK(lane.Receive<wire::FrameHeader>().version == 3);
 }
 
-TEST_CASE("A follower that leaves while it waits makes room, and wakes that come later hurt nobody") {
+TEST_CASE("A follower that leaves while it waits makes room, and wakes that come later do no harm") {
   Following following;
   following.Ask(1);
   std::this_thread::sleep_for(milliseconds(20));
@@ -113,7 +113,7 @@ TEST_CASE("A follower that leaves while it waits makes room, and wakes that come
   CHECK(following.lanes[1].ReceiveBlock().first.block == 1);
 }
 
-TEST_CASE("A closed standing pull lets nobody in, and counts until its lanes have ended") {
+TEST_CASE("A closed standing pull lets no lane in, and counts until its lanes have ended") {
   Following following;
   PullTable& pulls = following.served.pulls;
   const auto open = [&] { return pulls.Open(following.served.StandingRequest(1)); };

@@ -20,7 +20,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
   // in common with us, INVALID_ARGUMENT for one that cannot be called what it says, or with why the caller, whose
   // identity is `owner`, was not admitted. `still` (null: it is) is asked before each version whether the caller would
-  // be admitted now; else it ends with that. A receiver that says who it is is connected until then. REQUIRES catalog
+  // be admitted now; else it ends with that. A receiver that gives its name is connected until then. REQUIRES catalog
   // and reports to outlive it.
   VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
                 const std::string& owner, Result<access::Quota::Lease> admitted, std::function<Status()> still = {});
@@ -37,7 +37,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   const std::string model_;
   const Result<access::Quota::Lease> admitted_;
   const std::function<Status()> still_;
-  // The receiver, if it may come at all; null: somebody else.
+  // The receiver, if it may come at all; null: another program.
   const Result<std::unique_ptr<ReceiverReports::Connection>> met_;
   std::mutex mutex_;
   bool writing_ = false;

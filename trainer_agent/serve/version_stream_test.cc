@@ -107,7 +107,7 @@ size_t ThreadsOfThisProcess() {
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-TEST_CASE("A receiver that says who it is is connected while its stream lasts, whether the model is open or not") {
+TEST_CASE("A receiver that gives its name is connected while its stream lasts, whether the model is open or not") {
   Served served;
   StreamServer server(&served.catalog);
   const auto presence = [&](const std::string& model) {
@@ -136,11 +136,11 @@ TEST_CASE("A stream reports the newest version at once, and each that follows") 
   CHECK(watcher.Until(3) == std::vector<Version>{3});
   served.Publish(4);
   served.Publish(5);
-  const std::vector<Version> rest = watcher.Until(5);  // 4 may be passed over: nobody needs it any more
+  const std::vector<Version> rest = watcher.Until(5);  // 4 may be passed over: it is not needed any more
   CHECK((rest == std::vector<Version>{5} || rest == std::vector<Version>{4, 5}));
 }
 
-TEST_CASE("A stream of a model that nobody opened begins when somebody does, before its first version") {
+TEST_CASE("A stream of a model that is not open begins when a trainer opens it, before its first version") {
   store::VersionCatalog catalog;
   StreamServer server(&catalog);
   Watcher watcher(server, "actor");

@@ -69,7 +69,7 @@ TEST_CASE("10,000 connections from one address keep few places, and no receiver 
   CHECK(Eventually([&] { return crowd.there() <= options.waiting.per_address; }));
 }
 
-TEST_CASE("Who says nothing, or not enough, or a byte now and then, is closed when its time is up") {
+TEST_CASE("A peer that sends nothing, or not enough, or a byte now and then, is closed when its time is up") {
   Served served;
   const bool encrypted = GENERATE(true, false);
   const auto server = StartLanes(served, {.encrypted = encrypted, .hello_timeout = milliseconds(200)});
@@ -89,7 +89,7 @@ TEST_CASE("Who says nothing, or not enough, or a byte now and then, is closed wh
 
 constexpr size_t kDescriptorsOfALane = 4;  // in a test: the socket, and three of its io_context
 
-TEST_CASE("A server without descriptors lets nobody in, and goes on once it has some") {
+TEST_CASE("A server without descriptors lets no peer in, and goes on once it has some") {
   Served served;
   const auto server = StartLanes(served);
   const auto plan = *served.pulls.Open(served.Request());

@@ -69,7 +69,7 @@ class DeltaStore {
   Result<os::UniqueFd> OpenFile(const payload::Payload& payload) const;
 
   payload::DeltaChain Retained() const;
-  // What is retained no more, but held: bounded by `retain_bytes` if those who hold it give Overdue() back.
+  // What is retained no more, but held: bounded by `retain_bytes` if pulls that hold it give Overdue() back.
   const PinnedDeltas& pinned() const { return pinned_; }
   // The step of the chain that led to `target`, or the newest step for kNewest; zeros: it is not retained.
   struct StepFacts {

@@ -26,9 +26,9 @@ class Scrubber {
   Scrubber(VersionCatalog* catalog, std::chrono::milliseconds round);
   ~Scrubber();
 
-  // `who` got bytes of `model` that do not have their hashes: all of its newest version is looked at now, once for each
-  // version and `who`. More often only the rounds look. Who has no name (peers without certificates, and this daemon
-  // itself) is heeded always.
+  // The peer `who` got bytes of `model` that do not have their hashes: all of its newest version is looked at now, once
+  // for each version and `who`. More often only the rounds look. One without a name (peers without certificates, and
+  // this daemon itself) is heeded always.
   void Suspect(const std::string& model, const std::string& who);
 
  private:
@@ -53,7 +53,7 @@ class Scrubber {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<std::pair<std::string, std::string>> suspected_;  // model, by whom
+  std::set<std::pair<std::string, std::string>> suspected_;  // model, by which peer
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -107,7 +107,7 @@ void DeltaFeed::SetNewest(Version newest) {
   {
     std::lock_guard lock(mutex_);
     newest_ = newest;
-    // Its readers keep it; whoever comes later finds the whole one in the store.
+    // Its readers keep it; a later reader finds the whole one in the store.
     if (delta_ != nullptr) sealed_.push_back(std::exchange(delta_, nullptr));
     if (sealed_.size() > kSealedKept) {
       old = sealed_.front().lock();

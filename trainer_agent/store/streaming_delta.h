@@ -17,7 +17,7 @@
 
 namespace lockstep::store {
 
-// Who is to be woken, each once. Those whose reader is gone are dropped, so that it stays as short as there are
+// The readers to be woken, each once. Those that are gone are dropped, so that it stays as short as there are
 // readers. Guarded by its owner.
 class WakeList {
  public:
@@ -46,7 +46,7 @@ class StreamingDelta {
   void Add(std::shared_ptr<const payload::DeltaBlock> block);
   void Seal();
   void Abort(Status why);  // REQUIRES !why.ok()
-  // The same, also of a sealed one: who still reads it is too slow for the memory that it takes.
+  // The same, also of a sealed one: its readers are too slow for the memory that it takes.
   void Drop(Status why);
 
   // --- readers ---
@@ -89,7 +89,7 @@ class DeltaFeed {
   bool followed() const;
 
   // --- readers ---
-  // While it lives, somebody follows the run.
+  // While it lives, the run is followed.
   class Follower {
    public:
     explicit Follower(DeltaFeed* feed);
@@ -101,7 +101,7 @@ class DeltaFeed {
     DeltaFeed* const feed_;
   };
 
-  // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
+  // The delta that starts at `base` and is being made; null while it has not begun. kState when it will not be made:
   // `base` is not the newest version.
   Result<std::shared_ptr<StreamingDelta>> Find(Version base) const;
   // Calls `wake` once, as soon as Find(base) answers another than null; as StreamingDelta::WakeOnUpdate.

@@ -39,7 +39,7 @@ TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
   CHECK_THAT(update.aborted, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
 }
 
-TEST_CASE("Who waits is woken once: at once when there is an update, else by many blocks or by the end") {
+TEST_CASE("A reader that waits is woken once: at once when there is an update, else by many blocks or by the end") {
   StreamingDelta delta(1, 2);
   const auto reader = std::make_shared<int>();
   int woken = 0;
@@ -69,7 +69,7 @@ TEST_CASE("A reader gets some hundred blocks at a time, and the end with the las
   }
 }
 
-TEST_CASE("Who waits and goes away is dropped, however many there are") {
+TEST_CASE("A reader that waits and goes away is dropped, however many there are") {
   WakeList list;
   for (int i = 0; i < 10'000; ++i) list.Add(std::make_shared<int>(), [] {});
   const auto stays = std::make_shared<int>();
@@ -135,7 +135,7 @@ TEST_CASE("A draft that was aborted is no longer found, and its readers get the 
   CHECK_THAT(next->Since(0).aborted, FailsWith(ErrorCode::kAborted, "another version was begun"));
 }
 
-TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
+TEST_CASE("The end of a run aborts what was being made, and wakes its readers") {
   DeltaFeed feed;
   const auto delta = feed.Begin(1, 2);
   feed.End();

@@ -77,15 +77,15 @@ class ServedRun {
   using UseOfBlocks = std::function<void(const model::Manifest& manifest, ByteView bytes)>;
   Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
 
-  // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as nobody writes
-  // there. kState when it is gone.
+  // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as no trainer
+  // writes there. kState when it is gone.
   struct Slot {
     VersionFile memory;
     std::shared_ptr<const model::Manifest> manifest;
   };
   Result<Slot> OpenSlot(Version wanted) const;
 
-  // The run is over: releases its memory, whoever still holds this object. Reads fail with kState from now on.
+  // The run is over: releases its memory, also while this object is held. Reads fail with kState from now on.
   void End();
 
  private:
@@ -124,7 +124,7 @@ class VersionCatalog {
   void Withdraw(const std::string& model);
 
   std::vector<std::shared_ptr<ServedRun>> Runs() const;
-  std::shared_ptr<ServedRun> Find(const std::string& model) const;              // null: nobody opened it
+  std::shared_ptr<ServedRun> Find(const std::string& model) const;              // null: it is not open
   Result<std::shared_ptr<ServedRun>> FindOpen(const std::string& model) const;  // kNotFound likewise
 
   // What is new of a model: which run is open, and its newest version.
@@ -133,11 +133,11 @@ class VersionCatalog {
     std::shared_ptr<ServedRun> run;
     std::optional<ServedVersion> version;  // none before the first
   };
-  // No value while that is `seen`, or nobody opened the model.
+  // No value while that is `seen`, or the model is not open.
   std::optional<Update> UpdateSince(const std::string& model, const VersionRef& seen) const;
 
   // Has `changed` called soon after there may be an update of `model`, and after Close(), on the catalog's own thread:
-  // who publishes waits for no watch, however many there are. It must not make or end a watch, nor block, which would
+  // a publish waits for no watch, however many there are. It must not make or end a watch, nor block, which would
   // hold up the others. Once the destructor has returned nothing is called any more. REQUIRES the catalog to outlive
   // it.
   class Watch {

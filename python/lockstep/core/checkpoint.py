@@ -166,9 +166,10 @@ def only_in_memory(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> "list
 
 
 def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """What checkpoints of ``model`` have of its tensors ``parameters``, name to view, or to copy where it is computed.
+    """What checkpoints of ``model`` have of its tensors ``parameters``: name to view, or to a copy where it is
+    computed.
 
-    BadDataError for a module that is no transformers model and has one in it whose checkpoints have other tensors.
+    BadDataError: a module that is no transformers model contains one, and the checkpoints of that have other tensors.
     """
     try:
         from transformers import PreTrainedModel

@@ -56,7 +56,7 @@ class Handle:
             **options,
         )
         try:
-            with delayed_interrupt():  # what the library has opened is closed by somebody
+            with delayed_interrupt():  # the finalizer must get the handle that the library opens
                 code = self._library.lockstep_open(ctypes.byref(given), ctypes.byref(handle))
                 if code == 0:
                     self._handle = handle
@@ -64,7 +64,7 @@ class Handle:
                 self._interruption.raise_pending()
                 if code != 0:
                     raise from_code(code, self._last_error(None))
-        except BaseException:  # nobody else can: the caller has no handle
+        except BaseException:  # the caller has no handle to close
             self.close()
             raise
 

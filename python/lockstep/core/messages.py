@@ -75,7 +75,7 @@ def _is_place_of(uid: int, path: str) -> bool:
 
 
 class MessageStream:
-    """The messages of one connection, whose other end is called ``peer`` in errors. Takes ``connection`` over.
+    """The messages of one connection. Errors call its other end ``peer``. Takes ``connection`` over.
 
     One thread; ``shutdown`` may be called by any. A deadline is a time of ``time.monotonic``; None waits for ever.
 
@@ -91,8 +91,8 @@ class MessageStream:
         self._peer = peer
 
     def check_user(self, path: str = "") -> None:
-        """PermissionDeniedError: the peer is neither this user nor root, nor the user whose alone the directories on the way
-        to the socket ``path`` are."""
+        """PermissionDeniedError: the peer's user is neither this one, nor root, nor the owner of the socket ``path``,
+        in directories that only this owner and root may write."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
         if uid not in (0, os.geteuid()) and not (path and _is_place_of(uid, path)):

@@ -13,7 +13,7 @@ class Publication:
     Attributes:
         version: its number. label: what the trainer calls it; "": nothing. run: that it is of, 32 hex digits.
         bytes: that this rank copied or sent. seconds: from the call until this rank had committed.
-        skipped: no agent was there, and nobody will have it; the next version has all weights.
+        skipped: no agent was there, and no receiver gets this version; the next one has all weights.
 
     With several ranks a version is whole once the last one has committed it: ``wait`` says when the fleet has it.
     """

@@ -122,7 +122,7 @@ def _ask(path: str, question: bytes, seconds: float) -> Served:
             connection.connect(path)
         except OSError as error:
             raise UnavailableError(f"no agent answers on {path}: {error}") from error
-        if os.geteuid() != 0:  # root has opened the model there, which looked at who listens
+        if os.geteuid() != 0:  # a root process has opened the model there, which checks the user
             stream.check_user(path)
         stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
         _answer(stream, deadline, _Type.HELLO)

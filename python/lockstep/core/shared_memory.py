@@ -9,7 +9,7 @@ from lockstep.core.errors import ResourceExhaustedError
 
 
 def sealed_memory(name: str, size: int, what: str) -> "Tuple[int, mmap.mmap]":
-    """A memfd of ``size`` bytes, whose size is final, and its mapping. The caller closes the descriptor.
+    """A memfd with a fixed size of ``size`` bytes, and its mapping. The caller closes the descriptor.
     ResourceExhaustedError: there is no memory for ``what``."""
     fd = -1
     try:

@@ -1,5 +1,5 @@
-"""``ensure_agent`` beside a trainer, ``ensure_receiver`` beside an engine: for those who do not choose their hosts, as
-under Ray. Elsewhere a service manager does it better."""
+"""``ensure_agent`` beside a trainer, ``ensure_receiver`` beside an engine: for programs that do not choose their hosts,
+as under Ray. Elsewhere a service manager is better."""
 
 import os
 import signal
@@ -36,8 +36,8 @@ class Daemon:
     grpc: str
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends it for everybody, as SIGTERM does, and waits until it has ended; a second time while it drains, at once.
-        Nothing when it is not there any more. DeadlineError: it took longer than ``timeout`` seconds."""
+        """Ends the daemon for all its users, as SIGTERM does, and waits for its end. A second call while it drains ends
+        it at once. Does nothing if it has ended before. DeadlineError: it took longer than ``timeout`` seconds."""
         with Process(self.pid) as process:
             if listener(self.control.partition(":")[2]) != self.pid:  # the number may be another process' by now
                 return
@@ -89,13 +89,14 @@ def ensure_agent(
 
     Args:
         name: which one, where a host has several.
-        listen: "HOST:PORT" for receivers on other hosts, HOST being the address by which they reach this one; with port
-            0 the system chooses, anew for an agent that takes a dead one's place. Lanes listen there too. Beyond
-            loopback it needs ``tls_cert`` and the like with ``tls_policy``, or the name of a network whose hosts may all
-            read the weights, ``allow_insecure_network="10.20.0.0/16"``. "": this host alone.
-        end_with_owner: this process, and whoever else asks so, owns the agent: it ends when the last of them has
-            ended, however it did, and leaves no memory behind (``segments="memfd"``, unless the options say otherwise).
-            Otherwise it stays, and what it holds stays in memory until its directory is removed.
+        listen: "HOST:PORT" for receivers on other hosts. HOST is the address by which they reach this one. With port 0
+            the system chooses a port, and perhaps another one for an agent that replaces a dead one. Lanes listen on
+            the same HOST. Beyond loopback it needs ``tls_cert`` and the like with ``tls_policy``, or the name of a
+            network that may read the weights, ``allow_insecure_network="10.20.0.0/16"``. "": this host alone.
+        end_with_owner: this process becomes an owner of the agent, as does every other that asks for it. The agent ends
+            with its last owner, even a killed one, and leaves no memory behind (``segments="memfd"``, unless the
+            options say otherwise). Otherwise it stays, and what it holds stays in memory until its directory is
+            removed.
         timeout: seconds for all of this.
         options: any other option of trainer_agent (docs/reference/options.md), ``retain_bytes="4GiB"``. Paths are absolute.
 
@@ -128,7 +129,7 @@ def ensure_receiver(
     timeout: float = 60.0,
     **options: Option,
 ) -> Receiver:
-    """This host's receiver for this user, started when there is none; as ``ensure_agent``, whose errors it raises.
+    """This host's receiver for this user, started when there is none. It has the rules and errors of ``ensure_agent``.
 
     Args:
         agent: the agent's address, its ``grpc``, or on its own host its ``control``.

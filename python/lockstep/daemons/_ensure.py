@@ -1,4 +1,4 @@
-"""The daemon of a place: found, or started by whoever is first to lock it."""
+"""The daemon of a place: found, or started by the first process that locks the place."""
 
 import time
 
@@ -48,7 +48,7 @@ def ensure(command: Command, place: Place, owned: bool, timeout: float) -> Runni
 
 
 def _start_or_find(command: Command, place: Place, wanted: "dict[str, str]", deadline: float) -> "Running | None":
-    """None: a daemon is being started by somebody, or is ending."""
+    """None: another caller is starting a daemon, or one is ending."""
     lock = place.lock()
     if lock is not None:
         try:

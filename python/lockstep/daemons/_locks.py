@@ -25,10 +25,9 @@ _held = _Held()
 
 
 def lock(path: str, shared: bool = False) -> "int | None":
-    """Locks a file, which is made where it is missing; None where somebody else's lock does not allow that.
+    """Locks a file, and creates it if it is missing. None: another lock on it excludes this one.
 
-    The descriptor that is returned holds the lock, and so does a process that inherits it, until ``unlock`` and the
-    process' end.
+    The returned descriptor holds the lock until ``unlock``. A process that inherits it holds the lock until its end.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     _held.fds.add(fd)

@@ -6,10 +6,11 @@
         log                           appended by every daemon that was started here
         log.1                         what was in it before, once that was much
         started.json                  version and configuration of the newest
-        owners                        held (shared flock) by the processes with whose end it ends (--owners)
+        owners                        held (shared flock) by the daemon's owners: it ends with the last one (--owners)
 
-In memory, because that is of this host alone, the same for logins and services, and not cleaned of old files. It is of
-this user alone (mode 0700): whoever can put a socket of his own here gets the weights, or gives others.
+It is in memory: that belongs to this host alone, logins and services see the same, and no job removes old files there.
+It is open to this user alone (mode 0700): a user that could put a socket here would get the weights, or give other
+ones.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A process that is nobody's child here."""
+"""A process that is not a child of this one."""
 
 import contextlib
 import os

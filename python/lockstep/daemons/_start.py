@@ -14,9 +14,9 @@ from lockstep.daemons._process import Process
 
 POLL_SECONDS = 0.02
 
-# A session of its own: Ctrl-C at the trainer's terminal is not for the daemon. And nobody's child: nobody has to wait
-# for it, and Ray, which kills the children of a worker that ends, does not find it. An interpreter of its own does it,
-# for a process that has threads must not fork.
+# The daemon has its own session: Ctrl-C at the trainer's terminal does not reach it. It is no child of this process:
+# this process need not wait for it, and Ray, which kills the children of a worker that ends, does not find it. A
+# separate interpreter forks, because a process that has threads must not.
 _DETACH = """
 import os, sys
 pid = os.fork()

@@ -29,7 +29,7 @@ class Cpu:
         """Has what a write runs loaded, for the first one is in a pause."""
 
     def settle(self) -> None:
-        """Waits until all that anybody has given to the device so far is done."""
+        """Waits until the device has done all work that it was given so far."""
 
     @contextlib.contextmanager
     def working(self) -> "Iterator[None]":
@@ -38,7 +38,7 @@ class Cpu:
 
 
 class Gpu(Cpu):
-    """A GPU, worked on in a stream of its own: it waits for nobody's, and nobody's waits for it."""
+    """A GPU. Work runs in a stream of its own, which waits for no other stream, and for which no other stream waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -34,44 +34,44 @@ _REASON_BYTES = 4096
 
 
 class Follower:
-    """Writes versions into a module's parameters, as the receiver on this host works them out, and decides when they
-    may be read.
+    """Writes versions into a module's parameters, as the receiver on this host computes them, and decides when they may
+    be read.
 
-    A thread of its own attaches to the receiver and comes back whenever that went away. Parameters stay where they are,
-    on the CPU or on GPUs, in memory of any kind; nobody else reaches it. Readers may be any threads:
+    A thread of its own attaches to the receiver, and attaches again after the receiver went away. Parameters stay where
+    they are, on the CPU or on GPUs, in memory of any kind; no other process reaches it. Readers may be any threads:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
 
     and tasks of an event loop ``async with follower.serving() as served``.
 
-    With ``compare_only`` another writes the parameters, such as an engine that loads the receiver's directory: the
+    With ``compare_only`` other code writes the parameters, such as an engine that loads the receiver's directory. The
     receiver only compares them, when ``lockstepctl verify --engines`` asks.
 
-    A process that is forked off has a closed follower: it is not held. What it has of the module stays as it was
-    at the fork, perhaps a mix.
+    In a forked process the follower is closed, and no commit waits for readers there. The module there stays as it was
+    at the fork, perhaps a mix of versions.
 
     Args:
         module: what this rank has of the model.
         model: the receiver's name for the model.
         socket: the receiver's ``--engine-socket``; None: $LOCKSTEP_ENGINE_SOCKET, or /run/raas-receiver/engine.sock.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
-        incarnation: a name that the ranks of one start of an engine have in common, and those of another start do not
-            have; by default it is that of the process that started this one.
-        gate: False for servers that are paused by the receiver's driver: a PAUSE is answered at once, and ``serving`` is
-            not to be used.
-        after_write: called in the follower's thread with the version after each new one was written, before anybody
-            reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
-        compare_only: the receiver never writes here; ``serving`` and ``wait_for`` are not to be used.
-        server: the URL of the server that pauses this rank, on this host, where the receiver's ``--allow-engines`` lets
-            it come without being configured.
+        incarnation: a name that all ranks of one start of an engine share, and no rank of another start has. The
+            default names the process that started this one.
+        gate: False for servers that the receiver's driver pauses: the follower answers a PAUSE at once, and ``serving``
+            must not be used.
+        after_write: the follower's thread calls it with each new version that it has written, before a reader reads it.
+            An engine computes tensors from parameters there. While it fails, nothing is served.
+        compare_only: the receiver never writes here; ``serving`` and ``wait_for`` must not be used.
+        server: the URL of the server on this host that pauses this rank, if the receiver's ``--allow-engines`` admits
+            it without configuration.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Attributes:
-        incarnation: as above. A server whose followers have no gate tells the receiver's driver what it is.
+        incarnation: as above. A server with followers that have no gate reports it to the receiver's driver.
 
     Raises:
-        BadDataError: the module cannot be described, or its memory not be written; the text names the parameter.
+        BadDataError: the module cannot be described, or its memory cannot be written; the text names the parameter.
     """
 
     def __init__(
@@ -171,12 +171,13 @@ class Follower:
             raise type(error)(f"{error}: {self.error}") from None
 
     def sleep(self, kept: bool = False) -> None:
-        """The parameters' memory goes, or somebody else will write it: called before that, from any thread that is not
-        inside ``serving``. When this returns nobody reads it or writes it for the receiver, until ``wake``.
+        """Call this before the parameters' memory goes, or before other code writes it, from any thread that is not
+        inside ``serving``. After it returns, no reader reads the memory and the follower does not write it, until
+        ``wake``.
 
         Args:
-            kept: every byte will be there again at ``wake``, which the receiver compares. Otherwise, or after another call
-                without, a whole version is written then.
+            kept: every byte will be there again at ``wake``, and the receiver compares them. Otherwise, or after
+                another call without it, the receiver then writes a whole version.
         """
         with self._rank.lock:
             if self._stopping.is_set():
@@ -185,7 +186,8 @@ class Follower:
                 self._reconnect()
 
     def wake(self) -> None:
-        """The memory is there again, at the same addresses, and nobody else writes it. Not asleep: nothing."""
+        """Call this when the memory is there again, at the same addresses, and no other code writes it. Does nothing if
+        the rank is not asleep."""
         with self._rank.lock:
             if self._rank.wake():
                 self._reconnect()
@@ -207,7 +209,7 @@ class Follower:
         self.close()
 
     def _close_after_fork(self) -> None:
-        """The connection must end with the process whose module it is."""
+        """The connection must end with the process that owns the module."""
         self._error = "this process was forked off the one that follows"
         self._gate.close_after_fork(self._error)
         self._stopping = threading.Event()
@@ -258,7 +260,7 @@ class Follower:
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _count_refusals(self, refused: bool) -> None:
-        """After a connection. One without an end to refusals is an error for who waits; the follower tries on."""
+        """Runs after each connection. After refusals in a row waiting callers get the error; the follower tries on."""
         if self._had_serve:
             self._refusals = 0
         self._refusals = self._refusals + 1 if refused else 0

@@ -63,14 +63,14 @@ class Gate:
 
     Every entry counts by itself, wherever it is left and in whatever order: threads, tasks and generators may mix.
 
-    An entry passes while the writer waits when its context (``contextvars``) has another entry inside: waiting for
-    itself it would wait for ever, and weights cannot change before the other one has left. A nested entry, and another
-    generator's that runs in the same context, look alike; both pass, and the writer waits for both. So generators of
-    one context that always overlap keep the writer out, until the receiver's hold times out; tasks and threads of
-    their own do not. A thread that a reader starts has another context: the reader must not wait for it to come in.
+    While the writer waits, an entry still passes if its context (``contextvars``) has another entry inside. Otherwise
+    it would wait for itself for ever; and weights cannot change before the other entry has left. A nested entry looks
+    like one of another generator in the same context: both pass, and the writer waits for both. So generators of one
+    context that always overlap keep the writer out, until the receiver's hold times out; tasks and threads of their own
+    do not. A thread that a reader starts has another context: the reader must not wait for it to come in.
 
     Args:
-        readers: False: nothing is read through this gate, and the writer has nobody to wait for.
+        readers: False: no reader uses this gate, and the writer waits for none.
     """
 
     def __init__(self, readers: bool = True) -> None:
@@ -112,11 +112,11 @@ class Gate:
     # --- the writer's ---
 
     def shut(self, given_up: "Callable[[], bool]" = lambda: False) -> None:
-        """Nobody comes in from here on, until ``open``, and all who were in have left when it returns.
+        """Lets no new reader in until ``open``, and returns when all readers have left.
 
         Raises:
-            StateError: the gate was closed, or the writer has ``given_up``, which is asked now and then; there may be
-                readers inside.
+            StateError: the gate was closed, or the writer has ``given_up``, which is asked now and then. Readers may
+                still be inside.
         """
         with self._changed:
             self._served = None
@@ -135,13 +135,13 @@ class Gate:
             self._tell()
 
     def refuse(self, why: "str | None") -> None:
-        """With a reason nobody waits while it is shut, until it is opened: they get StateError. None: they wait."""
+        """With a reason, readers get StateError while the gate is shut, until it is opened. None: they wait."""
         with self._changed:
             self._refused = why
             self._tell()
 
     def close(self, why: str = "the follower is closed") -> None:
-        """For good: those who wait get StateError."""
+        """Shuts it for good: waiting readers get StateError."""
         with self._changed:
             self._served = None
             self._closed = why
@@ -194,7 +194,7 @@ class Gate:
             try:
                 loop.call_soon_threadsafe(changed.set)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits
+                pass  # the loop is closed: no task waits
 
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Memory of a module's parameters, which nobody but this process writes."""
+"""Memory of a module's parameters. Only this process writes it."""
 
 import contextlib
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Memory:
         places: of each memory.
 
     Raises:
-        BadDataError: parameters lie where nobody can write.
+        BadDataError: parameters lie in memory that this process cannot write.
     """
 
     def __init__(self, parameters: "Sequence[Parameter]") -> None:

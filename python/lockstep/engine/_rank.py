@@ -1,4 +1,4 @@
-"""Rank: what one rank of an engine holds, and what reads it. Used by Follower, whose connection brings the messages."""
+"""Rank: what one rank of an engine holds, and what reads it. Follower uses it and brings the receiver's messages."""
 
 import collections
 import os
@@ -28,21 +28,21 @@ class Rank:
 
         reading --PAUSE--> paused --WRITE--> written, a mix or a version --SERVE--> reading
 
-    Threads: any, one at a time: a caller of what is below "under the lock" has ``lock``, from before it looks whether to
-    call until it is done.
+    Threads: any, one at a time. A caller of a method below "under the lock" holds ``lock`` from before it decides to
+    call until the call is done.
 
     Args:
-        gate: shut while the memory is not to be read.
-        receiver: what errors call the one that it obeys.
-        compares: another writes the memory, and it is only compared.
+        gate: shut while the memory must not be read.
+        receiver: what errors call the receiver.
+        compares: other code writes the memory, and it is only compared.
         after_write: as Follower's.
 
     Attributes:
-        holds: the version that the memory is known to be, wholly; None: none, or a mix. Whatever a receiver says, no
-            other is served. It is forgotten before the first byte is written, and set by the last WRITE.
+        holds: the version that the whole memory is known to be; None: none, or a mix. No other version is served,
+            whatever a receiver says. It is forgotten before the first byte is written, and set by the last WRITE.
         reads: what may be read; None: the rank waits.
-        asleep: the memory is not there, or is somebody else's.
-        pauses: seconds from each PAUSE, readers gone, to the version being read; the last 1024.
+        asleep: the memory is not there, or other code writes it.
+        pauses: the last 1024, in seconds: from when readers had left after a PAUSE until they may read again.
     """
 
     def __init__(

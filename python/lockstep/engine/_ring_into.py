@@ -50,9 +50,9 @@ class IntoModule:
             ``describe``, engine "described".
         leave_out: as ``describe``.
 
-    A reader that has one refuses a trainer, naming the tensor, whose tensors do not give every element of every
-    parameter exactly once, have another dtype (other than BF16 for an F32 parameter), or go nowhere. Slices may leave
-    tensors out.
+    A reader that has one refuses a trainer, and names the tensor, if the trainer's tensors do not give every element of
+    every parameter exactly once, have another dtype (except BF16 for an F32 parameter), or have no parameter to go to.
+    Slices may leave tensors out.
     """
 
     def __init__(

@@ -42,10 +42,10 @@ class LockstepInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class LockstepUpdateInfo(WeightTransferUpdateInfo):
-    """Body of /update_weights: the version that must be there by now. Nothing is transferred by it.
+    """Body of /update_weights: the version that must be there by now. It transfers nothing.
 
-    While workers wait for it their server answers nobody, and a receiver that wants to pause it neither: a version that
-    has not been written yet cannot come meanwhile.
+    While workers wait for it, their server answers no request, not even a receiver's to pause. So a version that has
+    not been written yet cannot come meanwhile.
     """
 
     version: int
@@ -54,8 +54,8 @@ class LockstepUpdateInfo(WeightTransferUpdateInfo):
 
 
 class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, LockstepUpdateInfo]):
-    """Weights come by the receiver, while its driver has the server paused; these calls only start and check that. Where
-    $LOCKSTEP_ENGINE_SOCKET is set it is started when this is made, and nobody need call."""
+    """The receiver writes weights while its driver has the server paused; these calls only start and check that. Where
+    $LOCKSTEP_ENGINE_SOCKET is set, the constructor starts it, and no call is needed."""
 
     init_info_cls = LockstepInitInfo
     update_info_cls = LockstepUpdateInfo

@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """A mapped write batch whose tables are right by themselves: runs by falling unit, what they name in the write batch is
-    there, and rows lie inside of their memories. Where units go has not been looked at: offsets are many.
+    """A mapped write batch with checked tables: runs are ordered by falling unit, name only what the write batch has,
+    and rows lie inside of their memories. It is not checked where units go: offsets are many.
 
     ``offsets`` and ``values``: where those of the first run begin.
     """

@@ -84,7 +84,7 @@ class Writer:
         self._places = places
         self._sizes = [place.size for place in places]
         devices = dict.fromkeys(place.device for place in places)
-        with torch.inference_mode(False):  # whoever makes this; tensors made in it are written in no other mode
+        with torch.inference_mode(False):  # tensors made in a caller's inference mode could not be written outside
             self._spaces = {
                 device: _Space(device_of(device), [place for place in places if place.device == device])
                 for device in devices
@@ -116,7 +116,7 @@ class Writer:
         a third as long as to write."""
         self._written, self._staged, self._staged_bytes = self._staged, [], 0
         for space, batches in self._by_space(self._written):
-            space.device.settle()  # nobody reads any more, but what was begun may still be queued
+            space.device.settle()  # no reader is left, but work that was begun may still be queued
             with space.device.working():
                 for staged in batches:
                     self._write(space, staged)

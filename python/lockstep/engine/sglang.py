@@ -51,7 +51,7 @@ def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
 
 
 def _said(result: Any, *_: Any, **__: Any) -> Any:
-    """A part of /server_info: the receiver's driver asks whose server it pauses."""
+    """Adds the incarnation to /server_info: the receiver's driver asks which engine's server it pauses."""
     if _follower is not None:
         result.internal_state["lockstep"] = _follower.incarnation
     return result

@@ -1,10 +1,10 @@
 """The vLLM plugin: entry point ``lockstep`` of ``vllm.general_plugins``.
 
-By the environment, without a call or an option, for workers whose server is started deep inside of a framework:
+By the environment, without a call or an option, for workers of a server that a framework starts:
 
     LOCKSTEP_ENGINE_SOCKET=/run/raas-receiver/engine.sock LOCKSTEP_MODEL=actor VLLM_SERVER_DEV_MODE=1 vllm serve MODEL
 
-Or as one of vLLM's backends, which somebody initialises:
+Or as one of vLLM's backends, which a request initialises:
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "lockstep"}'
     POST /init_weight_transfer_engine {"init_info": {"socket": "/run/raas-receiver/engine.sock", "model": "actor"}}
@@ -64,8 +64,8 @@ def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _sleep(wrapper: Any, level: int = 1) -> Any:
-    """Level 1 keeps weights in the host's memory, level 2 does not. Where it fails the rank stays asleep: nobody knows
-    what of its memory is there."""
+    """Level 1 keeps weights in the host's memory, level 2 does not. After a failure the rank stays asleep: it is
+    unknown which of its memory is there."""
     _follower_of(wrapper).sleep(kept=level == 1)
     return wrapper.worker.sleep(level)
 
@@ -94,7 +94,7 @@ def _reload_weights(wrapper: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _incarnation(wrapper: Any) -> Any:
-    """For the receiver's driver, which asks by /collective_rpc whose server it pauses."""
+    """The receiver's driver asks by /collective_rpc which engine's server it pauses."""
     return _follower_of(wrapper).incarnation
 
 

@@ -11,7 +11,7 @@ from lockstep.export._piece import shard_of
 
 CONFIG_FILE = "adapter_config.json"
 
-# Whose modules hold adapters -> what to do with a model that has such.
+# A package with modules that hold adapters -> what to do with a model that has such modules.
 _REMEDIES = {
     "peft.": "export the adapter (from_adapter), or merge it into the model first (merge_and_unload)",
     "megatron.bridge.peft.": "publish what the bridge's export_adapter_weights yields, or merge it first (LoRAMerge)",

@@ -23,7 +23,7 @@ _Run = Tuple[int, int, int]
 def boxes_of(name: str, tensor: DTensor) -> "list[Box]":
     """Empty for an empty shard, and for a rank outside of the mesh.
 
-    BadDataError names the tensor: one of partial sums, or whose shards PyTorch cannot place.
+    BadDataError names a tensor that has partial sums, or shards that PyTorch cannot place.
     """
     local_shape = tuple(tensor.to_local().shape)
     coordinate = tensor.device_mesh.get_coordinate()

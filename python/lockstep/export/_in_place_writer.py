@@ -111,7 +111,7 @@ class InPlaceWriter(Writer):
         self._call("begin", number, ctypes.byref(data))
         self._version, self._published_stats = number, {}
         memory: Any = (ctypes.c_ubyte * self._data_bytes).from_address(data.value or 0)
-        memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
+        memory.publisher = self  # so that it is not collected, and closed, while the memory is in use
         view = memoryview(memory).cast("B")
         self._given = [
             *(given for given in self._given if given[0]() is not None),

@@ -34,7 +34,7 @@ _REFUSED_OPTIONS = {
     "fp4_param": "primary weights are kept in fp4",
 }
 
-# Whose attention rotates neighbours in HuggingFace. (DeepSeek's does, too, but Megatron's latent attention sees to it.)
+# Families that rotate neighbours in HuggingFace. (DeepSeek does, too: Megatron's latent attention sees to it.)
 _INTERLEAVED_FAMILIES = frozenset({"glm4"})
 
 

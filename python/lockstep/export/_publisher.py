@@ -67,24 +67,25 @@ class Publisher:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         socket: the agent's unix socket; None: $LOCKSTEP_EXPORT_SOCKET, or /run/trainer-agent/export.sock.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
-        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds: of the same
-            tensors and attachments, with as many ranks that write.
+        run: None for a new run; 32 hex digits to continue a run of which the agent still holds versions. It must have
+            the same tensors and attachments, and as many ranks that write.
         connect_timeout: seconds to wait for the agent; None: no limit, as of the next two.
         reconnect_timeout: seconds that a call waits for an agent that went away.
         call_timeout: seconds that a call waits for the agent's answer.
-        skip_while_away: when that wait for the agent was in vain, ``publish`` answers what is false instead of raising
-            UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
-            has all weights, so receivers catch up with it.
+        skip_while_away: if ``reconnect_timeout`` passes without an agent, ``publish`` returns a false value instead of
+            raising UnavailableError. From then on it does so without a wait, until an agent listens on ``socket``. The
+            next version has all weights, so receivers catch up with it.
 
-    Those that all ranks of a group make together exchange what they hold and whether they are ready (by
-    ``all_gather_object``, as is the number of each version). They compile a plan of what each rank copies, and prove it. They take also:
+    Publishers that all ranks of a group make together exchange what they hold, whether they are ready, and the number
+    of each version, by ``all_gather_object``. They compile a plan of what each rank copies, and prove it. They take
+    also:
 
     Args:
         group: the process group of all ranks that hold the model; None: the default one, or just this process when
             torch.distributed is not initialised.
-        on_agent_host: whether this rank is on the agent's host; None: whether ``socket`` exists here, for which all wait
-            until it does on one. The others send
-            their shards to a rank there. ``skip_while_away`` is then refused.
+        on_agent_host: whether this rank is on the agent's host; None: whether ``socket`` exists here. All ranks then
+            wait until it exists for one of them. Ranks on other hosts send their shards to a rank on the agent's host,
+            and ``skip_while_away`` is then refused.
         bucket_bytes: memory for that, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
 
     Raises:
@@ -220,21 +221,22 @@ class Publisher:
         """Publishes the weights as a version; called on every rank. They are not written to meanwhile.
 
         An error leaves no version half-written, and the next publish works. Ctrl-C ends a wait for the agent, and the
-        version with it, unless it was committed: ``last_publication`` says so. Else it waits for the end of the copy; a
-        second one does not where other ranks need this one.
+        version with it, unless it was committed: ``last_publication`` says so. Outside such a wait, Ctrl-C takes effect
+        after the copy; a second Ctrl-C takes effect at once if other ranks need this one.
 
         Args:
-            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes, or
-                a number. Any number of versions may have the same. Ranks that write and give one give the same.
+            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
+                or a number. Several versions may have the same label. All ranks that write and give one must give the
+                same.
             tensors: for ``from_stream``: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the
-                layout once. A rank that writes must be given all of them, those of other ranks' shares too. An
-                ``lm_head.weight`` that the layout is without, as a checkpoint is whose head is tied to the embedding,
-                may come after the embedding; it is left out, and must equal it. For ``in_place``: those that this rank
-                owns, all of them when it is the only one; contiguous, in host memory or on a GPU. The others read their
-                own.
-            version: greater than every version of the run; None: the next number, which was not tried before. Ranks that
-                were made together then agree on it, by one ``all_gather_object`` of their group: give it on all ranks or
-                on none. Several writers of ``from_stream`` or ``in_place`` must give it.
+                layout once. A rank that writes needs all of them, those of other ranks' shares too. If the layout lacks
+                ``lm_head.weight``, because its checkpoint ties the head to the embedding, that tensor may come after
+                the embedding; it must equal the embedding, and is left out. For ``in_place``: the tensors that this
+                rank owns, all of them if it is the only one; contiguous, in host memory or on a GPU. Other publishers
+                read their own tensors.
+            version: greater than every version of the run; None: the next number that was not tried before. Ranks that
+                were made together then agree on it, by one ``all_gather_object`` of their group: give it on all ranks
+                or on none. Several writers of ``from_stream`` or ``in_place`` must give it.
 
         Returns:
             The version, which is whole once the last rank has committed it; false where it was skipped, see

@@ -64,7 +64,7 @@ class CudaBucket:
         self.address = self._memory.data_ptr()
 
     def shared(self) -> "Tuple[dict[str, Any], int | None]":
-        """As HostBucket. PyTorch counts who has it, so each reader gets a description of its own."""
+        """As HostBucket. PyTorch counts the users of the memory, so each reader gets a description of its own."""
         import torch
 
         try:

@@ -95,7 +95,7 @@ class ShardedWriter(Writer):
                 if tensors is not None:
                     raise BadDataError("tensors: this publisher reads its own; only from_stream and in_place take some")
                 name = arguments.label(label)
-                current = self._whole_locals()  # its tensors may be nobody else's: they stay until they are copied
+                current = self._whole_locals()  # may be the last reference to its tensors: it stays until the copy
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
                     self._call("abort", number, reason_of(error).encode(errors="replace"))

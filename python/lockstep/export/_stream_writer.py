@@ -259,7 +259,7 @@ def _rounded(dtype: Any, name: str, tensor: Any) -> TensorMeta:
 
 
 def _share(metas: "Sequence[TensorMeta]", rank: int, writers: int) -> "set[str]":
-    """The names that ``rank`` writes: each tensor is for the one who has the fewest bytes before it."""
+    """The names that ``rank`` writes: each tensor goes to the writer that has the fewest bytes before it."""
     names: "list[set[str]]" = [set() for _ in range(writers)]
     filled = [0] * writers
     for meta in metas:

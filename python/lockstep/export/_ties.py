@@ -1,4 +1,4 @@
-"""Ties: one tensor under two names, as a language model has whose output layer is its input embedding."""
+"""Ties: one tensor under two names, such as an output layer that is also the input embedding."""
 
 import warnings
 from typing import Any, Iterable, Iterator, Tuple
@@ -9,8 +9,8 @@ from lockstep.core.tensors import NamedTensors, TensorMeta, meta_of, named
 def without_ties(tensors: NamedTensors) -> "dict[str, Any]":
     """``tensors`` without the second and later names of a tensor that has several; of whole tensors, not of shards.
 
-    That is what HuggingFace checkpoints of models with ``tie_word_embeddings`` hold: ``lm_head.weight`` is left out,
-    and tied again by whoever loads them. Give it to ``Publisher`` and to each ``publish`` alike.
+    That is what HuggingFace checkpoints of models with ``tie_word_embeddings`` hold: they leave ``lm_head.weight`` out,
+    and the loader ties it again. Give the result to ``Publisher`` and to each ``publish`` alike.
     """
     pairs = named(tensors)
     tied = {name for name, _, _ in _ties(pairs)}
@@ -30,7 +30,7 @@ def warn_of_ties(entries: "Iterable[Any]") -> None:
 
 
 def _ties(pairs: "list[Tuple[str, Any]]") -> "Iterator[Tuple[str, str, Any]]":
-    """(name, first name, tensor) of every tensor whose memory was there before, as the same elements."""
+    """(name, first name, tensor) of every tensor that has the memory and the elements of one before it."""
     by_address: "dict[int, list[Tuple[str, Any]]]" = {}
     for name, tensor in pairs:
         address = _address(tensor)

@@ -1,4 +1,4 @@
-"""What checkpoint engines have in common: whose weights they publish, and which version they read."""
+"""What checkpoint engines share: which checkpoint they publish, and which version they read."""
 
 import asyncio
 import contextlib
@@ -124,8 +124,8 @@ async def open_replica(
     timeout_s: float,
     receiver: "str | None" = None,
 ) -> Replica:
-    """As ``Awaited(path, what, wanted, timeout_s, receiver).wait()``, as long as ``awaited`` says that anybody still wants
-    it; then AbortedError."""
+    """As ``Awaited(path, what, wanted, timeout_s, receiver).wait()``. AbortedError: ``awaited`` says that the caller no
+    longer waits."""
     version = Awaited(path, what, wanted, timeout_s, receiver)
     while True:
         replica = version.open()

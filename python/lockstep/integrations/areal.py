@@ -25,8 +25,8 @@ class Settings:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         socket: the agent's unix socket, the same path on every host of the trainer; rank 0 is on the agent's. None: as
             ``Publisher``.
-        receivers: whose engines serve a version before training and generation go on, as ``Publisher.wait_served`` takes
-            them, one for each server. None waits for none.
+        receivers: training and generation go on when the engines of these serve the version. As for
+            ``Publisher.wait_served``, one for each server. None waits for none.
         timeout: seconds for that.
     """
 
@@ -37,13 +37,13 @@ class Settings:
 
 
 class Publishes(FSDPEngine):
-    """An ``FSDPEngine`` of AReaL 1.0, or with one of its subclasses a base of that one's, whose ``update_weights``
-    publishes: every rank copies its own shards, rounded to the engine's ``dtype``. Nothing is gathered and nothing
-    broadcast, whatever the configuration's ``weight_update_mode``.
+    """An ``FSDPEngine`` of AReaL 1.0, or a base class beside one of its subclasses. ``update_weights`` publishes: every
+    rank copies its own shards, rounded to the engine's ``dtype``. Nothing is gathered and nothing broadcast, whatever
+    the configuration's ``weight_update_mode``.
 
-    Versions and their labels are AReaL's. Rank 0 has AReaL's client stop generation before it publishes, as it does for
-    AReaL's own updates, and lets it go on when all receivers serve the version. After an error it stays stopped: a server may
-    be paused by its receiver, amid a write.
+    Versions and their labels are AReaL's. Rank 0 stops generation by AReaL's client before it publishes, as AReaL's own
+    updates do, and lets it go on when all receivers serve the version. After an error generation stays stopped: a
+    receiver may have paused a server in the middle of a write.
     """
 
     lockstep: Settings

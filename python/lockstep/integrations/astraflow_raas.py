@@ -17,10 +17,10 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class RaaSManager(RaaS3Manager):
-    """AstraFlow's ``RaaS3Manager``, whose engines load a version that the receiver holds under the ``model_id``, below
-    $LOCKSTEP_ROOT where its ``--root`` is not the usual one. Which one it is, is what answers are stamped with: the version that was
-    asked for, or a later one of the run. While engines load it its file is not written, and has a directory of its own,
-    for the receiver removes that of a version that was overtaken twice.
+    """AstraFlow's ``RaaS3Manager``. Its engines load a version that the receiver holds under the ``model_id``, below
+    $LOCKSTEP_ROOT where its ``--root`` is not the usual one. That is the version that was asked for, or a later one of
+    the run, and answers are stamped with it. While engines load it, its file is not written and has a directory of its
+    own: the receiver removes the directory of a version after two later ones.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

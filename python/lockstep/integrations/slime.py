@@ -61,7 +61,7 @@ class UpdateWeightByLockstep:
         )
 
     def connect_rollout_engines(self, rollout_engines: "Sequence[Any]", *_: Any, **__: Any) -> None:
-        """Remembers whom to tell; there is no group to join."""
+        """Remembers which engines to notify; there is no group to join."""
         self.rollout_engines = rollout_engines
 
     def disconnect_rollout_engines(self) -> None:

@@ -17,21 +17,20 @@ class WeightTransfer:
     """TRL's ``WeightTransferProtocol`` (trl.experimental.async_grpo, of TRL 1.16).
 
     TRL calls it on its first rank, which must be on the agent's host: when training begins, before the first rollout, and
-    then every ``weight_sync_steps`` steps. The other ranks only gather. Each time a version goes out, with TRL's number of
-    the policy as its label: what ``Follower.serving`` and ``Replica`` then name is what a sample's ``model_version`` has
-    to be. Versions of the run count from 1.
+    then every ``weight_sync_steps`` steps. The other ranks only gather. Each call publishes a version with TRL's number
+    of the policy as its label. A sample's ``model_version`` must be the label that ``Follower.serving`` and ``Replica``
+    then name. Versions of the run count from 1.
 
-    Engines must be there when training begins, and stand still only while their receivers write; so ``pause`` does
-    nothing.
+    Engines must be there when training begins. They stop only while their receivers write, so ``pause`` does nothing.
 
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         checkpoint: the HuggingFace directory that the trainer's ``model`` comes from, for the headers of its tensors.
-        receivers: whose engines must serve a version before the trainer goes on, as ``Publisher.wait_served`` takes them:
+        receivers: the trainer goes on when the engines of these serve the version. As for ``Publisher.wait_served``:
             every one that is connected, how many, or which; None waits for none.
         timeout: seconds for that.
-        policy: gives the number of the policy that goes out next. Needed by a trainer that resumes from a checkpoint,
-            where TRL counts on: ``lambda: trainer.model_version + 1``. Else they count from 1.
+        policy: gives the number of the next policy. A trainer that resumes from a checkpoint needs it, because TRL
+            counts on there: ``lambda: trainer.model_version + 1``. Else policies count from 1.
         options: of ``Publisher.from_stream``; ``dtype=torch.bfloat16`` for a bfloat16 checkpoint, since TRL trains in float32
             unless its ``dtype`` says otherwise.
     """

@@ -50,11 +50,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
         checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
             dtypes and shapes.
         model: what the model is called.
-        port: of the agent, for rollouts on other hosts, which are refused without; 0: any, another one for an agent that
-            takes a dead one's place, which receivers do not find. None: all workers are on one host.
-        agent, receiver: options of these (docs/reference/options.md), which are started on the hosts that Ray chose, and end with
-            the workers there. With a port both need ``tls_cert`` and the like, and the agent ``tls_policy``; or both
-            the name of a network whose hosts may all read the weights, ``allow_insecure_network: 10.20.0.0/16``.
+        port: the agent's, for rollouts on other hosts, which are refused without it. 0: any port; an agent that
+            replaces a dead one has another, and receivers do not find it. None: all workers are on one host.
+        agent, receiver: options of these (docs/reference/options.md). They start on the hosts that Ray chose, and end
+            with the workers there. With a port both need ``tls_cert`` and the like, and the agent ``tls_policy``; or
+            both need the name of a network that may read the weights, ``allow_insecure_network: 10.20.0.0/16``.
         socket: of daemons that are there already, instead: the agent's on the host of the trainer's rank 0.
         root: with a socket, the ``--root`` of the receiver on every host with rollouts; None: $LOCKSTEP_ROOT, then the
             usual one.
@@ -110,7 +110,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: "list[Any]"
     ) -> "tuple[dict[str, list[Any]], dict[str, list[Any]]]":
-        """Rollouts learn what rank 0 of the trainer, whose metadata is the first, will publish."""
+        """Rollouts learn what rank 0 of the trainer will publish: its metadata is the first."""
         return {}, {"announced": metadata[:1] * rollout_world_size}
 
     def init_process_group(self, announced: "_Announced | None" = None) -> None:

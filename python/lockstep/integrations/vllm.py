@@ -24,14 +24,14 @@ from lockstep.export import Piece, Publisher
 
 @dataclasses.dataclass
 class LockstepTrainerInitInfo(TrainerInitInfo):
-    """Where weights go, and who must have them.
+    """Where weights go, and which engines must have them.
 
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         socket: the agent's unix socket, for ranks on its host; None: as ``Publisher``.
-        engine_socket: the receivers' ``--engine-socket``, which the engine's workers are told; None: they follow by
-            their environment, or were told.
-        receivers: whose engines must serve a version, as ``Publisher.wait_served`` takes them.
+        engine_socket: the receivers' ``--engine-socket``, for the engine's workers; None: they follow by their
+            environment, or have it already.
+        receivers: the receivers with engines that must serve a version, as for ``Publisher.wait_served``.
         timeout: seconds for that.
         options: of ``lockstep.Publisher.from_tensors`` for a source with ``iter_local``, of ``from_stream`` for others.
     """
@@ -66,7 +66,7 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         cls, init_info: LockstepTrainerInitInfo, *, client: Any, source: Any = None
     ) -> "LockstepTrainerWeightTransferEngine":
         """Opens the model at the agent, and has the engine's workers follow. Raises as ``Publisher``;
-        BadDataError: no source, or one whose rank 0 owns only a part of what it gathers."""
+        BadDataError: there is no source, or its rank 0 owns only a part of what it gathers."""
         if source is None:
             raise BadDataError("the lockstep backend publishes a WeightSource; give trainer_init(source=...)")
         engine = cls(init_info, client=client, source=source)
@@ -78,8 +78,8 @@ class LockstepTrainerWeightTransferEngine(TrainerWeightTransferEngine[LockstepTr
         """Publishes the weights, which are not written to meanwhile. On rank 0 it returns when the receivers' engines
         serve them and the client's workers have confirmed that; on others, when they are published.
 
-        Raises as ``Publisher.publish``, and then ``Publication.wait``, whose DeadlineError
-        says what keeps the engines; and what ``client`` raises.
+        Raises as ``Publisher.publish``, ``Publication.wait`` and ``client``. A DeadlineError of the wait says what
+        keeps the engines.
         """
         stream = None if self._source.implements_iter_local() else self._source.iter_full()
         published = self._publisher.publish(label, tensors=stream)

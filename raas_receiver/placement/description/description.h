@@ -1,5 +1,5 @@
 // What one rank of an inference engine says of its parameters: where each lies in its memory and which slices of which
-// HuggingFace tensors it is made of. JSON (FORMAT.md), so that any engine can hand it over, and anybody print it.
+// HuggingFace tensors it is made of. JSON (FORMAT.md), so that any engine can hand it over, and it can be printed.
 //
 // Pure functions, thread-safe.
 #pragma once

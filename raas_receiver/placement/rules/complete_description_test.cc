@@ -133,7 +133,7 @@ TEST_CASE("More ranks than key/value heads need the number of heads, and the ref
   CHECK_THAT(Refusal(*layout, rank), FailsWith(ErrorCode::kBadData, "qkv_proj.weight", "key_value_heads is not given"));
 }
 
-TEST_CASE("A tied head is made of the embedding where the rank has one, and missed by nobody where it has none") {
+TEST_CASE("A tied head is made of the embedding where the rank has one, and missed nowhere where it has none") {
   const auto layout = Layout(TinyModel("qwen2"));
   RankDescription rank = Rank(*layout, Place("sglang", "qwen2", 2, 1));
   CHECK(Completed(*layout, rank).empty());

@@ -82,7 +82,7 @@ struct Fixture {
   }
 };
 
-// A payload of `blocks` that nobody has checked.
+// A payload of `blocks` that is not checked.
 std::shared_ptr<const payload::Payload> Unchecked(const replica::TestModel& model,
                                                   const std::vector<payload::DeltaBlock>& blocks) {
   return *payload::Payload::Assemble(*model.layout(), {.run = model.run(), .base = 1, .target = 2}, blocks);

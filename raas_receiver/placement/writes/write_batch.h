@@ -1,5 +1,5 @@
 // Write batches: what a rank is to write into its own memory, or to compare with it, as it travels to the rank: memfds
-// that nobody can change any more (FORMAT.md).
+// that cannot be changed any more (FORMAT.md).
 #pragma once
 
 #include <cstddef>

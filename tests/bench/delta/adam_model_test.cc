@@ -141,7 +141,7 @@ TEST_CASE("Some tensors and most rows of embeddings stay, norms are near 1, all 
   CHECK(still <= layout.tensors().size() / 10);
 }
 
-TEST_CASE("A version has the same bytes whoever writes it, and later ones continue from it", "[adam]") {
+TEST_CASE("A version has the same bytes from any number of writers, and later ones continue from it", "[adam]") {
   Trained trained(3);
   const Data one = trained.Version(1, 1e-6);
   WorkerPool many(4);

@@ -13,7 +13,7 @@
 namespace lockstep::bench {
 namespace {
 
-// Read by nobody, written so that no read is optimised away.
+// Never read, written so that no read is optimised away.
 std::atomic<uint64_t> sink;
 
 // Calls body(i) for each i on the pool's threads alone, as a DeltaJob's tasks run.

@@ -1,6 +1,6 @@
 """How long a trainer is blocked by publishing, against a plain copy of the same bytes by PyTorch with as many threads, into
-memory of the same kind, which was written before; versions and copies take turns, and before each the caches are somebody
-else's.
+memory of the same kind, which was written before; versions and copies take turns, and before each the caches hold
+other data.
 
 The figure is with both daemons, a receiver that follows, and a pause in which the trainer would compute the next step,
 until the receiver has the version; a series has smaller models, too. The receiver stands for one on another host: it
@@ -23,7 +23,7 @@ from weights import Weights
 
 WARMING = 3
 COPIES = 6.5
-THREADS = min(4, len(os.sched_getaffinity(0)))  # what a publisher takes where nobody says
+THREADS = min(4, len(os.sched_getaffinity(0)))  # a publisher's default
 
 
 class SomebodyElse:

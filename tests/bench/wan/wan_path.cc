@@ -103,7 +103,7 @@ bool WanPath::ReadOne() {
 
 void WanPath::Arrive(uint8_t* packet, size_t bytes, int64_t now_ns) {
   const std::optional<Train> train = Describe({packet, bytes});
-  if (!train) return;  // IPv6's neighbour discovery, which nobody here needs
+  if (!train) return;  // IPv6's neighbour discovery, which is not needed here
   const size_t segments = train->segments();
   totals_.segments += segments;
   std::span<const uint8_t> whole{packet, bytes};  // moved away before the first piece is written over it

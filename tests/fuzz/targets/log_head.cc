@@ -1,4 +1,4 @@
-// The head of a log, which anybody who may write to its store has written (common/versionlog/head.h). An input is a
+// The head of a log, which any writer to its store may have written (common/versionlog/head.h). An input is a
 // LogHead in protobuf's encoding; it is tried as it is, and as one of a model that is asked for.
 #include "common/objects/sha256.h"
 #include "common/versionlog/head.h"

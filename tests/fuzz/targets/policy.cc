@@ -1,4 +1,5 @@
-// The file that says who may do what (common/access/policy.h): whatever it says, more is never allowed than less is.
+// The file that says which peer may do what (common/access/policy.h): whatever it says, more is never allowed than less
+// is.
 #include "common/access/policy.h"
 
 #include "tests/fuzz/fuzz.h"
@@ -33,8 +34,8 @@ std::vector<Bytes> Seeds() {
   const std::string_view names =
       "[[allow]]\nname = \"spiffe://example.org/infer/*\"\nrole = \"receiver\"\nmodels = [\"actor\", 'critic']\n"
       "[[allow]]\nname = '*.ops.example.org'\nrole = 'operator'\n";
-  const std::string_view anybody = "allow = [{name = '*', role = 'observer', models = ['critic']}]\n";
-  return {Copy(AsBytes(names)), Copy(AsBytes(anybody)), Copy(AsBytes(std::string_view("[[allow]]\nname = 5\n")))};
+  const std::string_view any_peer = "allow = [{name = '*', role = 'observer', models = ['critic']}]\n";
+  return {Copy(AsBytes(names)), Copy(AsBytes(any_peer)), Copy(AsBytes(std::string_view("[[allow]]\nname = 5\n")))};
 }
 
 void TestInput(ByteView input) {
