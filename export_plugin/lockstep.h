@@ -112,7 +112,7 @@ typedef struct lockstep_options {
                               adapter's adapter_config.json. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
                                         for the exchange: not 0 ends the call as a passed call_timeout_ms does,
-                                        LOCKSTEP_DEADLINE: a version being written is given up, unless the agent has its
+                                        LOCKSTEP_DEADLINE: a version being written is aborted, unless the agent has its
                                         commit already, and the next one, of a newer number, works. Not 0 until the
                                         call returns */
   void* context;

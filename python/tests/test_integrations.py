@@ -37,7 +37,7 @@ def test_the_version_that_is_wanted_is_opened_when_it_comes_and_no_other(publish
 
 def test_a_wait_for_a_version_that_was_given_up_is_aborted(published):
     published.publish("v1", {"w": torch.zeros(1)})
-    with pytest.raises(lockstep.AbortedError, match="version 2 was given up before it came"):
+    with pytest.raises(lockstep.AbortedError, match="version 2 was aborted before it came"):
         opened(published, lambda: False)
 
 

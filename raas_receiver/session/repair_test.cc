@@ -166,7 +166,7 @@ TEST_CASE("An agent that plans no full pull for damaged blocks is not believed, 
   fixture.Stop();
 }
 
-TEST_CASE("A bit that flips in the version before is found, and that version is given up") {
+TEST_CASE("A bit that flips in the version before is found, and that version is dropped") {
   ScrubbedFixture fixture;
   fixture.Start();
   fixture.WaitHeld(1);

@@ -95,7 +95,7 @@ Status EngineGroup::TryPrepare(const CommitRequest& request) {
   return OkStatus();
 }
 
-// Whether some ranks read the version before, and others wait and may be written as they are: a commit was given up, or
+// Whether some ranks read the version before, and others wait and may be written as they are: a commit was aborted, or
 // a receiver died in it, when they had been written.
 bool EngineGroup::SomeWait(const CommitRequest& request) const {
   bool read = false;

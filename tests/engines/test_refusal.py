@@ -55,7 +55,7 @@ def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, w
         assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights.items())
         wait_until(lambda: "engine_committed" in receiver.log(), "the commit is logged")
     lines = [json.loads(line) for line in receiver.log().splitlines() if '"engine_step_done"' in line]
-    assert [line["step"] for line in lines] == ["prepared", "held", "written", "serve", "serving"]
+    assert [line["step"] for line in lines] == ["prepared", "paused", "written", "serve", "serving"]
     assert {(line["level"], line["model"], line["engine"], line["version"]) for line in lines} == {
         ("debug", MODEL, "default", 1)
     }
@@ -72,7 +72,7 @@ def test_a_reader_that_stays_keeps_nobody_out_and_the_receiver_pulls_nothing_ove
             publisher.publish(version=2, tensors={name: tensor + 2 for name, tensor in weights.items()})
             wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "the receiver has the next")
             publisher.publish(version=3, tensors={name: tensor + 3 for name, tensor in weights.items()})
-            wait_until(lambda: "1 of its readers did not leave" in (follower.error or ""), "the hold was given up")
+            wait_until(lambda: "1 of its readers did not leave" in (follower.error or ""), "the pause was abandoned")
             assert follower.wait_for(timeout=60).version == 1  # others come in meanwhile
             assert receiver.model_status()["held"]["version"] == 2
             assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights.items())

@@ -309,7 +309,7 @@ def test_ctrl_c_is_handled_when_the_stream_has_ended(agent, publisher):
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(version=1, tensors=interrupted())
     assert stream.ended
-    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the version is given up")
+    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the version is aborted")
     publisher.publish(version=2, tensors=tensors_of(2))
 
 

@@ -65,7 +65,7 @@ TEST_CASE("A rank that closes its connection aborts the version for all, and wha
   REQUIRE(Eventually([&] { return host.aborted() > 0; }));
   const Status status = zero->Commit();
   CHECK_THAT(status, FailsWith(ErrorCode::kAborted, "rank 1 (pid ", "is gone: its connection has ended",
-                               "version 2 was given up, and what is served stays"));
+                               "version 2 was aborted, and what is served stays"));
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }
 

@@ -116,7 +116,7 @@ TEST_CASE("A rank that writes learns at its commit which rank was killed") {
   REQUIRE(Eventually([&] { return ranks.host.aborted() == 1; }));
   Write(*ranks.zero, data, kFirst, 2);
   CHECK_THAT(ranks.zero->Commit(), FailsWith(ErrorCode::kAborted, "rank 1 " + ranks.one->name() + " is gone: its ",
-                                             "version 2 was given up, and what is served stays"));
+                                             "version 2 was aborted, and what is served stays"));
   CHECK(FirstByte(ranks.host.run(), 1) == std::byte{1});
   ranks.PublishTogether(3);
 }

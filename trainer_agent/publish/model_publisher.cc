@@ -319,7 +319,7 @@ Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
 }
 
 void ModelPublisher::GiveUpDraft(uint32_t rank) {
-  AbortDraft(Gone(rank, Cat("version ", draft_->version, " was given up, and what is served stays")));
+  AbortDraft(Gone(rank, Cat("version ", draft_->version, " was aborted, and what is served stays")));
   aborted_.known_by.insert(rank);
 }
 

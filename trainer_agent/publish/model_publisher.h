@@ -54,7 +54,7 @@ class ModelPublisher {
 
   // The slot that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kAborted: a rank is gone without the version that this one waited for, which was given up; the process of
+  // already. kAborted: a rank is gone without the version that this one waited for, which was aborted; the process of
   // a rank has ended, and none has taken its place; and, once, the version was aborted before this rank came to it.
   // kCancelled after Stop(), and once `gone`, which is asked now and then, says that the rank waits no longer (null: it
   // never does).

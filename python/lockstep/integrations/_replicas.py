@@ -132,5 +132,5 @@ async def open_replica(
         if replica is not None:
             return replica
         if not awaited():
-            raise AbortedError(f"{path}: {what} was given up before it came: the trainer began another update")
+            raise AbortedError(f"{path}: {what} was aborted before it came: the trainer began another update")
         await asyncio.sleep(_POLL_SECONDS)
