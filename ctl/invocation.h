@@ -25,9 +25,9 @@ struct Invocation {
 // LOCKSTEP_RECEIVER say where to go; without these, the sockets of this host's daemons: the agent's, where it has one.
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out);
 
-// Carries `invocation` out and prints its answer to `out`. A daemon that answers, but not what one hopes for, is an
-// error too: kCorrupt for a digest that differs (naming tensors), kUnavailable for a daemon that is not serving,
-// kAborted for a pull whose version was not taken.
+// Carries out `invocation` and prints its answer to `out`. Some answers of a daemon are errors too: kCorrupt for a
+// digest that differs (naming tensors), kUnavailable for a daemon that is not serving, kAborted for a pull whose
+// version was not taken.
 Status RunCommand(const Invocation& invocation, std::ostream& out);
 
 }  // namespace lockstep::ctl

@@ -3,7 +3,7 @@
 // A change is two numbers: its gap, the unchanged units since the change before (or the start), and its code, zigzag of
 // the signed step minus one (+1 is 1, −1 is 0, +2 is 3, −2 is 2). The low bits of a number go to a stream of their own;
 // what is left of the gap and of the code, at most kEscape each, share one byte, the control byte: gap below, code
-// above. For a number whose rest does not fit, the control byte says kEscape, and the caller writes the rest elsewhere.
+// above. If what is left does not fit, the control byte says kEscape, and the caller writes the rest elsewhere.
 //
 // Plain pointers, no SIMD types: one implementation per target behind one dispatch point, all bit-exact. `unit` is 1,
 // 2, 4 or 8 bytes. Pointers need no alignment beyond their type's.
@@ -42,8 +42,8 @@ uint64_t StepOfCode(uint64_t code, uint32_t unit);
 // positions outside its block, which come out wrapped.
 uint64_t SumGaps(uint32_t* gaps, size_t count);
 
-// The indices of control bytes whose gap half (`shift` 0) or code half (`shift` 4) is kEscape, rising, into `indices`;
-// answers how many. REQUIRES room for `count`.
+// Finds the control bytes with kEscape in their gap half (`shift` 0) or code half (`shift` 4). Writes their indices to
+// `indices`, rising, and answers how many. REQUIRES room for `count`.
 size_t FindEscapes(const uint8_t* controls, size_t count, uint32_t shift, uint32_t* indices);
 
 }  // namespace lockstep::kernels

@@ -23,8 +23,8 @@ namespace lockstep::kernels::HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR  // which has no stripes: see diff.cc
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A stripe's eight sums are held in as few vectors as it takes; of a target whose vectors' size is not known here, in
-// vectors of 16 bytes.
+// The eight sums of a stripe lie in as few vectors as it takes. If the target's vector size is not known here, a vector
+// has 16 bytes.
 #if HWY_HAVE_SCALABLE
 inline constexpr size_t kVectorBytes = 16;
 #else

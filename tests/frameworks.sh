@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 VENV=.cache/venv
 FRAMEWORKS=.cache/frameworks
-RL=.cache/rl/site-packages  # by this name dill knows libraries, whose parts it pickles by name
+RL=.cache/rl/site-packages  # dill takes what is in site-packages for libraries, and pickles their parts by name
 
 export DS_ACCELERATOR=cpu DS_BUILD_OPS=0  # DeepSpeed compiles nothing
 

@@ -1,12 +1,12 @@
-"""Keeps what Python test files came to, so that tests/run.sh runs a file again only when something that it may read has changed.
+"""Keeps the results of Python test files: tests/run.sh runs a file again only when something that it may read changed.
 
-    kept.py select             pytest's options that leave out the files whose results are kept and hold
+    kept.py select             pytest's options that leave out each file with a kept result that holds
     kept.py report JUNIT.xml   writes these results as one report
-    kept.py keep JUNIT.xml...  keeps the results of files all of whose cases passed or were skipped in these reports
+    kept.py keep JUNIT.xml...  keeps the result of each file that has no failed case in these reports
 
-A result holds while its digest is the same: over the test file and those that it imports, the programs that tests start,
-and every file of the checkout but other test files, what only Bazel reads (that is in the programs), and documents, which
-count where the test file names one. Files that ask Bazel or git, or that read all sources, are never kept.
+A result holds while its digest is the same. That covers the test file, those that it imports, the programs that tests
+start, and the rest of the checkout except other test files, what only Bazel reads (the programs have it), and documents
+(they count if the test file names one). Results of files that ask Bazel or git, or read all sources, are never kept.
 """
 
 import functools

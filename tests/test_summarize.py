@@ -104,7 +104,7 @@ def test_a_note_stands_above_the_last_line_and_does_not_count(capsys):
     assert capsys.readouterr().out.splitlines() == ["NOTE no GPU was here", "1 passed, 0 failed"]
 
 
-def test_a_skip_that_nobody_expects_has_failed(run, tmp_path, capsys):
+def test_an_unexpected_skip_counts_as_a_failure(run, tmp_path, capsys):
     report, expected = tmp_path / "pytest.xml", tmp_path / "skips.txt"
     skipped = '<testcase classname="tests.engines" name="{}"><skipped message="no GPU"/></testcase>'
     report.write_text(f"<testsuites><testsuite>{skipped.format('a')}{skipped.format('b')}</testsuite></testsuites>")

@@ -25,9 +25,8 @@ struct Identity {
 // together, could read the same: a name with a comma, or what is no printing ASCII, or more than 2 KiB in all.
 Identity IdentityOfNames(std::vector<std::string> names);
 
-// Of a peer without a certificate and not of this host: one that plaintext let in, without a name. A resumed TLS
-// session has none, too: its handshake looked at no certificate, and may be of one that has expired or whose CA is
-// gone.
+// The identity of the caller. In plaintext it has no names. On a resumed TLS session it has none either: that handshake
+// checked no certificate, and the peer's may have expired or lost its CA.
 Identity IdentityOf(const grpc::ServerContextBase& context);
 
 }  // namespace lockstep::access

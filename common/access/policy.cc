@@ -12,7 +12,7 @@ bool IsUri(std::string_view name) {
   return name.find("://") != std::string_view::npos;
 }
 
-// A pattern of DNS names matches no URI, whose end is for many to choose, nor one of URIs a DNS name.
+// A DNS pattern matches no URI, because many parties may choose the end of a URI. A URI pattern matches no DNS name.
 bool Matches(std::string_view pattern, std::string_view name) {
   if (pattern == "*") return true;
   if (IsUri(pattern) != IsUri(name)) return false;

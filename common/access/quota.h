@@ -35,7 +35,7 @@ class Quota {
   // `what`: of what there are too many, for errors.
   Quota(std::string what, Limits limits);
 
-  // kResourceExhausted says whose limit it is.
+  // kResourceExhausted says whether the limit of all or that of `identity` is reached.
   Result<Lease> Take(const std::string& identity);
 
  private:

@@ -1,8 +1,8 @@
-// Xxh3State: xxh3-64 whose long middle is worked by the caller's loop.
+// Xxh3State: xxh3-64, where the caller's loop hashes the long middle of the input.
 //
-// xxh3 takes long inputs in stripes of 64 bytes: each is mixed, under a key that moves on, into eight sums, which are
-// scrambled after every sixteenth. A kernel that has the bytes in registers anyway does this on the way; the rest of
-// the input, and the end, are the library's.
+// xxh3 takes a long input in stripes of 64 bytes. It mixes each stripe into eight sums, under a key that moves on, and
+// scrambles the sums after every sixteenth stripe. A kernel that has the bytes in registers anyway does this itself.
+// The library hashes the rest of the input, and finishes the hash.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -30,7 +30,7 @@ class Xxh3State {
   const uint8_t* secret() const { return state_.extSecret; }
   uint64_t* sums() { return state_.acc; }  // eight
 
-  // The hash of `input`, whose first Stripes(bytes) are in the sums. REQUIRES Stripes(bytes) > 0.
+  // The hash of `input`. The sums have its first Stripes(bytes) stripes. REQUIRES Stripes(bytes) > 0.
   uint64_t Finish(const uint8_t* input, size_t bytes) {
     const size_t stripes = Stripes(bytes);
     state_.totalLen = stripes * kStripeBytes;

@@ -44,7 +44,7 @@ struct Signing {
 };
 
 struct Request {
-  std::string target;                // from the first '/', with the query, whose parts rise by name where it is signed
+  std::string target;                // from the first '/', with the query; its parts are in order of name if signed
   std::string method;                // empty: GET, POST with `json`
   std::optional<std::string> json;   // the body
   std::optional<ByteView> body;      // instead: lent until the call ends

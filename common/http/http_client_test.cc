@@ -198,7 +198,7 @@ TEST_CASE("A stop ends the call under way at once and refuses later ones, but fo
   CHECK(answer->body == "bye");
 }
 
-TEST_CASE("A body streams to the server, and an answer to its taker, whose error ends the call") {
+TEST_CASE("A body streams to the server, and an answer to its taker; an error of the taker ends the call") {
   const std::string long_body(3 << 20, 'y');
   Server server([&](int connection) {
     Server::Write(connection,

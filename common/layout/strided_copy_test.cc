@@ -32,7 +32,7 @@ std::vector<std::pair<uint64_t, uint64_t>> Meaning(const std::vector<StridedCopy
   return moves;
 }
 
-// A view whose dimensions lie in memory in random order, with random gaps.
+// A view with its dimensions in random order in memory, and with random gaps.
 TensorView RandomView(Random& random, const Extents& shape, uint64_t element_bytes) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);

@@ -1,4 +1,4 @@
-// The networks whose peers may be spoken to in plaintext, as --allow-insecure-network names them.
+// The networks that --allow-insecure-network names: their peers may be spoken to in plaintext.
 #pragma once
 
 #include <asio/ip/address.hpp>

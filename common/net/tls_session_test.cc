@@ -1,4 +1,4 @@
-// Two sessions, each over a socket whose other end the test holds: what is on its way is seen, cut and changed here.
+// Two sessions, each over a socket pair. The test holds the other ends, and sees, cuts and changes what crosses.
 #include "common/net/tls_session.h"
 
 #include <openssl/err.h>

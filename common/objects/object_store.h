@@ -60,7 +60,7 @@ class ObjectStore {
   virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                       std::stop_token stop) = 0;
 
-  // All objects whose names begin with `prefix`, also what a writer that was killed has left of one.
+  // All objects with names that begin with `prefix`, also the unfinished ones that killed writers left.
   virtual Result<std::vector<ListedObject>> List(const std::string& prefix, std::stop_token stop) = 0;
   // One that is not there is removed.
   virtual Status Remove(const std::string& name, std::stop_token stop) = 0;

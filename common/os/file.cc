@@ -160,7 +160,7 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 }
 
 Status MakeDirs(const std::string& path, mode_t mode) {
-  // Not by mkdir alone, whose mode the umask cuts.
+  // mkdir() alone is not enough: the umask cuts its mode.
   const auto make = [&] { return ::mkdir(path.c_str(), mode) == 0 && ::chmod(path.c_str(), mode) == 0 ? 0 : errno; };
   int error = make();
   if (error == ENOENT && ParentOf(path) != path) {

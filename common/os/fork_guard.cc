@@ -45,7 +45,7 @@ ForkGuard::ForkGuard(int fd) {
 }
 
 ForkGuard::~ForkGuard() {
-  if (slot_ != nullptr && forks_ == forks) *slot_ = 0;  // else it is a copy, whose place may be another's
+  if (slot_ != nullptr && forks_ == forks) *slot_ = 0;  // else a fork's copy: its place may be another's
 }
 
 }  // namespace lockstep::os

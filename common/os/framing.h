@@ -1,8 +1,8 @@
 // Framing: messages over a unix socket, each a header of fixed size and a body of the length that the header names.
 //
-// A protocol has a header of its own, whose first 12 bytes are a MessageStart, and a table of its types. What is the
-// same for all protocols is here: how a message is sent, which starts are refused, how a body comes in. Descriptors
-// travel with the first byte of the header.
+// Each protocol has its own header, which begins with a MessageStart, and its own table of types. This file has what
+// all protocols share: how a message is sent, which starts are refused, how a body is received. Descriptors travel with
+// the first byte of the header.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ struct MessageKind {
 
 struct Protocol {
   std::string_view name;  // begins every error
-  std::string_view ends;  // "plugin and agent": whose releases must match
+  std::string_view ends;  // "plugin and agent": their releases must match
   uint32_t magic = 0;
   uint16_t format = 0;
   std::span<const MessageKind> kinds;  // of type 1, 2, ...
@@ -51,7 +51,7 @@ Status SendFramed(UnixConnection& connection, ByteView header, ByteView body, st
 // REQUIRES header.size() >= sizeof(MessageStart).
 Status CheckStart(const Protocol& protocol, ByteView header);
 
-// The body of a message whose header was received. Memory follows the bytes that come, not those that are announced.
+// Receives the body that follows a header. Memory grows with the bytes that arrive, and not by the announced length.
 // Descriptors are kProtocol here. Errors as UnixConnection::Receive.
 Result<Bytes> ReceiveBody(UnixConnection& connection, uint32_t body_bytes, const Deadline& deadline);
 

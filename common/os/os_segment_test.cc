@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kBytes = 12'345;
 
-TEST_CASE("A tmpfs segment is zero, private to its owner, and seen by everyone who opens it") {
+TEST_CASE("A tmpfs segment is zero, private to its owner, and the same memory in each mapping") {
   const TempDir dir("/dev/shm");
   const std::string path = dir.File("seg");
   Result<MappedSegment> made = CreateTmpfsSegment(path, kBytes);

@@ -331,7 +331,7 @@ TEST_CASE("A forked process guards its own connections, also once its parent's a
   CHECK(answer == 'y');
 }
 
-TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are its own is not, by any user") {
+TEST_CASE("Any user refuses an impostor's socket, and accepts that of a daemon in its own directories") {
   if (::geteuid() != 0) {
     WARN("skipped: only root can become another user");
     return;

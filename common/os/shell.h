@@ -1,4 +1,4 @@
-// A child process with a time limit, whose end and output are waited for.
+// Runs a child process with a time limit, and waits for its end and its output.
 #pragma once
 
 #include <chrono>

@@ -52,7 +52,7 @@ class UnixServer {
   const size_t max_connections_;
   const Handler handler_;
   const AcceptFailed accept_failed_;
-  std::mutex mutex_;  // guards sessions_, their `finished` and whose their connections are
+  std::mutex mutex_;  // guards sessions_, each one's `finished`, and the move of its `connection`
   std::list<Session> sessions_;
   std::thread acceptor_;
 };

@@ -112,9 +112,9 @@ class UnixConnection {
 Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout,
                                    Interrupted interrupted = {});
 
-// OK when the process that listens at `path`, as the kernel tells `connection` to it, may be trusted with what this
-// process has: our own user or root, or the user whose socket is at `path`, itself and no link, below directories where
-// only that user and root may write. kPermission names any other: it may have been there before the daemon.
+// OK when the process that listens at `path` may have our data. Its user, which the kernel gives for `connection`, must
+// be ours, root, or the owner of the socket at `path`. That owner counts if `path` is no link and only it and root may
+// write to the directories above. kPermission names any other process: it may have been there before the daemon.
 Status CheckListener(const UnixConnection& connection, const std::string& path);
 
 }  // namespace lockstep::os

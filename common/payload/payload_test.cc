@@ -174,7 +174,7 @@ TEST_CASE("Every flipped byte and every truncation of a stored payload is refuse
   }
 }
 
-// A stored payload whose header or first entry `change` changed, its hashes put right.
+// Opens a stored payload after `change` changed its header or first entry and the hashes of both were put right.
 template <typename Change>
 Status OpenChanged(const History& history, const Change& change) {
   const ByteView good = history.deltas[0]->bytes();

@@ -32,7 +32,7 @@ class RpcServer {
     TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
     std::vector<std::string> health_services;  // names that health checks may ask for at once; all NOT_SERVING
     std::string health_address;  // host:port where health is served to any peer, in plaintext; empty: nowhere
-    // By TLS a connection whose certificate was looked at so long ago is made anew; calls on it have some time to end.
+    // A TLS connection ends at this age: the next one checks the certificates. Its calls get `tls_age_grace` to end.
     std::chrono::milliseconds tls_age{60 * 60'000};
     std::chrono::milliseconds tls_age_grace{10 * 60'000};
   };

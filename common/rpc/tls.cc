@@ -24,7 +24,7 @@ constexpr unsigned kRereadSeconds = 1;
 constexpr char kCiphersVariable[] = "GRPC_SSL_CIPHER_SUITES";
 constexpr char kNoTls12Cipher[] = "PSK-AES256-GCM-SHA384";
 
-// The chain is checked before; this is about whose certificate it is.
+// Checks the name in a certificate. gRPC has checked its chain before.
 class ServerNameVerifier final : public ExternalCertificateVerifier {
  public:
   explicit ServerNameVerifier(std::string name) : name_(std::move(name)) {}

@@ -22,7 +22,7 @@ struct TlsOptions {
   std::string key;          // its private key
   std::string ca;           // certificates that peers' must be signed by
   std::string server_name;  // for clients: the DNS name, IP or URI that a server must have; empty: the address's host
-  net::Networks plain;      // where nothing is configured: whose peers may speak in plaintext
+  net::Networks plain;      // without TLS: peers of these networks may speak in plaintext
 
   bool configured() const { return !cert.empty(); }
 };

@@ -64,7 +64,7 @@ Status Call(const TestServer& server, const TlsOptions& client) {
   return CallOn(MakeChannel(server.address(), client));
 }
 
-TEST_CASE("Two whose certificates one CA has signed speak; no other peer gets in") {
+TEST_CASE("Peers with certificates of one CA speak; no other peer gets in") {
   const TestCa ca;
   const TestCa other;
   const TestServer server(ca.Server());
@@ -156,7 +156,7 @@ TEST_CASE("A connection by TLS ends at its age, with the calls that are still on
   }
 }
 
-// Ends the clients' connections to `port`, whose other ends are in this process, too: how many.
+// Shuts down the clients' connections to `port` of this process, and answers how many.
 int CutConnections(int port) {
   int cut = 0;
   for (int fd = 0; fd < 1024; ++fd) {

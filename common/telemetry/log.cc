@@ -26,7 +26,7 @@ constexpr char kPattern[] = "%v";
 
 using Stderr = spdlog::sinks::stderr_sink_mt;
 
-// stderr, at the end of a queue whose oldest lines make room for new ones: it says how many did.
+// Writes the lines of a queue to stderr. A full queue drops its oldest lines, and this class logs how many.
 class QueuedStderr final : public Stderr {
  public:
   explicit QueuedStderr(std::shared_ptr<spdlog::details::thread_pool> queue) : queue_(std::move(queue)) {}

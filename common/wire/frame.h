@@ -46,7 +46,7 @@ static_assert(sizeof(LaneWelcome) == 24);
 
 enum class RequestKind : uint8_t {
   kFull = 1,    // blocks as they are in the pull's target version, or the newest one when that is gone
-  kDelta = 2,   // the entries of delta payload `payload_id` whose block lies in the range
+  kDelta = 2,   // the entries of delta payload `payload_id` for the blocks in the range
   kStream = 3,  // a share of the delta that starts at version `exact_version`, its blocks as they are made
 };
 

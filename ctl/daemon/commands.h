@@ -18,7 +18,7 @@ enum class Daemon { kAgent, kReceiver };
 
 struct DaemonOptions {
   Command command = Command::kStatus;
-  Daemon daemon = Daemon::kAgent;           // which it goes to
+  Daemon daemon = Daemon::kAgent;           // that the command goes to
   std::string address;                      // of that daemon
   rpc::TlsOptions tls;                      // that it is spoken to by
   std::optional<std::string> verify_agent;  // the agent to compare a receiver with; else the receiver's own

@@ -22,7 +22,7 @@ struct PlanOptions {
   uint32_t ranks_per_host = 0;  // 0: all ranks are on the agent's host
   bool fused_norms = false;
   uint64_t bucket_bytes = uint64_t{512} << 20;
-  std::optional<uint32_t> rank;    // whose copies to list; nothing: a summary
+  std::optional<uint32_t> rank;    // list the copies of this one; nothing: a summary
   std::string write_descriptions;  // directory to write the descriptions to
 };
 

@@ -107,7 +107,7 @@ class Scenario:
             c.kill()
             self._print(f"receiver C is killed with SIGKILL while version {step + 1} is on its way")
         if step % FREE_STEP_EVERY == 0 and step + 1 not in (self._schedule.kill_agent, self._steps + 1):
-            self._print(f"version {step + 1:3}   nobody waits")
+            self._print(f"version {step + 1:3}   no wait for the receivers")
         else:
             self._wait_for_receivers(step + 1)
             self._print_syncs(step + 1)

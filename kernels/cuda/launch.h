@@ -1,8 +1,8 @@
-// How kernels whose threads meet no barrier are started, so that one source makes a GPU's kernel and the host's.
+// Starts kernels without barriers between threads. One source makes a GPU's kernel and the host's.
 //
-// By nvcc they are a GPU's. By the host's compiler, for tests, they are functions that the CUDA runtime's stand-in
-// runs for one thread after the other, in the order of the stream: that shows their arithmetic and their bounds, not
-// how a GPU's threads see each other's memory.
+// nvcc compiles them for a GPU. For tests, the host's compiler makes functions of them, and the stand-in of the CUDA
+// runtime runs these for one thread after the other, in the order of the stream. That tests their arithmetic and their
+// bounds, but not how a GPU's threads see each other's memory.
 #pragma once
 
 #include <cuda_runtime_api.h>

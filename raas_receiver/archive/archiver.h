@@ -95,7 +95,7 @@ class Archiver {
   bool owns_ = false;                        // the log
   replica::PublishedVersion current_;        // when the turn began
   const v1::LogHistory* history_ = nullptr;  // of the head, that goes on; null: neither does
-  VersionRef hashed_;                        // whose manifest this is:
+  VersionRef hashed_;                        // the version of hashes_
   std::vector<uint64_t> hashes_;
   std::vector<v1::LogChunk> ready_;  // written, and of versions that the log does not have yet
   bool chunks_first_ = false;        // a delta was written last

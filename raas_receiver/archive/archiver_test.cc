@@ -171,7 +171,7 @@ TEST_CASE("Another run, or a full pull, begins beside what readers read, and tak
     host.Await(5);
     CHECK((*host.Reader().ReadHead({}))->epoch() == epoch);
   }
-  SECTION("another run, whose numbers begin anew") {
+  SECTION("another run, whose versions start at 1 again") {
     const replica::TestModel other(host.model.layout(), 7);
     host.model = other;
     host.Pull(1, /*full=*/true);
@@ -256,7 +256,7 @@ TEST_CASE(
   host.CheckLog();
 }
 
-TEST_CASE("A log whose manifest is lost is begun anew where deltas wait") {
+TEST_CASE("A log that lost its manifest starts again at the current version, and drops the deltas that wait") {
   Archived host;
   for (Version version = 1; version <= 2; ++version) host.Publish(version);
   host.StopArchiver();

@@ -1,4 +1,4 @@
-// A receiver's replicas whose versions go to a log. For tests.
+// For tests: a receiver's replicas, and the archiver that writes their versions to a log.
 #pragma once
 
 #include <catch2/catch.hpp>

@@ -125,7 +125,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
   return OkStatus();
 }
 
-// Finds the writer of the head that was to be replaced: this one, in a call whose answer was lost, or another.
+// Finds out which writer replaced the head: this one, in a call that lost its answer, or another one.
 Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_token& stop) {
   const std::string name = versionlog::HeadName(options_.model);
   LS_ASSIGN_OR_RETURN(const auto there, options_.store->ReadChanged(name, "", {}, stop));

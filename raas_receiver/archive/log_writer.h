@@ -49,9 +49,9 @@ class LogWriter {
   // Writes `bytes` in pieces, side by side, but for those that lie there, and answers what the head calls them.
   Result<v1::LogBytes> Put(std::string_view kind, ByteView bytes, uint64_t piece_bytes, std::stop_token stop);
 
-  // Makes `next`, whose epoch, serial, writer and time are filled in, the head; its epoch rises with `new_epoch`.
-  // kAborted: another writer has taken the log over, which the message names. After any other error it may have become
-  // the head, or not: the next call finds out.
+  // Fills in the format, model, epoch, serial, writer and time of `next`, and makes it the head. With `new_epoch` the
+  // epoch rises. kAborted: another writer has taken the log over; the message names it if its head can be read. After
+  // any other error `next` may be the head or not: the next call finds out.
   Status SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop);
 
   // Removes what no head has named for the grace time. Does it now and then; what it finds in the store that no head

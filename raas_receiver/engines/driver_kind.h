@@ -49,7 +49,7 @@ struct DriverKind {
   // is all there is.
   bool notifies = true;
   // The driver pauses and resumes one server, which holds one model, and can ask it what it serves. After a load that
-  // failed half-way it makes the server load the version before again, whose directory stays for that.
+  // failed half-way, the driver makes the server load the previous version again. That version's directory stays.
   bool controls_server = false;
   std::span<const DriverOption> options;          // in addition to those that every kind uses
   std::span<const std::string_view> pause_modes;  // how requests in progress are paused; the first is the default

@@ -11,12 +11,12 @@ namespace lockstep::engines {
 
 // Load and Resume run the command by /bin/sh, with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH
 // (the published directory), LOCKSTEP_MODE and LOCKSTEP_LABEL in its environment. Exit status 0 means that the engine
-// serves the version, any other that it serves what it served before: tried again, then reported. After an attempt that
-// was killed, or whose command died of a signal (which a shell also reports as 128 and its number), what it serves is
-// unknown. An attempt has the load timeout.
+// serves the version. Any other means that it serves what it served before: the driver tries again, then reports it.
+// When the driver kills the command, or a signal does (a shell reports that as 128 and its number), the driver does not
+// know what the engine serves. An attempt has the load timeout.
 //
-// Refused (kConfig) is a command whose program is not there or may not be executed, as far as its first word tells:
-// what begins with a variable, a quote or an assignment only the shell understands.
+// kConfig: the command's program is not there or may not be executed. The driver looks at the command's first word,
+// but not when that has a variable, a quote or an assignment: only the shell understands those.
 //
 // Errors are kAborted for an exit status or a signal and kDeadline for a timeout, with the end of the command's output.
 // Pause does nothing, because a command is run once a version is there. A command's engine cannot be distinguished from

@@ -112,7 +112,7 @@ class VllmSteps final : public EngineSteps {
   }
 
  private:
-  // Waits behind what the engine does: a reload whose answer was lost has ended when this is answered.
+  // The server answers after the engine's work in progress. So a reload that lost its answer has ended by then.
   Result<bool> IsPaused() {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Get("/is_paused"));
     const auto paused = answer.Flag("is_paused");

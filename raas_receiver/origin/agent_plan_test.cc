@@ -77,7 +77,7 @@ TEST_CASE("A lane address without a host is on the control channel's") {
         net::HostPort{"10.1.2.3", 7701});
 }
 
-TEST_CASE("Lanes are encrypted where the plan says so, and a receiver whose calls are takes no others") {
+TEST_CASE("Lanes are encrypted where the plan says so, and a receiver with encrypted calls refuses plaintext lanes") {
   const Fixture fixture;
   const Control encrypted{.address = kControl.address, .encrypted = true};
   v1::PullPlan proto = fixture.Chain();

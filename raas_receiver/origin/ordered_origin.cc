@@ -46,8 +46,8 @@ class Heads {
     size_t origin;
     Head head;
   };
-  // The first that is there, and whose version was committed at `least_unix_ns` or later; or is the first one of all,
-  // where that is right whatever it has. Nothing: none is.
+  // The first origin that is there and has a version committed at `least_unix_ns` or later. With `first_is_right`, the
+  // first origin of all may have any version. Nothing: no origin fits, or one before it has not answered yet.
   std::optional<Chosen> Choose(int64_t least_unix_ns, bool first_is_right) const {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < heads_.size(); ++i) {

@@ -73,8 +73,8 @@ class Pull {
   virtual Status FetchBlocks(pull::FullRequest request, FullStaging& staging) = 0;
   // OK: every step that `staging` misses is there.
   virtual Status FetchDeltas(DeltaStaging& staging) = 0;
-  // The plan that brings blocks which came in several versions, `by_block`, to one: that of a full pull, with the steps
-  // from the oldest of them on. An origin whose versions are never overtaken is not asked.
+  // The plan that brings blocks of several versions, `by_block`, to one version: that of a full pull, with the steps
+  // from the oldest of these versions on. Called only when some blocks came in another version than the plan's.
   virtual Result<Plan> CatchUp(std::span<const Version> by_block) = 0;
 
   // Ends the pull: `held` is current now. The origin is told how it went, briefly, also after a stop.

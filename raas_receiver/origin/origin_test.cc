@@ -371,7 +371,7 @@ TEST_CASE("A delta that is not to be had is an error that leaves the pull in use
   CHECK(staging.Assemble(host.Digest(1), 0).ok());
 }
 
-TEST_CASE("Other bytes under the number that is held are no base, nor is a version whose deltas are gone") {
+TEST_CASE("A pull is full where the held version has another digest, or its deltas are gone") {
   const auto any = AnyHost(1);  // byte of deltas, or more than the newest version needs
   Host& host = *any;
   Version newest = 4;

@@ -1,4 +1,4 @@
-// A trainer agent for tests: a real gRPC server and a real lane port over a TestModel, whose answers can be made false.
+// A trainer agent for tests: a real gRPC server and a real lane port over a TestModel. Tests can falsify its answers.
 #pragma once
 
 #include <atomic>

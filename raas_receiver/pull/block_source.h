@@ -36,7 +36,7 @@ struct DeltaStep {
 };
 
 struct DeltaRequest {
-  RunId run;  // whose versions they are
+  RunId run;  // of the steps
   std::vector<DeltaStep> steps;
 };
 

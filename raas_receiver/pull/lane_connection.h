@@ -51,7 +51,7 @@ class LaneConnection {
   // What is in progress ends with an error.
   void Close();
 
-  // `status` with which lane it is and whose.
+  // Adds the lane, its pull and the agent's address to `status`.
   Status Explain(const Status& status) const;
 
  private:

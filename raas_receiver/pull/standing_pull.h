@@ -1,7 +1,7 @@
-// StandingPull: a standing pull, on whose lanes the blocks of the next delta come while the trainer still writes it
+// StandingPull: a standing pull. Its lanes bring the blocks of the next delta while the trainer still writes it
 // (common/wire/FORMAT.md, "Streaming deltas").
 //
-// Nothing depends on it: when a lane is lost, the delta is pulled as any other, and a standing pull is opened anew.
+// Nothing depends on it. When a lane is lost, the receiver pulls the delta as any other, and opens a new standing pull.
 // Its lanes are idle between versions, for hours; the system's keepalive finds peers that are gone.
 #pragma once
 

@@ -96,7 +96,7 @@ TEST_CASE("An engine that stays behind for too long does not serve, unless it wa
   CHECK(after(true, behind));
 }
 
-TEST_CASE("An engine whose ranks attach serves when all of them are there and awake, and not once they are gone") {
+TEST_CASE("An attached engine serves while all its ranks are there and awake, and not once they are gone") {
   EngineHealth health(true, kNever);
   v1::ReceiverModel model = Model({kRun, 3}, 3);
   v1::EngineTargets& engine = Attach(model, {kRun, 3});

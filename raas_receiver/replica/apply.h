@@ -15,19 +15,19 @@
 
 namespace lockstep::replica {
 
-// The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`. A block takes those
-// steps of a chain whose base is at or after its version.
+// The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`. A block takes the
+// steps of a chain that start at its version or later.
 std::vector<uint64_t> HashesAfter(payload::ChainView chain, std::span<const Version> versions,
                                   std::vector<uint64_t> hashes);
 
-// Applies `chain` in place to `data`, a whole data section of `layout` with blocks of `versions`. Answers the blocks,
-// rising, whose bytes afterwards do not have the promised hash; they are damaged and must be replaced in full. REQUIRES
+// Applies `chain` in place to `data`, a whole data section of `layout` with blocks of `versions`. Returns the blocks,
+// rising, that do not have the promised hash afterwards. They are damaged and must be replaced in full. REQUIRES
 // data.size() == layout.data_bytes().
 std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::ChainView chain,
                                    std::span<const Version> versions, std::span<std::byte> data, WorkerPool& pool);
 
-// Copies every block of `layout` from one data section to another. Answers the blocks, rising, whose copy does not have
-// its hash of `hashes`. REQUIRES both to be of layout.data_bytes(), and a hash for each block.
+// Copies every block of `layout` from one data section to another. Returns the blocks, rising, that do not have their
+// hash of `hashes` in the copy. REQUIRES both to be of layout.data_bytes(), and a hash for each block.
 std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool);
 

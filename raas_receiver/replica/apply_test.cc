@@ -70,7 +70,7 @@ TEST_CASE("A block that was damaged before, and that a delta touches, is named; 
   CHECK(data == fixture.model.data(2));
 }
 
-TEST_CASE("A delta whose coded bytes are damaged names its block, and what is after it is not taken for whole") {
+TEST_CASE("Applying a damaged delta names the damaged block, unless a later step replaces the whole block") {
   Fixture fixture(3);
   const std::vector<payload::DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
   for (size_t at = 0; at < good.size(); ++at) {

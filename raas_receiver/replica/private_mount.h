@@ -13,7 +13,7 @@
 
 namespace lockstep::replica {
 
-// Makes merged/, a file system whose leases do not tell of mappings.
+// Makes merged/, a file system where leases do not tell of mappings.
 inline constexpr char kOverlay[] =
     "mkdir lower upper work merged && mount -t overlay none merged -o lowerdir=lower,upperdir=upper,workdir=work";
 

@@ -28,8 +28,8 @@ struct ReplicasAtStart {
   int current = -1;  // -1: neither is whole
 };
 
-// Both replicas of `directory`. A state whose replica has not the hashes it claims is removed with it; whole versions
-// are published, everything else that `tree` shows is withdrawn, and `current` names a whole version, or is gone.
+// Loads both replicas of `directory`. Removes a replica and its state when it lacks the hashes that the state claims.
+// Publishes whole versions, and withdraws all else that `tree` shows. `current` then names a whole version, or is gone.
 Result<ReplicasAtStart> RecoverReplicas(const ReplicaDirectory& directory, VersionTree& tree, WorkerPool& pool);
 
 }  // namespace lockstep::replica

@@ -22,7 +22,7 @@ class Scrubber {
   struct Damage {
     ReplicaPair::Side side;
     VersionRef held;
-    std::vector<BlockIndex> blocks;  // whose bytes are not what their version names; at least one
+    std::vector<BlockIndex> blocks;  // that do not have their hash in the manifest of `held`; at least one
   };
 
   // --- the session's thread ---

@@ -93,7 +93,7 @@ TEST_CASE("A replica state of another format, also with a right checksum, is ref
   CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)), FailsWith(ErrorCode::kCorrupt, "a header of 89 bytes, not 88"));
 }
 
-TEST_CASE("A replica state whose hashes, layout or version do not belong together is refused, whatever its checksum") {
+TEST_CASE("A replica state is refused when its hashes, layout and version do not fit together, whatever its checksum") {
   const Bytes encoded = EncodeReplicaState(MakeState());
   for (const size_t offset :
        {offsetof(ReplicaStateHeader, layout_digest), offsetof(ReplicaStateHeader, manifest_digest),

@@ -27,8 +27,8 @@ class VersionTree {
   // "v7"; "v7-0123abcd" when `taken` is "v7" already.
   static std::string NameFor(const VersionRef& held, std::string_view taken);
 
-  // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, which holds `version`,
-  // its attachments, model::kVersionFile, and links to those assets whose names are not taken.
+  // Makes `name` appear, in place of what was there. It has the file at `weights`, hard-linked, which holds `version`;
+  // the attachments of `version`; model::kVersionFile; and links to the assets whose names are not taken.
   Status Publish(std::string_view name, const std::string& weights, const ReplicaState& version);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);

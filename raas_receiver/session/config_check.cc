@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
-// Of the families whose embedding is vocab_size rows of hidden_size.
+// The embedding tensors of families that give them the shape [vocab_size, hidden_size].
 constexpr std::string_view kEmbeddings[] = {"model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
                                             "language_model.model.embed_tokens.weight"};
 

@@ -31,7 +31,7 @@ uint16_t LoopbackPort(std::string_view url) {
   return at.ok() && at->IsLoopback() ? at->port : 0;
 }
 
-// A rank whose server pauses it, and may be one that is not configured.
+// Whether the rank names a server that pauses it. That server may be one that is not configured.
 bool BringsServer(const targets::RankConnection& link) {
   return !link.server().empty() && !link.gated() && !link.compares();
 }

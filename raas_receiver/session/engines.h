@@ -56,7 +56,7 @@ class Engines {
   void Check();
   enum class Which {
     kDue,
-    kBehind,  // also those whose wait is not over, unless they are late
+    kBehind,  // also engines that are behind and not due yet, unless they are late
     kAll,     // late ones, too
   };
   // Begins attempts. Engines that have one under way are left alone.

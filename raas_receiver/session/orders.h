@@ -18,7 +18,7 @@ namespace lockstep::session {
 
 struct Order {
   enum Kind : uint8_t {
-    kPull,      // a sync, whose record is the answer
+    kPull,      // a sync; its record is the answer
     kRollback,  // another version made current
     kVerify,    // a comparison of engines' memory with the current version
   };

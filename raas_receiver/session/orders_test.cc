@@ -59,7 +59,7 @@ TEST_CASE("Orders of one kind are taken together, and those of others and later 
   CHECK(fixture.orders.due(Order::kRollback));
 }
 
-TEST_CASE("A caller that has gone, and one whose time is over, wait no longer; what they ordered stays due") {
+TEST_CASE("A wait ends when its caller has gone or its time is over, and the order stays due") {
   Fixture fixture;
   CHECK(fixture.orders.Ask(Order::kPull, kForEver, [] { return true; }).status().code() == ErrorCode::kCancelled);
   CHECK(fixture.orders.Ask(Order::kPull, milliseconds(1), Never).status().code() == ErrorCode::kDeadline);

@@ -1,4 +1,4 @@
-// A session whose replicas lose bits: what is found, made again, dropped, and what engines and operators see of it.
+// Sessions with replicas that lose bits: what they find, repair and drop, and what engines and operators see of it.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A server whose loads fail until `may_load`, and last until `may_end`.
+// A server: its loads fail until `may_load`, and then last until `may_end`.
 struct SlowServer {
   std::atomic<bool> may_load = false;
   std::atomic<bool> may_end = false;
@@ -223,7 +223,7 @@ TEST_CASE("A server that fails to load the next version is not to return to one 
   fixture.Stop();
 }
 
-TEST_CASE("A session whose version is damaged is not ready, and has no verified replica, until another is there") {
+TEST_CASE("A session with a damaged version is not ready, and has no verified replica, until it has another version") {
   ScrubbedFixture fixture;
   fixture.agent.refuse_full = RefuseFirst;
   fixture.Start();

@@ -122,7 +122,7 @@ TEST_CASE("A block that does not come out right is fetched in full and counted")
   fixture.Stop();
 }
 
-TEST_CASE("A version whose damaged block cannot be had is refused, what is held stays, and the next version is taken") {
+TEST_CASE("A version is refused when a damaged block cannot be fetched; the held one stays, and the next is taken") {
   SessionFixture fixture;
   fixture.options.follow = false;
   fixture.Start();

@@ -18,7 +18,7 @@ uint64_t MicrosSince(int64_t unix_ns) {
   return static_cast<uint64_t>(std::max<int64_t>(0, telemetry::UnixNanos() - unix_ns) / 1000);
 }
 
-// Blocks whose version no step starts from and that are not of the target: no chain brings them there.
+// The blocks that no chain brings to the target: they are not of its version, and no step starts from theirs.
 std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const origin::Plan& plan) {
   std::vector<BlockIndex> stranded;
   for (BlockIndex block = 0; block < versions.size(); ++block) {

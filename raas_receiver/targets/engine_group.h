@@ -39,7 +39,7 @@ class EngineGroup {
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
   // GroupMembers::MakeRoom, and kBadData for a description that does not fit `layout`.
   Status Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout);
-  // Drops the ranks whose connection has ended. Whether there were any.
+  // Drops the ranks whose connection has ended. Returns whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
   // What ranks read that were lost since the last call.

@@ -59,7 +59,7 @@ TEST_CASE("An engine that lacks a rank or is invalidated is not known to be at a
   CHECK(engine.report().serving() == engine.model.held(1));
 }
 
-TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
+TEST_CASE("Verify names the rank with changed memory, and an engine that serves another version") {
   TwoRanks engine;
   engine.ServeFirst();
   CHECK(engine.targets->Verify(engine.Target(2)).status().code() == ErrorCode::kState);

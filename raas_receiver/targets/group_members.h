@@ -32,8 +32,8 @@ class GroupMembers {
   std::vector<std::shared_ptr<RankConnection>> present() const;
   uint64_t changes() const { return changes_; }  // ranks that came or went so far
 
-  // Why `rank` must be refused: kBadData for another world than the group's, kState for another incarnation, and when
-  // its place is taken. A rank in its place whose connection has ended is dropped.
+  // Why `rank` must be refused: kBadData for another world than the group's, kState for another incarnation while ranks
+  // are attached, or a place that is taken. A rank in that place is dropped if its connection has ended.
   Status MakeRoom(const RankConnection& rank);
   // REQUIRES MakeRoom.
   void Join(std::shared_ptr<RankConnection> rank);
@@ -43,7 +43,7 @@ class GroupMembers {
   void Refuse(size_t rank, const Status& why);
   // What ranks read, or go on with, that were dropped since the last call.
   std::vector<VersionRef> TakeLost() { return std::exchange(lost_, {}); }
-  // Drops the ranks whose connection has ended. Whether there were any.
+  // Drops the ranks whose connection has ended. Returns whether there were any.
   bool DropGone();
   // Calls every rank that is there, drops those where that fails, and returns the first error.
   template <typename Call>

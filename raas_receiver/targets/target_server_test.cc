@@ -144,7 +144,7 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   CHECK(peer.ranks[1]->Serves(2));
 }
 
-TEST_CASE("A rank whose rules are not known is refused with the sentence, and its engine waits for a better one") {
+TEST_CASE("A rank with unknown rules is refused with the reason, and its engine waits for a better rank") {
   Peer peer;
   peer.RunRank(1);
   os::UnixConnection connection = peer.Connect();

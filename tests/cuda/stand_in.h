@@ -1,19 +1,19 @@
-// The stand-in for the CUDA runtime that tests link: a machine with GPUs whose memory is this process' own.
+// The stand-in for the CUDA runtime that tests link: a machine with GPUs. Their memory is memory of this process.
 //
-// It defines the functions of cuda_runtime_api.h, so that code which calls CUDA is tested where there is no GPU, no
-// driver and no toolkit: //tests/cuda:runtime_stand_in, testonly, never beside the real one. What it does to show
+// It defines the functions of cuda_runtime_api.h, so that tests of code that calls CUDA need no GPU, driver or toolkit.
+// The target //tests/cuda:runtime_stand_in is testonly, and never linked beside the real runtime. The stand-in shows
 // what a real device hides:
 //
 // - A device's memory cannot be read or written by the CPU (the process gets SIGSEGV), except by work of a stream and
 //   by Read() and Write() below. An allocation ends at a page that cannot be touched.
 // - Work given to a stream runs late: not before a caller waits for it or asks whether it is done, and a question runs
-//   one piece of it at most. What does not wait sees the bytes from before. A test may hold a stream back altogether.
-// - Copies from a device to memory that is not pinned return when they are done; copies from such memory take its
-//   bytes at once and write them late, a plain cudaMemcpy() too. As CUDA does it.
-// - A copy whose memory on the host is pinned in part, or in two ranges, is refused.
-// - Every call is recorded, and a test says which one fails, with what.
-// - What no program should do is a violation: work under way in memory that is freed or unregistered, or in a stream
-//   that is destroyed; waiting for a stream that is held for longer than a test may take.
+//   one piece of it at most. Code that does not wait sees the old bytes. A test may hold a stream back altogether.
+// - As with CUDA, a copy from a device to memory that is not pinned returns when it is done. A copy from such memory to
+//   a device takes the bytes at once and writes them late, a plain cudaMemcpy() too.
+// - A copy is refused if its host memory is pinned only in part, or in two ranges.
+// - Every call is recorded. A test chooses which call fails, and with which error.
+// - A violation is what no program should do: free or unregister memory that work under way uses, destroy a stream that
+//   has work under way, or wait for a held stream for longer than SetHoldLimit() allows.
 //
 // Thread-safe. The current device is each thread's own.
 #pragma once

@@ -73,31 +73,33 @@ def shell(page: str, *numbers: int) -> str:
     return "".join(listing(page, number) for number in numbers)
 
 
+def run_alone(
+    script: str, directory: Path, *, programs: "tuple[Path, ...]" = (), timeout_s: float = 240, **variables: object
+) -> "subprocess.CompletedProcess[str]":
+    """Runs a script of the shell in namespaces of its own, where it is root; all that it started ends with it."""
+    found = [*programs, *(Path(program).parent for program in (LOCKSTEPCTL, TRAINER_AGENT, RAAS_RECEIVER))]
+    modules = [ROOT / "python", ROOT / "tests/layouts", ROOT / "tests/engines"]
+    variables |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": ":".join(map(str, modules))}
+    path = ":".join([*map(str, found), os.environ["PATH"], "/usr/sbin", "/sbin"])
+    alone = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return subprocess.run(
+        [*alone, *([] if os.geteuid() == 0 else ["--map-root-user"]), "bash", "-c", script],
+        cwd=directory,
+        env={**os.environ, "PATH": path, **{name: str(value) for name, value in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
 @pytest.fixture
 def tell(tmp_path):
     """Runs a story, and answers what it printed."""
     (tmp_path / "hosts").write_text(HOSTS)
-    programs = [str(Path(program).parent) for program in (LOCKSTEPCTL, TRAINER_AGENT, RAAS_RECEIVER)]
-    modules = [str(ROOT / "python"), str(ROOT / "tests/layouts")]
-    environment = {
-        **os.environ,
-        "PATH": ":".join([*programs, os.environ["PATH"]]),
-        "PYTHONPATH": ":".join(modules),
-        "OMP_NUM_THREADS": "1",
-    }
-    alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    alone += [] if os.geteuid() == 0 else ["--map-root-user"]
 
     def run(*pieces: str) -> str:
-        ran = subprocess.run(
-            [*alone, "bash", "-c", "\n".join([WORLD, *pieces])],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
+        ran = run_alone("\n".join([WORLD, *pieces]), tmp_path)
         assert ran.returncode == 0, ran.stdout[-6000:]
         return ran.stdout
 

@@ -5,14 +5,12 @@ that the receiver writes in place.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import LOCKSTEPCTL, RAAS_RECEIVER, ROOT, TRAINER_AGENT
 from hf_models import tiny_config, write_checkpoint
-from test_listings import listing
+from test_listings import listing, run_alone
 
 pytestmark = [
     pytest.mark.nightly,
@@ -108,25 +106,8 @@ def test_the_job_script_runs_and_leaves_nothing_on_its_nodes(tmp_path):
     programs.mkdir()
     program(programs / "vllm", f'exec {sys.executable} {tmp_path}/engine.py "$@"')
     program(programs / "torchrun", f'exec {sys.executable} -m torch.distributed.run --standalone "$@"')
-    daemons = [Path(path).parent for path in (LOCKSTEPCTL, TRAINER_AGENT, RAAS_RECEIVER)]
-    modules = [ROOT / "python", ROOT / "tests/engines"]
-    environment = {
-        **os.environ,
-        "PATH": ":".join(map(str, [programs, *daemons, "/usr/sbin:/usr/bin:/sbin:/bin"])),
-        "PYTHONPATH": ":".join(map(str, modules)),
-        "CHECKPOINT": str(tmp_path / "checkpoint"),
-        "OMP_NUM_THREADS": "1",
-        "USER": "root",
-    }
-    ran = subprocess.run(
-        ["unshare", *"--net --mount --uts --pid --fork --kill-child --mount-proc".split(), "bash", "-c", CLUSTER],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    checkpoint = tmp_path / "checkpoint"
+    ran = run_alone(CLUSTER, tmp_path, programs=(programs,), timeout_s=300, CHECKPOINT=checkpoint, USER="root")
     log = (tmp_path / "job.log").read_text() if (tmp_path / "job.log").exists() else ""
     assert ran.returncode == 0, ran.stdout + log[-6000:]
     for node in NODES[1:]:

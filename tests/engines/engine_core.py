@@ -1,7 +1,7 @@
 """The part of an inference server that makes tokens: one thread that takes tasks in turn and steps its requests.
 
-A token is the digest of the weights that made it. What a server must never do is written down in `violations`: tokens
-from weights that are a mix, and tokens whose cache was computed with other weights.
+A token is the digest of the weights that made it. `violations` lists what the server did and must never do, such as to
+make a token from weights that are a mix, or with a cache that other weights computed.
 """
 
 import queue

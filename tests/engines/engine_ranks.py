@@ -54,7 +54,7 @@ def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
 
 
 def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
-    """A module whose parameters have these names and shapes, and no byte of their values: as one with dummy weights."""
+    """A module with parameters of these names, shapes and types. Their values are dummies."""
     module = torch.nn.Module()
     for name, tensor in shapes.items():
         dummy = torch.full(tensor.shape, 0.1, dtype=tensor.dtype)

@@ -65,7 +65,7 @@ class Collected:
 
 
 def in_background(function, *arguments):
-    """A thread whose `outcome` is what the function returned or raised."""
+    """Calls the function in a thread. `outcome` of the thread is then what the function returned or raised."""
 
     def run():
         try:

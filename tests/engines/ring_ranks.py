@@ -64,7 +64,7 @@ class FailingInto(lockstep.IntoModule):
 
 
 def engine(rank: Rank, config: Any, ring: Path, into: type = lockstep.IntoModule) -> None:
-    """An engine whose module has other weights than the trainer's."""
+    """An engine. The weights in its module differ from the trainer's."""
     torch.manual_seed(99)
     rank.module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter in rank.module.parameters():  # buffers stay in float32, as the trainer has them

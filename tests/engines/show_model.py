@@ -27,7 +27,7 @@ from vllm_process import VllmLoader
 def model_of(
     model: str, topology: Topology, checkpoints: VllmCheckpoints, loader: VllmLoader
 ) -> "dict[str, list[str]]":
-    """Whose -> names and shapes; types too where they are not the trainer's to choose."""
+    """Holder -> names and shapes; types too, except Megatron-core's, which the trainer chooses."""
     checkpoint, config = checkpoints.get(model)
     with Ranks(topology) as ranks:
         local, te = (ranks.call(parameters, config.to_dict(), te_names)[-1][1] for te_names in (False, True))

@@ -40,7 +40,7 @@ def follow(receiver, module: torch.nn.Module, **options) -> lockstep.Follower:
     return lockstep.Follower(module, model=MODEL, socket=receiver.root.parent.parent / "engine.sock", **options)
 
 
-def test_who_waits_for_a_module_that_does_not_fit_is_told_why(receiver):
+def test_a_wait_for_a_module_that_does_not_fit_fails_with_the_reason(receiver):
     with follow(receiver, torch.nn.Linear(64, 48)) as follower:
         with pytest.raises(lockstep.StateError, match="does not take this rank: .*weight"):
             with follower.serving():
@@ -61,7 +61,7 @@ def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, w
     }
 
 
-def test_a_reader_that_stays_keeps_nobody_out_and_the_receiver_pulls_nothing_over_what_it_reads(
+def test_a_reader_that_stays_keeps_no_other_out_and_the_receiver_pulls_nothing_over_what_it_reads(
     cluster, agent, publisher, weights
 ):
     socket = cluster.directory / "engine.sock"

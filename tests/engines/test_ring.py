@@ -28,7 +28,7 @@ TRAINER, ENGINE, ANOTHER = [0], [1], [2]
 
 @pytest.fixture
 def start(ranks, cluster, tmp_path, ring):
-    """Starts a trainer of `family`, whose process it answers, and an engine."""
+    """A function that starts a trainer of `family` and an engine, and returns the trainer's pid."""
     agent = cluster.agent()
 
     def start(family="llama", bucket_bytes=BUCKET, into=ring_ranks.DeadlyInto, trainer=TRAINER):

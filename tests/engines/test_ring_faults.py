@@ -1,5 +1,5 @@
-"""Ends of a bucket ring that stand still, or whose GPU fails: each costs the other its timeout at most, and a version.
-With buckets in host memory; that a GPU fails or hangs is said by stand-ins."""
+"""One end of a bucket ring stands still, or its GPU fails. The other waits for its timeout at most; a version is lost.
+The buckets are in host memory; patched functions raise the errors of a GPU."""
 
 import contextlib
 import time

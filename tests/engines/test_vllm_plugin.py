@@ -43,7 +43,7 @@ def test_vllm_finds_the_plugin_and_registers_it_once(vllm):
 
 @pytest.fixture
 def built(vllm, vllm_checkpoints):
-    """A rank whose model is built, and which is shut down at the end."""
+    """A rank with a built model. It is shut down at the end."""
     checkpoint, _ = vllm_checkpoints.get("llama")
     vllm.ask("build", checkpoint=checkpoint, tensor=(1, 0), data=(1, 0), expert_parallel=False)
     yield vllm

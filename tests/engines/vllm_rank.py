@@ -1,4 +1,4 @@
-"""A program: one rank of vLLM, whose parameters a receiver writes, by the plugin or by a Follower (json_program.py)."""
+"""A program (json_program.py): one rank of vLLM. A receiver writes its parameters, by the plugin or by a Follower."""
 
 import contextlib
 import os

@@ -18,7 +18,7 @@ class WorkerError(Exception):
 
 
 def layer_of(name: str) -> str:
-    """The module whose tensors are completed together: "model.layers.0" of "model.layers.0.mlp.up_proj.weight"."""
+    """The module that a reload completes as a whole: "model.layers.0" of "model.layers.0.mlp.up_proj.weight"."""
     parts = name.split(".")
     return ".".join(parts[:3]) if "layers" in parts else name
 

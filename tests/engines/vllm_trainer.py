@@ -113,7 +113,7 @@ def blocks(shape: "list[int]", mesh: "list[int]", dims: "list[int | None]") -> "
 def refusal(
     dtype: str = "", name: str = "", yields: "list[int] | None" = None, owners: "list[int] | None" = None
 ) -> str:
-    """Why a source is refused whose metadata has "w" of [4, 2], and whose iter_local, if it has one, yields ``name``."""
+    """Why a source with metadata of "w", [4, 2], is refused. With ``yields``, its iter_local yields ``name``."""
     source: "WeightSource | None" = None
     if dtype:
         meta = ParamMeta("w", getattr(torch, dtype), (4, 2), owners=owners and tuple(owners))

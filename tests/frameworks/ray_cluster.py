@@ -1,4 +1,4 @@
-"""A small Ray of this test run's own, whose workers import what the tests do."""
+"""A small Ray of this test run's own. Its workers import what the tests do."""
 
 import contextlib
 import os

@@ -60,7 +60,7 @@ def model_config(checkpoint: str) -> HFModelConfig:
 
 
 class Engine(FSDPEngineWithLMHead):
-    """verl's engine, whose stream of weights can be spoiled once."""
+    """verl's engine. A test can spoil its stream of weights once."""
 
     spoiled_by = ""
 
@@ -148,7 +148,7 @@ class Rollout(CheckpointEngineWorker):
 
 
 class Replica(RolloutReplica):
-    """A rollout whose servers are none: what is asked of all of them is done."""
+    """A rollout without servers, so that a request to all of its servers succeeds at once."""
 
     async def launch_servers(self) -> None:
         pass

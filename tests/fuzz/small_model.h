@@ -25,7 +25,7 @@ inline RunId SmallRun() {
   return run;
 }
 
-// Of a version whose bytes are all zero.
+// Of a version with only zero bytes.
 inline model::Manifest SmallManifest(Version version) {
   const model::ModelLayout& layout = *SmallLayout();
   model::Manifest manifest{.held = {SmallRun(), version}};

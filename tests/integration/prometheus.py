@@ -17,7 +17,7 @@ SHORTER = {"for: 10m": "for: 2s", "for: 5m": "for: 2s", "for: 2m": "for: 1s", "[
 
 
 class Prometheus:
-    """With the alerts of deploy/alerts.yaml, whose minutes are seconds."""
+    """With the alerts of deploy/alerts.yaml, but with seconds in place of their minutes."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()

@@ -121,7 +121,7 @@ class Planned:
 
 @dataclass
 class FaultProxy:
-    """Stands before a store and changes its answers to requests whose "METHOD PATH" a pattern finds."""
+    """A proxy before a store. It changes the answer to a request if a planned pattern is found in "METHOD PATH"."""
 
     upstream: str
     planned: "list[Planned]" = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""An S3 store in memory, moto's, that takes no request whose signature is not botocore's. Run as a process.
+"""moto's S3 store in memory. It refuses requests that are not signed as botocore signs them. Run as a process.
 
-s3_server.py PORT KEYS    # KEYS: JSON, {access key: {"secret": ..., "token": "", "expired": false}}, read anew each time
+s3_server.py PORT KEYS  # KEYS: JSON, {access key: {"secret": ..., "token": "", "expired": false}}, read at each request
 """
 
 import hashlib

@@ -76,7 +76,7 @@ def test_flags_win_over_environment_over_file_over_defaults(cluster, daemon):
 
 
 @DAEMONS
-def test_a_value_that_cannot_be_is_blamed_on_whoever_wrote_it(cluster, daemon):
+def test_the_error_for_an_impossible_value_names_the_option_variable_or_line_that_set_it(cluster, daemon):
     config = cluster.directory / "daemon.toml"
     config.write_text("# ours\nthreads = 3\nlisten = 5\n")
     flagged = command(daemon, cluster.directory)

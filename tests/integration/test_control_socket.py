@@ -101,7 +101,7 @@ def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
         receiver.wait_for(model.tensors)
 
 
-def test_a_socket_that_somebody_serves_is_not_taken_over(cluster):
+def test_a_socket_that_another_process_serves_is_not_taken_over(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent, start=False, control_socket=agent.addresses["control"])
     result = subprocess.run(receiver.command, capture_output=True, text=True, timeout=60)

@@ -135,7 +135,7 @@ def test_a_forked_child_of_its_owner_does_not_keep_an_agent(home, process):
         os.kill(child, signal.SIGKILL)
 
 
-def test_an_agent_stays_when_who_started_it_is_killed_and_is_found_again(home, process):
+def test_an_agent_outlives_the_killed_process_that_started_it_and_is_found_again(home, process):
     starter = process()
     pid = starter.call("ensure", options={})["pid"]
     starter.kill()
@@ -152,7 +152,7 @@ def test_an_agent_is_neither_its_starters_child_nor_in_its_session(home):
     assert os.getsid(agent.pid) == agent.pid
 
 
-def test_who_comes_while_a_daemon_ends_for_want_of_owners_waits_for_it_and_gets_another(home):
+def test_a_caller_that_comes_while_a_daemon_ends_for_want_of_owners_waits_for_it_and_gets_another(home):
     place = home.runtime / "agent"
     lockstep.ensure_agent().stop()
     agents = []
@@ -179,7 +179,7 @@ def test_what_a_killed_agent_left_is_replaced_and_its_model_found_again(home):
     publish(again)
 
 
-def test_stop_ends_it_for_everybody_and_the_next_call_starts_another(home):
+def test_stop_ends_a_daemon_for_all_callers_and_the_next_call_starts_another(home):
     agent = lockstep.ensure_agent()
     lockstep.ensure_agent().stop()
     assert ended(agent.pid)
@@ -229,7 +229,7 @@ def test_a_daemon_that_fails_at_its_start_shows_its_log_and_not_that_of_the_one_
     assert "listening" not in text
 
 
-def test_a_long_log_is_moved_away_by_the_next_who_asks_and_its_daemon_goes_on_writing(home):
+def test_a_long_log_is_moved_away_by_the_next_call_and_its_daemon_goes_on_writing(home):
     first = lockstep.ensure_agent()
     log = home.runtime / "agent" / "log"
     with open(log, "ab") as file:

@@ -33,7 +33,7 @@ def test_no_block_is_ever_torn_by_a_trainer_that_overwrites_what_a_slow_receiver
     assert version > 4, "the trainer waited for the receiver"
 
 
-def test_each_receiver_has_its_rate_and_no_more_whoever_else_pulls(cluster):
+def test_each_receiver_has_its_rate_and_no_more_also_while_another_pulls(cluster):
     model = ToyModel(blocks=BLOCKS)
     agent = cluster.agent(receiver_rate_limit=RATE)
     receivers = [cluster.receiver(agent, follow=False, name=name) for name in ("one", "two")]

@@ -133,7 +133,7 @@ def test_an_agent_killed_in_between_leaves_a_receiver_that_follows_its_successor
     assert syncs[-1]["local_bytes"] == syncs[-1]["payload_bytes"] > 0
 
 
-def test_garbage_strangers_and_silence_on_the_local_socket_harm_nobody(cluster):
+def test_garbage_strangers_and_silence_on_the_local_socket_harm_no_receiver_and_no_agent(cluster):
     model = ToyModel(blocks=8)
     path = str(cluster.directory / "pull.sock")
     agent = cluster.agent(local_socket=path)

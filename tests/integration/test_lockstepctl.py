@@ -212,7 +212,7 @@ def test_a_daemon_that_takes_connections_and_says_nothing_is_named_within_a_seco
 
 
 def test_the_daemon_of_this_host_is_found(cluster, agent):
-    """In a mount namespace whose /run is the cluster's."""
+    """In a mount namespace where /run is a directory of the cluster."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
         pytest.skip("mounting is not allowed here")
     run = cluster.directory / "run"

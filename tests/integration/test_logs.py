@@ -127,7 +127,7 @@ def unread(daemon):
         os.close(pipe)
 
 
-def test_a_log_that_nobody_reads_stops_nobody_and_says_later_what_was_dropped(cluster):
+def test_a_log_without_a_reader_stops_no_daemon_and_says_later_what_was_dropped(cluster):
     model = ToyModel(blocks=1)
     agent = cluster.agent(start=False, log_level="debug")
     with unread(agent) as of_agent, unread(cluster.receiver(agent, start=False, log_level="debug")) as of_receiver:

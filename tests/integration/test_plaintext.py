@@ -14,7 +14,7 @@ CONFIG = 78
 
 @pytest.fixture
 def host():
-    """What starts a command in a network of its own, whose one host has these addresses."""
+    """A prefix that runs a command in a network namespace of its own, with the addresses HOST and ELSEWHERE."""
     if os.geteuid() != 0:
         pytest.skip("needs root, for a network of its own")
     up = f"ip link set lo up && ip addr add {HOST}/32 dev lo && ip addr add {ELSEWHERE}/32 dev lo"
@@ -74,7 +74,7 @@ def test_a_receiver_takes_nothing_in_plaintext_from_a_network_that_it_was_not_to
     assert receiver.model_status(MODEL)["held"]["version"] == 0
 
 
-def test_an_agent_lets_nobody_in_from_a_network_that_it_was_not_told(cluster, host):
+def test_an_agent_lets_no_peer_in_from_a_network_that_it_was_not_told(cluster, host):
     agent = agent_on(cluster, host, allow_insecure_network=OTHER)
     receiver = receiver_on(cluster, host, agent, allow_insecure_network=NETWORK)
     receiver.start()

@@ -82,7 +82,7 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
             s3.rotate("AKSECOND", token="a-session")
             publisher.publish(version=2, tensors=model.step())
             reader.wait_for(model.tensors)
-            # Of a command whose keys end soon: it is run again by then.
+            # The keys are a command's, and end soon. The daemons run the command again before that.
             ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 303))
             said = {"AccessKeyId": "AKTHIRD", "SecretAccessKey": "secret-of-AKTHIRD", "Expiration": ends}
             runs = tmp_path / "runs"

@@ -135,7 +135,7 @@ def trainer(agent):
     trainer.kill()
 
 
-def test_ranks_that_fork_die_or_are_interrupted_amid_a_publish_leave_nobody_waiting_and_the_next_to_work(
+def test_ranks_that_fork_die_or_are_interrupted_amid_a_publish_leave_no_rank_waiting_and_the_next_publish_works(
     cluster, agent, trainer
 ):
     randomness = random.Random(15)

@@ -149,7 +149,7 @@ def test_the_agent_is_found_by_its_receiver_and_the_table_names_every_stage(flee
     assert all(f" {stage} " in result.stdout for stage in AGENT_STAGES | RECEIVER_STAGES)
 
 
-def test_what_nobody_remembers_and_who_does_not_answer_are_errors(fleet):
+def test_a_version_that_no_daemon_remembers_and_a_daemon_that_does_not_answer_are_errors(fleet):
     agent, receivers = fleet
     result = timeline(agent, receivers, "--version", 99)
     assert result.returncode == NOT_THERE and "version 99" in result.stderr

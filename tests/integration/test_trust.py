@@ -110,7 +110,7 @@ def test_a_daemon_refuses_to_start_without_a_policy_that_can_be_read(cluster, ca
     assert agent.process.returncode == 78 and f"{ca.policy}:3" in log and "receiver, operator or observer" in log
 
 
-def test_health_is_told_to_anybody_on_its_port_where_all_else_needs_a_certificate(cluster, ca):
+def test_any_peer_gets_health_on_its_port_where_all_else_needs_a_certificate(cluster, ca):
     agent = cluster.agent(health_listen="127.0.0.1:0", **ca.daemon("agent"))
     receiver = cluster.receiver(agent, health_listen="127.0.0.1:0", **ca.daemon("receiver-0"))
     for daemon in (agent, receiver):

@@ -414,7 +414,7 @@ def test_what_was_made_of_a_versions_memory_keeps_it_after_close_and_the_agent_i
     assert not mapped()
 
 
-def test_the_memory_of_a_version_keeps_a_publisher_that_nobody_else_has(agent):
+def test_the_memory_of_a_version_keeps_a_publisher_without_another_reference(agent):
     data = np.frombuffer(agent.publisher({"a": np.zeros(4)}).begin(1), np.float64)
     gc.collect()
     data[:] = 1

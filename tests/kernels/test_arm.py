@@ -1,7 +1,7 @@
 """The CPU kernels for AArch64: each source compiles for every instruction set that Highway makes vectors for there.
 
-Nothing is run: the compiler is a cross compiler. A source whose inner loops are Highway's must have code for NEON where
-NEON is all there is, and for SVE and SVE2, chosen at run time, everywhere.
+No kernel runs: the compiler is a cross compiler. A source with Highway's inner loops must have code for the vectors of
+every such machine (NEON, SVE or SVE2), and for all better ones: it chooses at run time.
 """
 
 import re

@@ -91,7 +91,7 @@ def every_placement(mesh: DeviceMesh) -> Tensors:
 
 
 def fsdp_over_tensor_parallel(mesh: DeviceMesh, data: "tuple[str, ...]" = ("shard",)) -> Tensors:
-    """Parameters whose rows TP split first, and fully_shard after it."""
+    """TP splits the rows of each parameter, and then fully_shard splits each part again."""
     tensors = {}
     for rows in ROWS:
         whole = torch.arange(rows * 2, dtype=torch.float32).view(rows, 2)

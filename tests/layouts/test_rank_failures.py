@@ -192,7 +192,7 @@ def open_alone(rank: Rank, checkpoint: Path, socket: Path) -> "tuple[str, str]":
 @pytest.mark.parametrize(
     "topology, missing", [("tp2", "model.embed_tokens.weight"), ("pp2", "model.layers.2.input_layernorm.weight")]
 )
-def test_a_group_without_one_of_the_ranks_is_refused_by_what_nobody_holds(cluster, checkpoints, topology, missing):
+def test_a_group_without_one_of_the_ranks_is_refused_with_what_no_rank_holds(cluster, checkpoints, topology, missing):
     agent = cluster.agent()
     with Ranks(topology_of(topology)) as ranks:
         kind, message = ranks.call(open_alone, checkpoints.get("llama"), agent.socket)[0]

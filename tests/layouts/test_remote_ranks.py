@@ -68,7 +68,7 @@ def assert_sent_once(stats, tensors, remote: "tuple[int, ...]") -> None:
             assert rank.bytes_sent == 0
 
 
-def test_replicas_on_another_host_send_nothing_and_wait_for_nobody(cluster, checkpoints):
+def test_replicas_on_another_host_send_nothing_and_wait_for_no_rank(cluster, checkpoints):
     checkpoint = checkpoints.get("llama")
     tensors = published_tensors(checkpoint)
     agent = cluster.agent()

@@ -9,7 +9,7 @@ from test_wrappers import Engine
 
 import lockstep
 
-# Stacked experts; stacked and renamed ones; two tensors joined; a tie whose other name is kept; names in memory alike.
+# Stacked experts; stacked and renamed ones; two tensors joined; a tie saved by its other name; names in memory alike.
 MODELS = ["qwen3_moe", "mixtral", "deepseek_v3", "hrm_text", "camembert", "gpt_oss", "llama"]
 
 

@@ -117,7 +117,7 @@ def test_parameters_that_fsdp1_flattens_are_refused_by_the_modules_name(monkeypa
         lockstep.fsdp(model).describe()
 
 
-def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(monkeypatch):
+def test_a_model_under_fsdp1_does_not_hinder_a_publisher_of_gathered_tensors(monkeypatch):
     whole = small_model("llama").state_dict()
     model = with_layers(flattened)(small_model("llama"))
     monkeypatch.setattr(FlatParamHandle, "uses_sharded_strategy", True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/figures/fleet.png: the queries of deploy/dashboards/fleet.json, answered by a real Prometheus that scrapes an
-agent and three receivers for half a minute, one of whose engines refuses some versions.
+"""Draws docs/figures/fleet.png: the queries of deploy/dashboards/fleet.json, answered by a real Prometheus. It scrapes
+an agent and three receivers for half a minute. The engine of one receiver refuses some versions.
 
     PYTHONPATH=tests/integration:python .cache/venv/bin/python tests/metrics/draw_dashboard.py
 """

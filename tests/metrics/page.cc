@@ -24,8 +24,7 @@ constexpr std::string_view kHead =
     "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana. What its queries "
     "answer, "
     "drawn by\n"
-    "`tests/metrics/draw_dashboard.py` of an agent with three receivers, one of whose engines refuses some "
-    "versions:\n\n"
+    "`tests/metrics/draw_dashboard.py` of an agent with three receivers (one engine refuses some versions):\n\n"
     "![the dashboard's panels](figures/fleet.png)\n\n"
     "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never "
     "a peer or a tensor.\n";

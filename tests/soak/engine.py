@@ -1,7 +1,7 @@
 """Stand-ins for inference engines in a soak: each writes down what it was given, hashed by itself, for the checker.
 
     engine.py hook GIVEN FAULT                       run by the receiver: reads the directory, or does what FAULT says
-    engine.py http GIVEN KIND PORT DIRECTORY         a server as tests/engines has it, whose faults are given over HTTP
+    engine.py http GIVEN KIND PORT DIRECTORY         a server as tests/engines has it; it gets its faults over HTTP
     engine.py in-place GIVEN SOCKET MEGABYTES        its memory is written; SIGUSR1 puts it to sleep, SIGUSR2 wakes it
 
 A line of GIVEN is {"run", "version", "label", "sha256"}; version 0: it serves nothing now.

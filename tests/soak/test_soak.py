@@ -16,7 +16,7 @@ def soak(tmp_path, *arguments: str) -> "tuple[subprocess.CompletedProcess, dict]
     return result, json.loads((tmp_path / "report.json").read_text())
 
 
-def test_a_minute_of_faults_leaves_nothing_wrong_and_everybody_at_the_newest_version(tmp_path):
+def test_a_minute_of_faults_leaves_nothing_wrong_and_every_receiver_at_the_newest_version(tmp_path):
     result, report = soak(tmp_path, "--minutes", "1")
     assert result.returncode == 0 and report["passed"]
     assert sum(report["faults"].values()) >= 8 and sum(report["pulls"].values()) >= 30

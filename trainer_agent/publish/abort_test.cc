@@ -155,7 +155,7 @@ TEST_CASE("A rank whose call timed out goes on with the others when what it had 
   host.Await(2);
 }
 
-TEST_CASE("A rank whose committed version was aborted for what another did not write goes on with the next") {
+TEST_CASE("A rank goes on after its committed version was aborted for what another rank did not write") {
   Host host;
   auto options = host.Options(0, 2);
   options.call_timeout = milliseconds(2000);

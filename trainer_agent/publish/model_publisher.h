@@ -6,8 +6,8 @@
 //                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
 // The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
-// bytes are reported. Begin waits for a finishing version only, whose diff still reads the slot it wants; receivers are
-// never waited for.
+// bytes are reported. Begin waits for a finishing version, because its diff still reads the slot that Begin gives out.
+// It never waits for receivers.
 #pragma once
 
 #include <condition_variable>

@@ -47,9 +47,9 @@ class ModelRegistry {
   // Opens what an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
   Status Recover();
 
-  // Waits for ranks that have gone to be let out with Close(), so that a successor of one that closes or dies may come
+  // First waits, 5 s at most, until Close() was called for each rank that has gone, so that a rank's successor may come
   // at once. kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound:
-  // a run that is not held. kResourceExhausted: no memory for the slots.
+  // neither the agent nor the rank has the run's buffers. kResourceExhausted: no memory for the slots.
   Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
   // The connection of a rank that Open() let in has ended; `process` made it.
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
@@ -60,8 +60,7 @@ class ModelRegistry {
     uint64_t bytes = 0;  // of both slots and of deltas
   };
   // Ends the model's run and frees its memory; waits for ranks as Open does. A trainer that is away and still has the
-  // buffers may resume the run with them. kNotFound: it is not open; kState: ranks
-  // are connected.
+  // buffers may resume the run with them. kNotFound: the model is not open. kState: ranks are connected.
   Result<Dropped> Drop(const std::string& model);
 
   std::vector<ModelSnapshot> Snapshot() const;

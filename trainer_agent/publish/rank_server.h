@@ -12,13 +12,13 @@
 
 namespace lockstep::publish {
 
-// Waits until engines serve what is asked for; `gone` says that the caller waits no more. With kDeadline `lacking` says
-// which receivers do not (buffer/FORMAT.md).
+// Waits until engines serve what is asked for; `gone` says that the caller no longer waits. With kDeadline `lacking`
+// says which receivers do not (buffer/FORMAT.md).
 using AwaitServed = std::function<Result<buffer::ServedBody>(const buffer::ServedQuestion& question,
                                                              const std::function<bool()>& gone, std::string* lacking)>;
 
-// Listens at once and lets ranks in; its end ends every connection. A peer whose uid is neither ours nor root's is
-// refused, unless it is in `group`, where one is given. REQUIRES the registry to outlive the server.
+// Listens at once and lets ranks in. Its destruction ends every connection. A peer whose uid is neither ours nor root's
+// is refused, unless it is in `group`, if there is one. REQUIRES the registry to outlive the server.
 Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, std::optional<gid_t> group,
                                                         ModelRegistry* registry, AwaitServed await_served);
 

@@ -49,7 +49,7 @@ Version RecoverRun(PublishedRun& run) {
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
   if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, output);
-  (void)run.Serve({newest, committed_unix_ns, buffer.label(*newest_slot)}, nullptr);  // the scrubber does not run yet
+  (void)run.Serve({newest, committed_unix_ns, buffer.label(*newest_slot)}, nullptr);  // the run is not scrubbed yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
   return newest->held.version;

@@ -52,10 +52,10 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
-  // The caller, when it may call, about a pull of its own, and may still have that pull's model.
+  // The caller, if it may make this call, opened the pull, and may still have the pull's model.
   template <typename Request>
   Result<access::Caller> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
-  // A question that outlives the call: whether its caller may still make it for `model`.
+  // Tells, also after the call, whether its caller may still make it for `model`.
   std::function<Status()> Still(const grpc::ServerContextBase& context, std::string_view call,
                                 const std::string& model) const;
   void FillModel(v1::AgentModel& model) const;

@@ -1,4 +1,4 @@
-// The service behind mutual TLS: whose call, whose model, whose pull, whose report.
+// The service behind mutual TLS: which calls, models, pulls and reports a peer may have.
 #include "trainer_agent/serve/agent_service.h"
 
 #include <catch2/catch.hpp>

@@ -47,7 +47,7 @@ TEST_CASE("A ticket opens one encrypted lane once; another that has it too finds
   CHECK_THAT(late.Encrypt(fixture.plan, 0), FailsWith(ErrorCode::kPermission, "TLS handshake: "));
 }
 
-TEST_CASE("A peer that knows a ticket's name only gets no lane, and does not use the ticket up") {
+TEST_CASE("A peer that knows only a ticket's name gets no lane, and does not use the ticket up") {
   Fixture fixture;
   const Ticket& ticket = fixture.plan.tickets[0];
   for (int i = 0; i < 3; ++i) {

@@ -1,9 +1,9 @@
 // LaneWriter: what one lane sends: frames, gathered and sent in few system calls, straight from the memory that their
 // payloads are in, at the lane's pace, and counted in its span.
 //
-// The kernel copies while the call lasts, and nothing refers to the memory after it: that is what lets a slot be sent
-// from while a trainer waits for it at most as long as one call takes. (sendfile and MSG_ZEROCOPY leave pages of the
-// slot in flight, whose bytes a trainer would change; they were also slower, docs/reference/performance-notes.md.)
+// The kernel copies while the call lasts, and nothing refers to the memory after it. So a trainer waits for a slot at
+// most as long as one call takes. (sendfile and MSG_ZEROCOPY leave pages of the slot in flight, and a trainer would
+// change them; they were also slower, docs/reference/performance-notes.md.)
 #pragma once
 
 #include <sys/uio.h>

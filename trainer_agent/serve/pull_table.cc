@@ -25,7 +25,7 @@ uint64_t RandomPullId() {
 payload::DeltaChain RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   payload::DeltaChain steps = run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes());
-  // A receiver whose bytes are not what that version was must not get steps made for it.
+  // Steps from a version fit only its bytes: a receiver that has other bytes under its number gets none.
   if (!steps.empty() && steps.front()->header().base_digest != request.held_digest) return {};
   return steps;
 }

@@ -51,8 +51,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends pulls untouched at `now` for idle_timeout or whose owner may not have them, and takes back what
-  // others have held for too long of what the store retains no more (pinned_deltas.h). To be called now and then.
+  // Ends each pull that is over at `now`, as above. From the other pulls it takes back deltas that the store retains no
+  // more and that they have held for too long (pinned_deltas.h). To be called now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;

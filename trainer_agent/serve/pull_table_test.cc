@@ -125,7 +125,7 @@ TEST_CASE("A pull belongs to the identity that opened it") {
   CHECK(served.pulls.open_pulls("actor") == 0);
 }
 
-TEST_CASE("A receiver that has used up its own pulls leaves room for others") {
+TEST_CASE("An identity that has used up its own pulls leaves room for others") {
   Served served;
   PullTable pulls(&served.catalog, {.max_pulls = 8});
   const auto open = [&](const std::string& owner) {

@@ -2,8 +2,8 @@
 // that wait until a version is served.
 //
 // A receiver is there while it holds a stream of versions (Connect). One whose streams have ended stays listed for an
-// hour, unless another process of its name is there. Receivers of releases before do not say which process they are: of
-// them only pulls are known, by name. What one peer says is never taken for another's, whatever it calls itself.
+// hour, unless another process of its name is there. Receivers of earlier releases do not say which process they are:
+// only their pulls are known, by name. A report of one peer never counts as another peer's, even under the same name.
 #pragma once
 
 #include <chrono>
@@ -69,8 +69,8 @@ class ReceiverReports {
  public:
   using Clock = ReceiverReport::Clock;
 
-  // A pull of `receiver`, whose instance is not known, began, with an empty outcome, or ended. Where several processes
-  // of its owner have that name, each reports for itself.
+  // A pull of `receiver` began (empty outcome) or ended. Its instance is not known: where it could be of several
+  // processes of its owner, this does nothing, as each reports for itself.
   void OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome);
   // kBadData: there can be no such model or name, or the instance has another length.
   Status Report(const ReceiverKey& receiver, const VersionRef& held, const VersionRef& served,
@@ -94,7 +94,7 @@ class ReceiverReports {
   Result<std::unique_ptr<Connection>> Connect(const ReceiverKey& receiver);
 
   std::vector<ReceiverReport> Of(const std::string& model, Clock::time_point now = Clock::now());
-  std::vector<std::string> Models() const;  // that are followed
+  std::vector<std::string> Models() const;  // that have a receiver here
 
  private:
   struct Entry {
@@ -112,7 +112,8 @@ class ReceiverReports {
   void Disconnect(const ReceiverKey& receiver);
   // The entry of `receiver`, a new one if need be; null when there is no room.
   Entry* Find(const ReceiverKey& receiver);
-  // The one whose pull it must be: the only one of that name that is connected, or else that there is. Null: unknown.
+  // The entry for a pull, without an instance: the only connected namesake, else the only namesake, else a new entry.
+  // Null: there are several, or no room.
   Entry* FindPuller(const ReceiverKey& receiver);
   size_t CountOf(const std::string& owner) const;
   // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.

@@ -1,4 +1,4 @@
-// A run whose blocks are made up, with its pull table: block b of version v is filled with byte v + b. For tests.
+// For tests: a run with made-up blocks, and its pull table. Each byte of block b of version v is v + b.
 #pragma once
 
 #include <atomic>

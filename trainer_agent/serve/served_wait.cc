@@ -180,7 +180,7 @@ Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, Rec
     const VersionRef wanted{question.run, version};
     const Reports known = reports.Of(question.model);
     if (run != nullptr && version != 0 && Satisfied(question, known, wanted)) return Facts(*run, known, wanted);
-    if (gone()) return Status(ErrorCode::kCancelled, "the caller waits no more");
+    if (gone()) return Status(ErrorCode::kCancelled, "the caller no longer waits");
     if (Clock::now() >= deadline) return NotServed(question, known, wanted, *lacking);
     std::this_thread::sleep_for(kLook);
   }

@@ -16,7 +16,7 @@ namespace lockstep::serve {
 //
 // kDeadline: not within the question's timeout; the text says what each receiver serves and holds, its last error, and
 // which are gone, and `lacking` has the same of those that lack the version (buffer/FORMAT.md). kState: the model has
-// another run by now. kCancelled once `gone` says that the caller waits no more.
+// another run by now. kCancelled once `gone` says that the caller no longer waits.
 Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
                                        const buffer::ServedQuestion& question, const std::function<bool()>& gone,
                                        std::string* lacking);

@@ -17,11 +17,11 @@ namespace lockstep::serve {
 
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
-  // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
-  // in common with us, INVALID_ARGUMENT for one that cannot be called what it says, or with why the caller, whose
-  // identity is `owner`, was not admitted. `still` (null: it is) is asked before each version whether the caller would
-  // be admitted now; else it ends with that. A receiver that gives its name is connected until then. REQUIRES catalog
-  // and reports to outlive it.
+  // `owner` is the caller's identity. Ends at once with the error of `admitted`, with UNIMPLEMENTED for a receiver that
+  // has no protocol in common with us, or with INVALID_ARGUMENT for one with a bad name or instance. Ends later
+  // with UNAVAILABLE when the catalog closes, or with the error of `still` (null: none), which is called before each
+  // version and says whether the caller would be admitted now. A receiver that gives its name is connected until the
+  // end. REQUIRES catalog and reports to outlive it.
   VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
                 const std::string& owner, Result<access::Quota::Lease> admitted, std::function<Status()> still = {});
 
@@ -37,7 +37,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   const std::string model_;
   const Result<access::Quota::Lease> admitted_;
   const std::function<Status()> still_;
-  // The receiver, if it may come at all; null: another program.
+  // The receiver's connection, or why the stream ends at once; null: the caller gave no receiver's name.
   const Result<std::unique_ptr<ReceiverReports::Connection>> met_;
   std::mutex mutex_;
   bool writing_ = false;

@@ -26,9 +26,9 @@ class Scrubber {
   Scrubber(VersionCatalog* catalog, std::chrono::milliseconds round);
   ~Scrubber();
 
-  // The peer `who` got bytes of `model` that do not have their hashes: all of its newest version is looked at now, once
-  // for each version and `who`. More often only the rounds look. One without a name (peers without certificates, and
-  // this daemon itself) is heeded always.
+  // The peer `who` got bytes of `model` that do not have their hashes. The thread hashes all of the newest version at
+  // once, but only for the first such call of each peer about a version. Calls with an empty `who` (a peer without a
+  // certificate, or this daemon itself) always count.
   void Suspect(const std::string& model, const std::string& who);
 
  private:
@@ -38,7 +38,7 @@ class Scrubber {
     BlockIndex next = 0;
     uint32_t suspected = 0;  // blocks that are looked at without pause
     Version suspected_version = 0;
-    std::set<std::string> suspected_by;  // who suspected that version
+    std::set<std::string> suspected_by;  // the peers that suspected that version
   };
 
   void Run();

@@ -171,7 +171,7 @@ class VersionCatalog {
   mutable std::set<const Watch*> watches_;
   std::mutex announced_mutex_;  // taken after no other
   std::condition_variable announced_changed_;
-  std::set<std::string> announced_;  // whose watches are to be called
+  std::set<std::string> announced_;  // models with watches to call; an empty name: all
   bool ending_ = false;
   std::thread notifier_;
 };

@@ -62,7 +62,7 @@ TEST_CASE("The format's example is read as it is written") {
   CHECK(rank.parameters[4].shape == layout::Extents{2, 4, 1});
 }
 
-TEST_CASE("A rank whose engine's rules say its slices is read with its memories") {
+TEST_CASE("A rank that leaves its slices to its engine's rules is read with its memories") {
   const RankDescription rank = Parse(FormatExample("by rules"));
   CHECK(rank.place.engine == "sglang");
   CHECK(rank.place.family == "llama");

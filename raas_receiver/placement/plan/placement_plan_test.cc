@@ -59,7 +59,7 @@ TEST_CASE("Padding is zeros: rows behind one another, or in every row") {
   CHECK(std::ranges::equal((*same)[0].copies(), (*plan)[0].copies()));
 }
 
-TEST_CASE("A tensor in bf16 goes into the upper halves of a parameter in fp32, whose lower ones are zeros") {
+TEST_CASE("A bf16 tensor goes into the upper halves of an fp32 parameter, and the lower halves are zeros") {
   const auto layout = Layout({Tensor("gate", {4, 3}), Tensor("norm", {4})});
   EngineParameter gate = Same("gate", {4, 3}, 8);
   gate.dtype = model::DType::kF32;

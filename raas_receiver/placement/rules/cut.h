@@ -23,8 +23,8 @@ struct ExpertTensors {
   uint64_t experts() const { return stacked != nullptr ? stacked->shape[0] : routed.size(); }
 };
 
-// Give `parameter`, named already, its dtype, shape, contiguous strides, slices and padding. kBadData names the tensor
-// whose rank, dtype or shape does not fit, or that the groups of `place` cannot share. REQUIRES at least one tensor.
+// Give `parameter`, named already, its dtype, shape, contiguous strides, slices and padding. kBadData names a tensor of
+// wrong rank, dtype or shape, or one that the groups of `place` cannot share. REQUIRES at least one tensor.
 Status CutTensors(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
                   const EnginePlace& place, EngineParameter& parameter);
 Status CutExperts(const ParameterRule& row, const ExpertTensors& tensors, const EngineRules& engine,

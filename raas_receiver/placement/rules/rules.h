@@ -13,12 +13,12 @@
 
 namespace lockstep::placement {
 
-// Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
-// its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model
-// ties it. Answers the tensors that this rank does not need to be taken; another may take them.
-// kBadData names a parameter that no rule knows, or whose dtype (but for IsWidened) or shape is not what the rule says:
-// the engine has repacked or quantised it, and must take versions from the directory; or one that is missing among its
-// neighbours.
+// Gives the parameters of `description` the slices and padding that the rules of its place say. Only an engine
+// "described" brings its own. A rank may have some of the layers (pipelines), and a head of its own or none where the
+// model ties it. Returns the tensors that this rank need not take; another rank may take them.
+// kBadData names a parameter that no rule knows, or one that is missing among its neighbours, or one that has another
+// dtype (but for IsWidened) or shape than its rule says. The engine has then repacked or quantised that one, and must
+// take versions from the directory.
 Result<std::vector<std::string>> CompleteDescription(const model::ModelLayout& layout, RankDescription& description);
 
 // The same for all ranks of an engine. Answers the tensors that none of them needs to be taken; an error names the

@@ -30,9 +30,9 @@ class DeltaWrites {
   // Takes a write batch for the rank at position `rank` of the plan. Thread-safe.
   using Pass = std::function<Status(uint32_t rank, const os::UniqueFd& batch)>;
 
-  // Of the version whose data section is `data`, which `chain` leads to or from, for `ranks` of `plan`. Write batches
-  // have at most `batch_bytes`; threads take blocks of `chunk_bytes` at a time. kCorrupt for a block that the layout
-  // does not have. `plan`, `layout` and `data` outlive this.
+  // Writes for `ranks` of `plan`. `data` is the data section of the version that `chain` leads to or from. Write
+  // batches have at most `batch_bytes`; threads take blocks of `chunk_bytes` at a time. kCorrupt for a block that the
+  // layout does not have. `plan`, `layout` and `data` outlive this.
   static Result<DeltaWrites> Create(const PlacementPlan& plan, std::vector<uint32_t> ranks,
                                     const model::ModelLayout& layout, payload::DeltaChain chain,
                                     std::span<const std::byte> data, uint64_t batch_bytes = kMaxWriteBatchBytes,

@@ -1,5 +1,5 @@
-// An engine whose ranks do what write batches say, and what its memory must hold: said by the plan's copies, one byte
-// after the other.
+// An engine that executes write batches, and the content that its memory must have: that is copied byte by byte, as the
+// plan says.
 #pragma once
 
 #include <catch2/catch.hpp>

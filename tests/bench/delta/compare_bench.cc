@@ -1,14 +1,14 @@
-// Whether a rank whose weights are in host memory should compare while it copies: a version published and coded as a
-// whole, in three ways, against a plain copy, at three sizes. All take turns, so each finds the caches and memory as
-// another one left them.
+// Should a rank with weights in host memory compare while it copies? This measures three ways to publish and code a
+// whole version, against a plain copy, at three sizes. All take turns, so each finds the caches and memory as another
+// one left them.
 //
 //   copies      what is built: the rank copies into the idle slot, the agent's threads compare and code behind it
 //   compares    the rank compares with the served slot while it copies, and the agent's threads code what it found
 //   lists       the rank compares with the served slot and copies nothing; the agent's threads code what it found, and
 //               bring the idle slot, which is a version behind, forward by two lists
 //
-// "blocked" is until the rank is done, "whole" until all is coded and hashed; of both the lists are handed over for
-// nothing, which no second process would have.
+// "blocked" lasts until the rank is done, "whole" until all is coded and hashed. Neither has the cost of handing the
+// lists to another process: here rank and agent are one.
 //
 //   compare_bench [--quick]
 #include <sys/resource.h>

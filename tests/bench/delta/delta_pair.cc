@@ -65,7 +65,7 @@ void DeltaPair::Written() {
   ChooseLoads();
 }
 
-// Whose median is better of a few turns that alternate.
+// Takes the loads with the lower median of a few turns that alternate.
 void DeltaPair::ChooseLoads() {
   constexpr int kTurns = 5;
   std::vector<double> wide32, wide64;

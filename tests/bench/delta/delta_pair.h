@@ -14,8 +14,8 @@
 
 namespace lockstep::bench {
 
-// Halves in shared mappings with pages of 4 KiB, nothing left of them when the process dies. What is timed uses
-// `threads` threads: the agent's workers, or the receiver's (whose session thread works too).
+// The versions are in shared mappings with pages of 4 KiB. Nothing is left of them when the process dies. A timed pass
+// uses `threads` threads: the agent's workers, or the receiver's workers and its session thread.
 class DeltaPair {
  public:
   static constexpr uint64_t kCopies = 2;  // of the model: what it takes of memory

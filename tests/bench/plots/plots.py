@@ -18,7 +18,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
 COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY, "#b2a100")
 MODEL_SPEED = "model, GB/s"
 DENSITY = "changed elements, %"
-TOGETHER = 4.0  # bars whose totals differ by no more than this share an axis
+TOGETHER = 4.0  # the longest bar of an axis is at most so many times the shortest one
 
 STYLE = {
     "svg.hashsalt": "lockstep",  # names inside the file
@@ -35,7 +35,7 @@ STYLE = {
 
 
 def draw_all(series: "dict[str, dict]", machine: dict, directory: Path) -> None:
-    """Writes every plot whose series is there (name -> {"unit", "rows"})."""
+    """Writes every plot that has its series in `series` (name -> {"unit", "rows"})."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, (needed, draw) in PLOTS.items():
         rows = series.get(needed, {}).get("rows")

@@ -1,6 +1,6 @@
 // What Lockstep uses of the CUDA runtime's interface, declared for builds without a toolkit: tests/cuda/stand_in.h.
 //
-// Names, types and values are those of CUDA 13, whose own header takes this one's place in builds with --config=cuda.
+// Names, types and values are those of CUDA 13. Builds with --config=cuda take CUDA's own header in place of this one.
 #pragma once
 
 #include <stddef.h>

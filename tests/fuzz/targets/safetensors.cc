@@ -1,5 +1,5 @@
-// The header of a checkpoint's safetensors file (common/model/safetensors.h). An input is the start of a file that ends
-// there, and once more the JSON of a header whose length is right, after four bytes that say how long the data is.
+// The header of a checkpoint's safetensors file (common/model/safetensors.h). Each input is tried twice: as a file, and
+// as four bytes with the length of the data, then the JSON of a header. The second time, the header's length is right.
 #include "common/model/safetensors.h"
 
 #include "tests/fuzz/fuzz.h"
