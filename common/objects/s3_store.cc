@@ -194,7 +194,7 @@ Result<http::Answer> S3Store::Send(http::Request request, std::stop_token stop) 
     if (take) {
       request.headers = headers;
       if (taken > 0) request.headers.push_back(Cat("Range: bytes=", taken, "-"));
-      uint64_t skip = taken;  // of an answer that begins anew all the same
+      uint64_t skip = taken;  // of an answer that starts from its first byte
       request.take = [&, skip](int status, ByteView bytes) mutable -> Status {
         if (status == 206) skip = 0;
         const uint64_t skipped = std::min<uint64_t>(skip, bytes.size());

@@ -19,7 +19,7 @@ class Sha256Stream {
   ~Sha256Stream();
 
   void Add(ByteView bytes);
-  // Of all that was added; the stream begins anew.
+  // Of all that was added; the stream starts again.
   Sha256 Finish();
 
  private:

@@ -13,7 +13,7 @@ namespace lockstep::rpc {
 
 class TestCa {
  public:
-  // `sans`: as openssl writes them, "DNS:a,URI:b". Of one name the files are made anew.
+  // `sans`: as openssl writes them, "DNS:a,URI:b". An earlier file of the same name is replaced.
   TlsOptions Issue(const std::string& name, const std::string& sans, int days = 30) const {
     const std::string make = "deploy/tls/make-test-ca.sh";
     REQUIRE(std::system(Cat(make, " --days ", days, " ", dir_.path(), " ", name, "=", sans).c_str()) == 0);

@@ -134,7 +134,7 @@ TEST_CASE("A peer whose CA is no longer trusted is refused within ten seconds, a
   CHECK(CallOn(kept).ok());
 }
 
-TEST_CASE("A connection by TLS ends at its age, with the calls that are still on it, and the next one is made anew") {
+TEST_CASE("A connection by TLS ends at its age, with the calls that are still on it, and a new one takes its place") {
   const TestCa ca;
   RpcServer::Options options;
   options.tls_age = std::chrono::milliseconds(500);

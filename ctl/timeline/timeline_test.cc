@@ -79,7 +79,7 @@ std::vector<Json> EventsOf(const Json& trace, const std::string& kind) {
   return events;
 }
 
-TEST_CASE("A clock is read at the middle of the call, and half the call is in doubt") {
+TEST_CASE("A clock is read at the middle of the call, and half the call is its uncertainty") {
   const auto reading = ReadClock(kBegin, 4 * kMillisecond, kBegin + 12 * kMillisecond);
   REQUIRE(reading.ok());
   CHECK(reading->ahead_ns == 10 * kMillisecond);

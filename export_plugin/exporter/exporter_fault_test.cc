@@ -175,10 +175,10 @@ TEST_CASE("Ranks that leave out and abort versions at random come to the same on
                                    {"base", model::DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
   Fleet fleet(model, {.shards = 3, .beside = {true, false, false}});
   fleet.Open();
-  std::vector<std::vector<int>> fates(3);
-  for (auto& fate : fates) {
+  std::vector<std::vector<int>> actions(3);
+  for (auto& action : actions) {
     for (Version version = 0; version < 60; ++version)
-      fate.push_back(version >= 58 ? 0 : static_cast<int>(random() % 4));
+      action.push_back(version >= 58 ? 0 : static_cast<int>(random() % 4));
   }
   std::vector<Status> last(3);
   std::vector<std::vector<Status>> aborted(3);
@@ -186,10 +186,11 @@ TEST_CASE("Ranks that leave out and abort versions at random come to the same on
   for (uint32_t rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       for (Version version = 1; version <= 60; ++version) {
-        const int fate = fates[rank][version - 1];
+        const int action = actions[rank][version - 1];
         fleet.rank(rank).Fill(model, version);
-        if (fate == 1) aborted[rank].push_back(fleet.exporter(rank).Abort(version, {ErrorCode::kBadData, "by chance"}));
-        if (fate != 1 && fate != 2) last[rank] = fleet.exporter(rank).Publish(version);
+        if (action == 1)
+          aborted[rank].push_back(fleet.exporter(rank).Abort(version, {ErrorCode::kBadData, "by chance"}));
+        if (action != 1 && action != 2) last[rank] = fleet.exporter(rank).Publish(version);
       }
     });
   }

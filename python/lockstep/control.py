@@ -207,7 +207,7 @@ class _Daemon:
 
 
 class Agent(_Daemon):
-    """A trainer_agent. Every call asks it anew.
+    """A trainer_agent. Every call asks it again.
 
     Args:
         address: of its control plane, "HOST:PORT" or "unix:PATH"; None: $LOCKSTEP_AGENT, then this host's.
@@ -281,7 +281,7 @@ class Agent(_Daemon):
 
 
 class Receiver(_Daemon):
-    """A raas_receiver. Every call asks it anew. Arguments and errors as ``Agent``; without an address: $LOCKSTEP_RECEIVER,
+    """A raas_receiver. Every call asks it again. Arguments and errors as ``Agent``; without an address: $LOCKSTEP_RECEIVER,
     then this host's."""
 
     _flag = "--receiver"

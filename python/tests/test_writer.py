@@ -183,7 +183,7 @@ def test_comparing_says_whether_all_rows_are_there_and_writes_nothing():
         memories.writer.stage(sealed(content))
         assert memories.writer.compare() is equal
         assert torch.equal(before, memories.held)
-    assert memories.writer.compare()  # nothing is at hand any more
+    assert memories.writer.compare()  # nothing is staged any more
     memories.writer.stage(sealed(batch([(0, 1, 0, (0,), b"a")])))
     with pytest.raises(ProtocolError, match="has runs"):
         memories.writer.compare()

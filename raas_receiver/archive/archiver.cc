@@ -135,7 +135,7 @@ void Archiver::Loop(const std::stop_token& stop) {
       continue;
     }
     const bool taken_over = owns_ && writer_->taken_over();
-    // A head that is gone was removed, with all of the log: it is begun anew.
+    // A head that is gone was removed, with all of the log: it starts again.
     if (did.status().code() == ErrorCode::kNotFound) owns_ = false;
     Show(did.status(), taken_over);
     if (taken_over) {

@@ -53,7 +53,7 @@ class Archiver {
 
   // --- the session's thread ---
   // `steps`, the last of which leads to a version that the trainer calls `label`, are about to be committed. What goes
-  // wrong is logged: the log then begins anew.
+  // wrong is logged: the log then starts again.
   void Keep(const payload::DeltaChain& steps, const std::string& label);
   // What is held is in step with the origin: it may be archived from now on.
   void InStep();

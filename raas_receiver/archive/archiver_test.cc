@@ -323,7 +323,7 @@ TEST_CASE("One flipped bit in any object is found, and the object is named") {
   CHECK_THAT(host.Make(4), FailsWith(ErrorCode::kCorrupt, "actor/head"));
 }
 
-TEST_CASE("A delta that was torn while it waited is not written: the log begins anew") {
+TEST_CASE("A delta that was torn while it waited is not written: the log starts again") {
   Archived host;
   host.Publish(1);
   host.StopArchiver();

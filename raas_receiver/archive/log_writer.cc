@@ -38,7 +38,7 @@ Status LogWriter::TakeOver(std::stop_token stop) {
     auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, own);
     const ErrorCode code = decoded.status().code();
     if (options_.key && (code == ErrorCode::kPermission || code == ErrorCode::kCorrupt)) {
-      // What this key has not signed before, it does not sign now: the log begins anew. Its epoch goes on where it is
+      // What this key has not signed before, it does not sign now: the log starts again. Its epoch goes on where it is
       // one that a clock has made.
       const auto others = versionlog::DecodeHead((*there)->bytes, options_.model, {});
       if (others.ok() && others->epoch() < UnixSeconds() + kClocksDiffer) head.set_epoch(others->epoch());
@@ -96,7 +96,7 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
   next.set_model(options_.model);
   next.set_writer(options_.writer);
   next.set_written_unix_ns(telemetry::UnixNanos());
-  // Of the clock, so that a log that was removed and begun anew goes on for those that have read it.
+  // Of the clock, so that a log that was removed and started again goes on for those that have read it.
   next.set_epoch(new_epoch ? std::max(head_.epoch() + 1, UnixSeconds()) : head_.epoch());
   next.set_serial(new_epoch ? 1 : head_.serial() + 1);
 

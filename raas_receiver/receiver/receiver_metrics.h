@@ -11,7 +11,7 @@
 
 namespace lockstep::receiver {
 
-// What the table reads, made anew for each scrape.
+// What the table reads, made for each scrape.
 struct ReceiverFacts {
   v1::ReceiverStatus status;
   std::optional<uint64_t> root_free_bytes;                               // nothing: it cannot be looked at

@@ -1,4 +1,4 @@
-// The applied deltas that are still at hand: they bring the other replica and engines' memory forward.
+// The applied deltas that are still kept: they bring the other replica and engines' memory forward.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class KeptDeltas {
   // `steps` led from `base` to the version committed last; none after a full pull.
   void Add(const payload::DeltaChain& steps, const VersionRef& base);
 
-  // From the one version to the other, oldest first. Empty: not all of them are at hand.
+  // From the one version to the other, oldest first. Empty: not all of them are kept.
   payload::DeltaChain Between(const VersionRef& from, const VersionRef& to) const;
 
  private:

@@ -273,7 +273,7 @@ Status ReplicaPair::DropOther() {
   return RemoveState(target());
 }
 
-// The kept deltas that lead from the target's version to the current one. None: not all of them are at hand.
+// The kept deltas that lead from the target's version to the current one. None: not all of them are kept.
 payload::DeltaChain ReplicaPair::ChainOfTarget() const {
   if (!target().whole || target().whole->damaged) return {};
   return kept_.Between(target().whole->manifest.held, replicas_[current_].whole->manifest.held);

@@ -80,7 +80,7 @@ class ReplicaPair {
   // Files replaced because a reader still had them, or because it cannot be known whether one has.
   uint64_t replaced() const { return replaced_; }
   bool rewrites_files() const { return directory_.leases_see_mappings(); }
-  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
+  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are kept.
   payload::DeltaChain DeltasBetween(const VersionRef& one, const VersionRef& other) const;
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.

@@ -56,7 +56,7 @@ class EngineTargets {
 
   // --- the session's thread ---
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
-  // it then holds for Commit. Where some ranks read `before` (nothing: it is not at hand) and others wait, those come
+  // it then holds for Commit. Where some ranks read `before` (nothing: it is not held) and others wait, those come
   // to it first. An error is of the first group that failed; the others are prepared all the same. What is prepared
   // must be followed by Commit or Abandon; the versions' data and what `deltas` uses stay as they are until then.
   Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, DeltasBetween deltas);

@@ -35,7 +35,7 @@ TEST_CASE("All ranks of an engine follow, forward and back") {
   CHECK(report.last_error.empty());
 }
 
-TEST_CASE("Without deltas at hand everything is written") {
+TEST_CASE("Without kept deltas everything is written") {
   TwoRanks engine;
   engine.ServeFirst();
   REQUIRE(engine.Bring(2, 1).ok());
@@ -79,7 +79,7 @@ TEST_CASE("What was prepared and abandoned is no loss: the next version is right
   CHECK(engine.asked.count({1, 3}) == 1);
 }
 
-TEST_CASE("An engine with a rank that is asleep is left alone, and has the version at hand once it is awake") {
+TEST_CASE("An engine with a rank that is asleep is left alone, and gets the version once it is awake") {
   TwoRanks engine;
   engine.ServeFirst();
   const auto attach_again = [&](bool asleep) {

@@ -28,12 +28,12 @@ class GroupCommit {
   GroupCommit(GroupMembers& members, TargetVersion version, const DeltasBetween& deltas,
               std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options,
               WorkerPool& pool);
-  // What ranks have at hand and have not written is forgotten.
+  // What ranks have staged and not written is forgotten.
   ~GroupCommit() { DropStaged(); }
   GroupCommit(const GroupCommit&) = delete;
   GroupCommit& operator=(const GroupCommit&) = delete;
 
-  // Works out the writes. Ranks have the changes at hand afterwards.
+  // Works out the writes. Ranks have the changes staged afterwards.
   Status Prepare();
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an

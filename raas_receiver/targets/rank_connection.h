@@ -94,7 +94,7 @@ class RankConnection {
   // Hands it over, and has the rank write all that it was: while the next one is packed. From here on it holds nothing
   // that is known.
   Status Write(const os::UniqueFd& batch);
-  // The rank writes what it has at hand, if anything, and from then on holds `after` wholly; then AwaitWritten.
+  // The rank writes what it has staged, if anything, and from then on holds `after` wholly; then AwaitWritten.
   Status FinishWriting(const VersionRef& after);
   // Waits for what the rank was told to write, if anything.
   Status AwaitWritten();
@@ -128,7 +128,7 @@ class RankConnection {
   placement::RankDescription description_;
   std::chrono::milliseconds answer_timeout_{30'000};
   std::mutex write_batches_mutex_;  // one write batch after the other
-  bool staged_ = false;             // the rank has something at hand
+  bool staged_ = false;             // the rank has something staged
   bool writes_ = false;             // it was told to write, and has not answered
   Status failed_;                   // of write batches
   VersionRef reads_;

@@ -44,8 +44,8 @@ struct TargetVersion {
   std::string label = {};           // what its trainer calls it; empty: nothing
 };
 
-// The deltas between two versions, whichever is older, in the order in which they were applied; none when they are not
-// at hand.
+// The deltas between two versions, whichever is older, in the order in which they were applied; none when not all
+// are kept.
 using DeltasBetween = std::function<payload::DeltaChain(const VersionRef& from, const VersionRef& to)>;
 
 struct EngineReport {  // of one group, for status and records

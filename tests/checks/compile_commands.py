@@ -23,7 +23,7 @@ def actions(targets: str) -> "list[dict[str, Any]]":
 
 
 def entry(arguments: "list[str]", outputs: "dict[str, str]") -> "dict[str, Any]":
-    """Our sources as they stand here: Bazel's own directory of links to them is made anew by each of its builds."""
+    """Our sources as they stand here: Bazel's own directory of links to them is made again by each of its builds."""
     source = arguments[arguments.index("-c") + 1]
     kept = [
         outputs.get(argument.split("/")[0], "") + argument for argument in arguments[1:] if argument not in GCC_ONLY

@@ -1,4 +1,5 @@
-// How the stand-in answers a call: recorded, then its fate, then what it does. Only the runtime's files include this.
+// How the stand-in answers a call: recorded, then its injected error, then what it does. Only the runtime's files
+// include this.
 #pragma once
 
 #include "tests/cuda/machine.h"
@@ -12,7 +13,7 @@ inline thread_local cudaError_t last_error = cudaSuccess;
 
 // What a call answers before it does anything: a driver that is missing or too old, a fault of the test's, a device
 // that was lost.
-inline cudaError_t Fate(const Call& call) {
+inline cudaError_t InjectedError(const Call& call) {
   Machine& machine = TheMachine();
   cudaError_t error = cudaSuccess;
   for (Fault& fault : machine.faults) {
@@ -38,7 +39,7 @@ inline void MakeContext(const Call& call) {
 // Records the call and answers what it is fated to, or what `body()` does. With the machine's lock.
 template <typename Body>
 cudaError_t Made(const Call& call, const Body& body) {
-  cudaError_t error = Fate(call);
+  cudaError_t error = InjectedError(call);
   TheMachine().calls.push_back(call);
   const size_t at = TheMachine().calls.size() - 1;
   if (error == cudaSuccess) {

@@ -1,4 +1,4 @@
-"""Both ends of a bucket ring as tests drive them by hand, over bytes at hand."""
+"""Both ends of a bucket ring as tests drive them by hand, over given bytes."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ SECONDS = 60  # that an end may take on a busy machine
 
 
 class PlainPublisher:
-    """What a ring needs of a publisher, over bytes at hand."""
+    """What a ring needs of a publisher, over given bytes."""
 
     run = RUN
     layout = [(TensorMeta(name, dtype, tuple(shape)), offset) for name, dtype, shape, offset in TENSORS]

@@ -80,13 +80,13 @@ Machine& TheMachine() {
 }
 
 // With the lock.
-std::optional<ncclResult_t> Fate(std::string_view name) {
-  std::optional<ncclResult_t> fate;
+std::optional<ncclResult_t> InjectedError(std::string_view name) {
+  std::optional<ncclResult_t> error;
   for (Fault& fault : TheMachine().faults) {
-    if (fault.name == name && --fault.nth == 0) fate = fault.result;
+    if (fault.name == name && --fault.nth == 0) error = fault.result;
   }
   std::erase_if(TheMachine().faults, [](const Fault& fault) { return fault.nth == 0; });
-  return fate;
+  return error;
 }
 
 // With the lock: whether a call may use `comm`; a violation if not.
@@ -135,7 +135,7 @@ ncclResult_t Begin(std::string_view name, ncclComm_t comm, int peer, bool sends,
                    cudaStream_t stream) {
   const std::lock_guard lock(TheMachine().mutex);
   if (!Usable(comm, name, true)) return ncclInvalidUsage;
-  if (const auto fate = Fate(name)) return *fate;
+  if (const auto injected = InjectedError(name)) return *injected;
   if (peer < 0 || peer >= comm->world->ranks || peer == comm->rank) return ncclInvalidArgument;
   const size_t number = comm->count[{peer, sends}]++;
   auto& way = comm->world->ways[sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank)];
@@ -211,7 +211,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const std::lock_guard lock(TheMachine().mutex);
-  if (const auto fate = Fate("ncclGetUniqueId")) return *fate;
+  if (const auto injected = InjectedError("ncclGetUniqueId")) return *injected;
   *id = {};
   std::strcpy(id->internal, std::to_string(++TheMachine().ids).c_str());
   return ncclSuccess;
@@ -222,7 +222,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   (void)cudaGetDevice(&device);
   Machine& machine = TheMachine();
   const std::lock_guard lock(machine.mutex);
-  if (const auto fate = Fate("ncclCommInitRankConfig")) return *fate;
+  if (const auto injected = InjectedError("ncclCommInitRankConfig")) return *injected;
   if (config == nullptr || config->blocking != 0) {
     machine.violations.push_back("a communicator that blocks");
     return ncclInvalidArgument;
@@ -244,7 +244,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   {
     const std::lock_guard lock(TheMachine().mutex);
     if (!Usable(comm, "ncclCommGetAsyncError", false)) return ncclInvalidArgument;
-    if (const auto fate = Fate("ncclCommGetAsyncError")) return *fate;
+    if (const auto injected = InjectedError("ncclCommGetAsyncError")) return *injected;
     *error = ncclInProgress;
     if (const auto later = TheMachine().later.find(comm->rank); later != TheMachine().later.end()) {
       *error = later->second;
@@ -272,7 +272,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const std::lock_guard lock(TheMachine().mutex);
   if (!Usable(comm, "ncclCommFinalize", true)) return ncclInvalidUsage;
-  if (const auto fate = Fate("ncclCommFinalize")) return *fate;
+  if (const auto injected = InjectedError("ncclCommFinalize")) return *injected;
   comm->finalizing = true;
   return ncclInProgress;
 }
@@ -280,7 +280,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const std::lock_guard lock(TheMachine().mutex);
   if (!Usable(comm, "ncclCommDestroy", true)) return ncclInvalidUsage;
-  if (const auto fate = Fate("ncclCommDestroy")) return *fate;
+  if (const auto injected = InjectedError("ncclCommDestroy")) return *injected;
   TheMachine().live.erase(comm);
   return ncclSuccess;
 }

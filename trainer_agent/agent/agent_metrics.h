@@ -11,7 +11,7 @@
 
 namespace lockstep::agent {
 
-// What the table reads, made anew for each scrape.
+// What the table reads, made for each scrape.
 struct AgentFacts {
   v1::AgentStatus status;
   std::optional<uint64_t> segments_free_bytes;  // nothing: they have no directory, or it cannot be looked at

@@ -4,7 +4,7 @@ transformers keeps some parameters in another form than checkpoints do: it stack
 modules. Saving undoes that, and only its own code knows how. So that code is run over tensors without memory: what
 comes out is a view, which shows the parameter and the box of it that a checkpoint tensor is.
 
-Imports PyTorch, and its FSDP2; import this module only where a module is at hand.
+Imports PyTorch, and its FSDP2; import this module only where there is a module.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ TEST_CASE("Copies that continue one another travel as one") {
 }
 
 TEST_CASE(
-    "What the receiver of a write batch answers is the answer of the call, and the next write batch begins anew") {
+    "What the receiver of a write batch answers is the answer of the call, and the next write batch is a new one") {
   const Bytes data(10'000);
   Status answer(ErrorCode::kIo, "passed on");
   BatchWriter writer(data, [&](const os::UniqueFd&) { return answer; });
