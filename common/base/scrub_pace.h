@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// Used by one thread.
+// Used by one thread. Time in which its user did something else is made up for, of one round at most.
 class ScrubPace {
  public:
   // `round`: in which all is hashed once, or longer where that would be more than 1 GiB a second; 0: nothing is.
@@ -23,17 +23,19 @@ class ScrubPace {
 
   // A piece of `bytes` of `all` has been looked at; 0: there was none.
   void Hashed(uint64_t bytes, uint64_t all) {
+    using Seconds = std::chrono::duration<double>;
+    const Clock::time_point now = Clock::now();
     const double of_all = bytes == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(all);
-    const std::chrono::duration<double> share = of_all * round_;
-    const std::chrono::duration<double> least{bytes == 0 ? 1.0 : static_cast<double>(bytes) / (1 << 30)};
-    due_ = Clock::now() + std::chrono::ceil<Clock::duration>(std::max(share, least));
+    const Seconds least{bytes == 0 ? 1.0 : static_cast<double>(bytes) / (1 << 30)};
+    due_ = std::max(due_, now - round_) + std::chrono::ceil<Clock::duration>(of_all * Seconds(round_));
+    due_ = std::max(due_, now + std::chrono::ceil<Clock::duration>(least));
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
   const std::chrono::milliseconds round_;
-  Clock::time_point due_;
+  Clock::time_point due_ = Clock::now();
 };
 
 }  // namespace lockstep

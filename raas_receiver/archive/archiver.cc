@@ -51,12 +51,12 @@ ByteView AsManifest(const std::vector<uint64_t>& hashes) {
 const Archiver::Task Archiver::kTasks[] = {&Archiver::Begin,         &Archiver::PutInPlace, &Archiver::Shorten,
                                            &Archiver::RemoveUnnamed, &Archiver::WriteDelta, &Archiver::WriteChunks};
 
-Result<std::unique_ptr<Archiver>> Archiver::Create(ArchiverOptions options, const replica::ReplicaPair& replicas) {
+Result<std::unique_ptr<Archiver>> Archiver::Create(ArchiverOptions options, replica::ReplicaPair& replicas) {
   LS_ASSIGN_OR_RETURN(auto spool, Spool::Open(replicas.directory().SpoolPath()));
   return std::unique_ptr<Archiver>(new Archiver(std::move(options), replicas, std::move(spool)));
 }
 
-Archiver::Archiver(ArchiverOptions options, const replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool)
+Archiver::Archiver(ArchiverOptions options, replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool)
     : options_(std::move(options)),
       replicas_(replicas),
       transfers_(kTransfers),
@@ -167,12 +167,13 @@ Result<bool> Archiver::DoNext(const std::stop_token& stop) {
   return false;
 }
 
-// Whether it is of what is held, and deltas lead there.
+// Whether it is of what is held and has all of its objects, and deltas lead there.
 bool Archiver::GoesOn(const v1::LogHistory& history) const {
   const VersionRef& held = current_.held;
   if (history.run() != ToBytes(held.run) || history.layout_digest() != ToBytes(current_.layout->digest())) return false;
   const bool whole = &history == &writer_->head().history();
   if (!versionlog::CheckLayout(history, *current_.layout, whole).ok()) return false;  // no writer of ours made it
+  if (writer_->HasLost(history)) return false;
   const Version newest = history.newest().version();
   if (newest == held.version) return history.newest().manifest_digest() == ToBytes(current_.digest);
   return newest > held.version || spool_->Next({held.run, newest}, held.version).has_value();
@@ -405,8 +406,7 @@ Result<bool> Archiver::Shorten(const std::stop_token& stop) {
 }
 
 Result<bool> Archiver::RemoveUnnamed(const std::stop_token& stop) {
-  LS_RETURN_IF_ERROR(writer_->RemoveUnnamed(stop));
-  return false;
+  return writer_->RemoveUnnamed(stop);
 }
 
 void Archiver::Show(const Status& outcome, bool taken_over) {

@@ -4,9 +4,9 @@
 // thread of the archiver's own: neither the session nor the trainer waits for the store. Between deltas it renews the
 // chunks that are due, a few at a time, from the current replica.
 //
-// A history of the log goes on as long as deltas lead from its newest version to what is held. Where they do not (the
-// first version, another run or layout, a full pull, more waiting than half a model), another one is begun beside it,
-// and takes its place once it is whole; a receiver that is killed goes on with either.
+// A history of the log goes on as long as deltas lead from its newest version to what is held, and the store has its
+// objects. Else (the first version, another run or layout, a full pull, more waiting than half a model) another one is
+// begun beside it, and takes its place once it is whole; a receiver that is killed goes on with either.
 #pragma once
 
 #include <chrono>
@@ -47,7 +47,7 @@ struct ArchiverOptions {
 class Archiver {
  public:
   // `replicas` outlives it. An error of the directory where deltas wait.
-  static Result<std::unique_ptr<Archiver>> Create(ArchiverOptions options, const replica::ReplicaPair& replicas);
+  static Result<std::unique_ptr<Archiver>> Create(ArchiverOptions options, replica::ReplicaPair& replicas);
   // Stops, and waits for the call to the store that runs to be cancelled.
   ~Archiver();
 
@@ -62,7 +62,7 @@ class Archiver {
   v1::Archive Describe() const;
 
  private:
-  Archiver(ArchiverOptions options, const replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool);
+  Archiver(ArchiverOptions options, replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool);
 
   void Loop(const std::stop_token& stop);
   // Each does one thing that is due, and answers whether there was one. The first that there was ends the turn.
@@ -86,7 +86,7 @@ class Archiver {
   void Show(const Status& outcome, bool taken_over);
 
   const ArchiverOptions options_;
-  const replica::ReplicaPair& replicas_;
+  replica::ReplicaPair& replicas_;
   WorkerPool transfers_;
   const std::unique_ptr<Spool> spool_;
   const std::unique_ptr<LogWriter> writer_;

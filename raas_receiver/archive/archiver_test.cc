@@ -340,6 +340,28 @@ TEST_CASE("A delta that was torn while it waited is not written: the log starts 
   host.CheckLog();
 }
 
+TEST_CASE("What the store has lost is written again") {
+  const std::string kind = GENERATE("chunk", "delta", "layout", "manifest");
+  Archived host;
+  for (Version version = 1; version <= 3; ++version) host.Publish(version);
+  for (const std::string& name : host.Objects()) {
+    if (name.find("/" + kind + "/") == std::string::npos) continue;
+    REQUIRE(host.store->Remove(name, {}).ok());
+    break;
+  }
+  host.RestartArchiver();  // which looks at once, not within the hour
+  const auto whole = [&] {
+    const std::vector<std::string> there = host.Objects();
+    return std::ranges::all_of(versionlog::ObjectNames(**host.Reader().ReadHead({})),
+                               [&](const std::string& name) { return std::ranges::find(there, name) != there.end(); });
+  };
+  REQUIRE(Eventually(whole));
+  host.Await(3);
+  host.CheckLog();
+  host.Publish(4);
+  host.CheckLog();
+}
+
 TEST_CASE("A replica that is damaged is not archived") {
   Archived host;
   host.Publish(1);

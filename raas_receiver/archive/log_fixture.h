@@ -17,6 +17,46 @@
 
 namespace lockstep::archive {
 
+// What the log in `store` has of `version`, by its own data; an error says what is wrong with it.
+inline Result<Bytes> MakeFromLog(versionlog::LogReader reader, Version version) {
+  LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
+  LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), true, {}));
+  Bytes bytes(layout->data_bytes());
+  std::vector<uint64_t> hashes(layout->block_count());
+  const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
+                                        .version = version,
+                                        .place_of =
+                                            [&](BlockIndex block) {
+                                              const ByteRange range = layout->block_range(block);
+                                              return std::span(bytes).subspan(range.offset, range.bytes);
+                                            },
+                                        .on_made =
+                                            [&](BlockIndex block, uint64_t hash) {
+                                              hashes[block] = hash;
+                                              return OkStatus();
+                                            }};
+  LS_RETURN_IF_ERROR(reader.MakeBlocks(head->history(), *layout, wanted, {}));
+  const auto digest = versionlog::FindDigest(head->history(), version);
+  if (digest != model::ComputeManifestDigest(layout->digest(), hashes)) {
+    return Status(ErrorCode::kCorrupt, "the blocks do not give the version's digest");
+  }
+  return bytes;
+}
+
+// Every version that the log says it has is what it was.
+inline void CheckLogOf(const replica::TestModel& model, const std::shared_ptr<objects::ObjectStore>& store,
+                       WorkerPool& transfers, WorkerPool& pool) {
+  const auto reader = [&] { return versionlog::LogReader(store, "actor", {}, transfers, pool); };
+  const v1::LogHistory history = (*reader().ReadHead({}))->history();
+  for (Version version = history.oldest(); version <= history.newest().version(); ++version) {
+    if (!versionlog::FindDigest(history, version)) continue;
+    const auto made = MakeFromLog(reader(), version);
+    INFO("version " << version << ": " << made.status().ToString());
+    REQUIRE(made.ok());
+    CHECK(*made == model.data(version));
+  }
+}
+
 struct LogFixture : replica::ReplicaFixture {
   objects::TestStore log;
   std::shared_ptr<objects::ObjectStore> store = log.store();
@@ -81,43 +121,8 @@ struct LogFixture : replica::ReplicaFixture {
   }
   v1::LogHistory History() { return (*Reader().ReadHead({}))->history(); }
 
-  // What the log has of `version`, by its own data; an error says what is wrong with it.
-  Result<Bytes> Make(Version version) {
-    versionlog::LogReader reader = Reader();
-    LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
-    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), true, {}));
-    Bytes bytes(layout->data_bytes());
-    std::vector<uint64_t> hashes(layout->block_count());
-    const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
-                                          .version = version,
-                                          .place_of =
-                                              [&](BlockIndex block) {
-                                                const ByteRange range = layout->block_range(block);
-                                                return std::span(bytes).subspan(range.offset, range.bytes);
-                                              },
-                                          .on_made =
-                                              [&](BlockIndex block, uint64_t hash) {
-                                                hashes[block] = hash;
-                                                return OkStatus();
-                                              }};
-    LS_RETURN_IF_ERROR(reader.MakeBlocks(head->history(), *layout, wanted, {}));
-    const auto digest = versionlog::FindDigest(head->history(), version);
-    if (digest != model::ComputeManifestDigest(layout->digest(), hashes)) {
-      return Status(ErrorCode::kCorrupt, "the blocks do not give the version's digest");
-    }
-    return bytes;
-  }
-  // Every version that the log says it has is what it was.
-  void CheckLog() {
-    const v1::LogHistory history = History();
-    for (Version version = history.oldest(); version <= history.newest().version(); ++version) {
-      if (!versionlog::FindDigest(history, version)) continue;
-      const auto made = Make(version);
-      INFO("version " << version << ": " << made.status().ToString());
-      REQUIRE(made.ok());
-      CHECK(*made == model.data(version));
-    }
-  }
+  Result<Bytes> Make(Version version) { return MakeFromLog(Reader(), version); }
+  void CheckLog() { CheckLogOf(model, store, transfers, pool); }
   std::vector<std::string> Objects() {
     std::vector<std::string> names;
     const auto listed = store->List("actor/", {});

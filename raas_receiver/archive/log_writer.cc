@@ -54,6 +54,7 @@ Status LogWriter::TakeOver(std::stop_token stop) {
   taken_over_ = false;
   attempted_.clear();
   put_.clear();
+  lost_.clear();
   unnamed_.clear();
   head_ = head;
   named_ = versionlog::ObjectNames(head_);
@@ -81,11 +82,13 @@ Result<v1::LogBytes> LogWriter::Put(std::string_view kind, ByteView bytes, uint6
     sums[i] = objects::AsRaw(objects::Sha256Of(piece));
     const std::string name = versionlog::ObjectName(options_.model, kind, sums[i]);
     // One that is about to be removed counts as gone.
-    if (named_.contains(name) || put_.contains(name)) return OkStatus();
+    if ((named_.contains(name) && !lost_.contains(name)) || put_.contains(name)) return OkStatus();
     return WriteObject(name, piece, stop);
   }));
   for (std::string& sum : sums) {
-    put_.insert(versionlog::ObjectName(options_.model, kind, sum));
+    const std::string name = versionlog::ObjectName(options_.model, kind, sum);
+    lost_.erase(name);
+    put_.insert(name);
     put.add_pieces(std::move(sum));
   }
   return put;
@@ -121,8 +124,17 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
     put_.erase(now);
   }
   named_ = std::move(named);
+  std::erase_if(lost_, [&](const std::string& name) { return !named_.contains(name); });
   head_ = std::move(next);
   return OkStatus();
+}
+
+bool LogWriter::HasLost(const v1::LogHistory& history) const {
+  if (lost_.empty()) return false;
+  v1::LogHead head;
+  *head.mutable_history() = history;
+  head.set_model(options_.model);
+  return std::ranges::any_of(versionlog::ObjectNames(head), [&](const auto& name) { return lost_.contains(name); });
 }
 
 // Finds out which writer replaced the head: this one, in a call that lost its answer, or another one.
@@ -150,12 +162,17 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
 
 Status LogWriter::FindUnnamed(const std::stop_token& stop) {
   LS_ASSIGN_OR_RETURN(const auto listed, options_.store->List(options_.model + "/", stop));
+  lost_ = named_;
   for (const objects::ListedObject& object : listed) {
+    lost_.erase(object.name);
     const bool of_use = named_.contains(object.name) || put_.contains(object.name);
     if (!of_use && versionlog::IsObjectName(options_.model, object.name))
       unnamed_.emplace(object.name, Clock::now() + options_.grace);
   }
   find_again_ = Clock::now() + kFindEvery;
+  if (lost_.empty()) return OkStatus();
+  const Status lost{ErrorCode::kCorrupt, Cat(options_.store->url(), "/", *lost_.begin(), " is lost")};
+  telemetry::LogWarn("log_objects_lost", lost, {{"model", options_.model}, {"objects", lost_.size()}});
   return OkStatus();
 }
 
@@ -181,13 +198,15 @@ Status LogWriter::TryRemove(const std::stop_token& stop) {
   return OkStatus();
 }
 
-Status LogWriter::RemoveUnnamed(std::stop_token stop) {
-  if (Clock::now() < remove_again_) return OkStatus();
+Result<bool> LogWriter::RemoveUnnamed(std::stop_token stop) {
+  if (Clock::now() < remove_again_) return false;
+  const bool had_lost = !lost_.empty();
   const Status tried = TryRemove(stop);
-  if (tried.ok() || taken_over_ || tried.code() == ErrorCode::kNotFound) return tried;
+  if (tried.ok()) return !had_lost && !lost_.empty();
+  if (taken_over_ || tried.code() == ErrorCode::kNotFound) return tried;
   remove_again_ = Clock::now() + kRemoveAgain;
   telemetry::LogWarn("log_objects_not_removed", tried, {{"model", options_.model}});
-  return OkStatus();
+  return false;
 }
 
 }  // namespace lockstep::archive

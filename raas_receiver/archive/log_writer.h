@@ -54,10 +54,13 @@ class LogWriter {
   // any other error `next` may be the head or not: the next call finds out.
   Status SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop);
 
-  // Removes what no head has named for the grace time. Does it now and then; what it finds in the store that no head
-  // names, it finds every hour. What cannot be removed is logged and tried again later, as nothing is to wait for it;
-  // an error says that the log was taken over, or is gone.
-  Status RemoveUnnamed(std::stop_token stop);
+  // Removes what no head has named for the grace time. Does it now and then; what the store has that no head names, and
+  // what it lacks that the head names, it finds every hour, and first after TakeOver. What cannot be removed is logged
+  // and tried again later, as nothing is to wait for it; an error says that the log was taken over, or is gone. Answers
+  // whether something was found to be lost.
+  Result<bool> RemoveUnnamed(std::stop_token stop);
+  // Whether the store lacks an object that `history` names, as far as is known.
+  bool HasLost(const v1::LogHistory& history) const;
   // What was put and not named yet is of no use.
   void ForgetPut() { put_.clear(); }
 
@@ -80,6 +83,7 @@ class LogWriter {
   std::set<std::string> attempted_;  // heads that were sent since the last one that is known to be written
   std::set<std::string> named_;      // by head_
   std::set<std::string> put_;        // and not named yet
+  std::set<std::string> lost_;       // by the store, and named by head_
   std::map<std::string, Clock::time_point> unnamed_;  // when to be removed
   Clock::time_point find_again_{};
   Clock::time_point remove_again_{};

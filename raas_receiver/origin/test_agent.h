@@ -22,6 +22,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
  public:
   // Publishes version 1 of `model` at once. The model must not be changed but by Publish.
   explicit TestAgent(replica::TestModel& model) : model_(model), lanes_(model) {
+    model_.frozen_end = true;
     model_.Advance();
     model_.Advance();
     lanes_.version_of = [this](BlockIndex) { return newest_.load(); };

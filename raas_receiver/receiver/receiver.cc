@@ -155,7 +155,7 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
 }
 
 Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::string& model,
-                                                                 const replica::ReplicaPair& replicas) {
+                                                                 replica::ReplicaPair& replicas) {
   if (config_.archive.store == nullptr) {
     (void)os::RemoveTree(replicas.directory().SpoolPath());  // as with --archive, before
     return std::unique_ptr<archive::Archiver>();

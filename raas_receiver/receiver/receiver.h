@@ -42,8 +42,7 @@ class Receiver {
   std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model,
                                              const replica::ReplicaPair& replicas);
   // Null: none is written.
-  Result<std::unique_ptr<archive::Archiver>> OpenArchive(const std::string& model,
-                                                         const replica::ReplicaPair& replicas);
+  Result<std::unique_ptr<archive::Archiver>> OpenArchive(const std::string& model, replica::ReplicaPair& replicas);
   Status Listen();
   // Health and the service manager's watchdog follow from what it finds.
   void Tick();

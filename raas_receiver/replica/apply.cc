@@ -91,6 +91,14 @@ std::vector<BlockIndex> CompleteBlocks(const model::ModelLayout& layout, std::sp
   return FailedBlocks(layout.AllBlocks(), complete, pool);
 }
 
+std::vector<BlockIndex> Differing(std::span<const uint64_t> hashes, std::span<const uint64_t> recorded) {
+  std::vector<BlockIndex> blocks;
+  for (BlockIndex block = 0; block < hashes.size(); ++block) {
+    if (hashes[block] != recorded[block]) blocks.push_back(block);
+  }
+  return blocks;
+}
+
 std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool) {
   std::vector<uint64_t> hashes(layout.block_count());
   pool.ParallelFor(hashes.size(), [&](size_t i) {

@@ -36,6 +36,9 @@ std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<c
 std::vector<BlockIndex> CompleteBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                        std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool);
 
+// The blocks, rising, whose hashes are not those that are recorded. REQUIRES as many of the one as of the other.
+std::vector<BlockIndex> Differing(std::span<const uint64_t> hashes, std::span<const uint64_t> recorded);
+
 // The hash of every block of `data`, as it is now. REQUIRES data.size() == layout.data_bytes().
 std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool);
 

@@ -10,27 +10,33 @@
 namespace lockstep::replica {
 namespace {
 
-// The replica that the state claims; an error says why the claim does not hold.
-Result<ReplicaFile> Prove(const ReplicaState& state, const std::string& path, WorkerPool& pool) {
+// The replica that the state claims; an error, and the blocks that differ, say why the claim does not hold.
+Result<ReplicaFile> Prove(const ReplicaState& state, const std::string& path, WorkerPool& pool,
+                          std::vector<BlockIndex>& differing) {
   LS_ASSIGN_OR_RETURN(ReplicaFile file, ReplicaFile::Open(path, state.layout));
-  if (HashBlocks(*state.layout, file.data(), pool) != state.manifest.block_hashes) {
-    return Status(ErrorCode::kCorrupt, Cat(path, " does not have the hashes of version ", state.manifest.held.version));
-  }
-  return file;
+  differing = Differing(HashBlocks(*state.layout, file.data(), pool), state.manifest.block_hashes);
+  if (differing.empty()) return file;
+  return Status(ErrorCode::kCorrupt, Cat(path, " does not have the hashes of version ", state.manifest.held.version));
 }
 
-Replica Load(std::string path, std::string state_path, WorkerPool& pool) {
-  Replica replica{.path = std::move(path), .state_path = std::move(state_path)};
+// A replica that was found damaged; none where there simply is none.
+Result<std::optional<Damage>> Load(const ReplicaDirectory& directory, Replica& replica, WorkerPool& pool) {
   Result<ReplicaState> state = ReadReplicaState(replica.state_path);
-  Result<ReplicaFile> file = state.ok() ? Prove(*state, replica.path, pool) : Result<ReplicaFile>(state.status());
+  Damage damage{.held = state.ok() ? state->manifest.held : VersionRef(), .blocks = {}, .by = "start", .what = {}};
+  Result<ReplicaFile> file =
+      state.ok() ? Prove(*state, replica.path, pool, damage.blocks) : Result<ReplicaFile>(state.status());
   if (file.ok()) {
     replica.file = *std::move(file);
     replica.whole = *std::move(state);
-  } else {
-    ::unlink(replica.state_path.c_str());
-    ::unlink(replica.path.c_str());
+    return std::optional<Damage>();
   }
-  return replica;
+  const bool corrupt = file.status().code() == ErrorCode::kCorrupt;
+  if (corrupt) LS_RETURN_IF_ERROR(directory.ForgetServed(damage.held));
+  ::unlink(replica.state_path.c_str());
+  ::unlink(replica.path.c_str());
+  if (!corrupt) return std::optional<Damage>();
+  damage.what = file.status();
+  return std::optional(std::move(damage));
 }
 
 // Finds `replica` among the published `names`, or publishes it. `taken` is the other replica's name.
@@ -68,8 +74,13 @@ int ChooseCurrent(const std::array<Replica, 2>& replicas, const std::string& nam
 
 Result<ReplicasAtStart> RecoverReplicas(const ReplicaDirectory& directory, VersionTree& tree, WorkerPool& pool) {
   ReplicasAtStart found;
-  auto& [replicas, current] = found;
-  for (size_t i : {0, 1}) replicas[i] = Load(directory.ReplicaPath(i), directory.StatePath(i), pool);
+  auto& [replicas, current, damage] = found;
+  for (size_t i : {0, 1}) {
+    replicas[i].path = directory.ReplicaPath(i);
+    replicas[i].state_path = directory.StatePath(i);
+    LS_ASSIGN_OR_RETURN(std::optional<Damage> lacks, Load(directory, replicas[i], pool));
+    if (lacks) damage.push_back(*std::move(lacks));
+  }
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, tree.Names());
   for (size_t i : {0, 1}) LS_RETURN_IF_ERROR(Publish(replicas[i], names, replicas[1 - i].name, tree));
   for (const std::string& name : names) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
@@ -23,13 +24,23 @@ struct Replica {
   std::string name;                   // its published directory; empty: it is not published
 };
 
+// What was found in a replica that is not what it is called.
+struct Damage {
+  VersionRef held;                 // what the replica holds, or held
+  std::vector<BlockIndex> blocks;  // that do not have their hash, rising; none: it is not known which
+  std::string_view by;             // who found it: a log's field
+  Status what;                     // kCorrupt
+};
+
 struct ReplicasAtStart {
   std::array<Replica, 2> replicas;
   int current = -1;  // -1: neither is whole
+  std::vector<Damage> damage;
 };
 
-// Loads both replicas of `directory`. Removes a replica and its state when it lacks the hashes that the state claims.
-// Publishes whole versions, and withdraws all else that `tree` shows. `current` then names a whole version, or is gone.
+// Loads both replicas of `directory`. Removes a replica and its state when it lacks the hashes that the state claims,
+// and before them the notes that an engine serves that version: it may have read what is wrong. Publishes whole
+// versions, and withdraws all else that `tree` shows. `current` then names a whole version, or is gone.
 Result<ReplicasAtStart> RecoverReplicas(const ReplicaDirectory& directory, VersionTree& tree, WorkerPool& pool);
 
 }  // namespace lockstep::replica

@@ -110,6 +110,16 @@ std::map<std::string, VersionRef> ReplicaDirectory::served() const {
 Status ReplicaDirectory::MarkServed(const std::string& engine, const VersionRef& held) const {
   std::map<std::string, VersionRef> served = this->served();
   served[engine] = held;
+  return WriteServed(served);
+}
+
+Status ReplicaDirectory::ForgetServed(const VersionRef& held) const {
+  std::map<std::string, VersionRef> served = this->served();
+  const auto concerned = [&](const auto& note) { return held.nothing() || note.second == held; };
+  return std::erase_if(served, concerned) == 0 ? OkStatus() : WriteServed(served);
+}
+
+Status ReplicaDirectory::WriteServed(const std::map<std::string, VersionRef>& served) const {
   std::string lines;
   for (const auto& [name, at] : served) {
     if (!at.nothing()) lines += Cat(ToHex(at.run), " ", at.version, " ", name, "\n");

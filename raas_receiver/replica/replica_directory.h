@@ -50,12 +50,15 @@ class ReplicaDirectory {
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
   std::map<std::string, VersionRef> served() const;  // by engine
   Status MarkServed(const std::string& engine, const VersionRef& held) const;
+  // No engine is known to serve `held` any more; nothing: no engine to serve anything.
+  Status ForgetServed(const VersionRef& held) const;
   Rollback rollback() const;
   Status MarkRollback(const Rollback& rollback) const;
 
  private:
   explicit ReplicaDirectory(std::string path) : path_(std::move(path)), scratch_(path_ + "/.lockstep") {}
 
+  Status WriteServed(const std::map<std::string, VersionRef>& served) const;
   Status Lock();
   Status Sweep() const;
   std::string RoomPath() const { return scratch_ + "/room"; }

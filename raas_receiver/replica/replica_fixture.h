@@ -60,6 +60,15 @@ struct ReplicaFixture {
     return pair.Commit(of.manifest(version), static_cast<int64_t>(version), chain);
   }
 
+  // Hashes all that both replicas hold.
+  void Scrub() {
+    for (const size_t replica : {0, 1}) {
+      for (BlockIndex next = opened->Check(replica, 0, 4096).next; next != 0;) {
+        next = opened->Check(replica, next, 4096).next;
+      }
+    }
+  }
+
   void PullFull(Version version) { PullFull(version, model); }
   void PullFull(Version version, const TestModel& of) {
     const Status status = TryFull(pair(), of, version);
@@ -98,9 +107,10 @@ struct ReplicaFixture {
     const ByteView bytes = AsBytes(std::string_view(text));
     return Bytes(bytes.begin(), bytes.end());
   }
-  static void FlipByte(const std::string& path) {
+  // By default in the last block.
+  static void FlipByte(const std::string& path, int from_end = 100) {
     std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-    file.seekg(-100, std::ios::end);
+    file.seekg(-from_end, std::ios::end);
     const auto at = file.tellg();
     const char byte = static_cast<char>(file.get() ^ 1);
     file.seekp(at);

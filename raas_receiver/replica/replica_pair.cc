@@ -34,14 +34,6 @@ Status NoRoom(const ReplicaOptions& options, size_t replicas, uint64_t bytes, co
               " free; enlarge it, give memory back (other models, readers of old versions) or choose another --root")};
 }
 
-std::vector<BlockIndex> Differing(std::span<const uint64_t> hashes, std::span<const uint64_t> recorded) {
-  std::vector<BlockIndex> blocks;
-  for (BlockIndex block = 0; block < hashes.size(); ++block) {
-    if (hashes[block] != recorded[block]) blocks.push_back(block);
-  }
-  return blocks;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ReplicaPair>> ReplicaPair::Open(ReplicaOptions options, WorkerPool& pool) {
@@ -61,6 +53,7 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirect
       tree_(std::move(tree)),
       kept_(options_.keep_delta_bytes, options_.keep_older_deltas),
       replicas_(std::move(start.replicas)),
+      damage_(std::move(start.damage)),
       current_(start.current),
       rollback_(directory_.rollback()) {
   KeepRoom();
@@ -68,26 +61,69 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirect
 
 PublishedVersion ReplicaPair::current() const {
   std::lock_guard lock(mutex_);
-  return current_ < 0 ? PublishedVersion() : Describe(replicas_[current_]);
+  return current_ < 0 ? PublishedVersion() : Describe(static_cast<size_t>(current_));
 }
 
 PublishedVersion ReplicaPair::previous() const {
   std::lock_guard lock(mutex_);
-  return current_ < 0 ? PublishedVersion() : Describe(target());
+  return current_ < 0 ? PublishedVersion() : Describe(target_index());
 }
 
-PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
+PublishedVersion ReplicaPair::Describe(size_t index) const {
+  const Replica& replica = replicas_[index];
   if (!replica.whole) return {};
   const ReplicaState& whole = *replica.whole;
-  return {whole.manifest.held,     whole.manifest.digest, whole.layout, tree_.PathOf(replica.name),
-          whole.committed_unix_ns, whole.label,           whole.damaged};
+  return {whole.manifest.held,     whole.manifest.digest, whole.layout,   tree_.PathOf(replica.name),
+          whole.committed_unix_ns, whole.label,           damaged_[index]};
 }
 
-Result<VerifyReport> ReplicaPair::Verify() const {
+// --- damage ---
+
+// REQUIRES that the bytes of the replica cannot change meanwhile.
+void ReplicaPair::Found(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by) {
+  if (!blocks.empty() && !damaged_[replica].exchange(true)) Report(held, std::move(blocks), by);
+}
+
+void ReplicaPair::Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by) {
+  Status what{ErrorCode::kCorrupt,
+              Cat("the bytes of block ", blocks[0], " of version ", held.version, " have changed in memory")};
+  {
+    std::lock_guard lock(damage_mutex_);
+    damage_.push_back({held, std::move(blocks), by, std::move(what)});
+  }
+  if (damage_found_) damage_found_();
+}
+
+std::vector<Damage> ReplicaPair::TakeDamage() {
+  std::lock_guard lock(damage_mutex_);
+  return std::exchange(damage_, {});
+}
+
+ReplicaPair::Checked ReplicaPair::Check(size_t index, BlockIndex first, uint64_t bytes) {
+  const Replica& replica = replicas_[index];
+  if (!replica.whole || damaged_[index]) return {};
+  const ReplicaState& state = *replica.whole;
+  const uint32_t blocks = state.layout->block_count();
+  Checked checked{.of_bytes = 2 * state.layout->data_bytes()};
+  std::vector<BlockIndex> bad;
+  BlockIndex block = first;
+  for (; block < blocks && checked.bytes < bytes; ++block) {
+    const std::span<const std::byte> data = replica.file.block(block);
+    if (model::BlockHash(data) != state.manifest.block_hashes[block]) bad.push_back(block);
+    checked.bytes += data.size();
+  }
+  checked.next = block < blocks ? block : 0;
+  checked.damaged = !bad.empty();
+  Found(index, state.manifest.held, std::move(bad), "scrub");
+  return checked;
+}
+
+Result<VerifyReport> ReplicaPair::Verify() {
   std::unique_lock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version to verify yet"));
-  const Replica& replica = replicas_[current_];
-  const std::shared_lock reading(bytes_mutexes_[current_]);
+  const auto index = static_cast<size_t>(current_);
+  const Replica& replica = replicas_[index];
+  const std::shared_lock reading(bytes_mutexes_[index]);
   const ReplicaState state = *replica.whole;
   // Under the lock: what is current is not withdrawn.
   LS_RETURN_IF_ERROR(tree_.CheckTexts(replica.name, state));
@@ -97,6 +133,7 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   VerifyReport report{
       state.manifest.held, state.manifest.digest, model::ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
   report.bad_blocks = Differing(hashes, state.manifest.block_hashes);
+  Found(index, state.manifest.held, report.bad_blocks, "verify");
   report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);
   return report;
 }
@@ -106,11 +143,12 @@ model::Manifest ReplicaPair::manifest() const {
   return current_ < 0 ? model::Manifest() : replicas_[current_].whole->manifest;
 }
 
-Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) const {
+Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) {
   std::unique_lock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version yet"));
-  const Replica& replica = replicas_[current_];
-  const std::shared_lock reading(bytes_mutexes_[current_]);
+  const auto index = static_cast<size_t>(current_);
+  const Replica& replica = replicas_[index];
+  const std::shared_lock reading(bytes_mutexes_[index]);
   const ReplicaState state = *replica.whole;
   lock.unlock();
 
@@ -127,6 +165,7 @@ Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte
     if (model::BlockHash(to.subspan(range.offset - offset, range.bytes)) == state.manifest.block_hashes[block]) {
       return OkStatus();
     }
+    Found(index, state.manifest.held, {block}, "archive");
     return {ErrorCode::kCorrupt, Cat("block ", block, " of version ", state.manifest.held.version, " is damaged")};
   };
   LS_RETURN_IF_ERROR(pool_.ParallelTry(blocks, check));
@@ -275,21 +314,17 @@ Status ReplicaPair::DropOther() {
 
 // The kept deltas that lead from the target's version to the current one. None: not all of them are kept.
 payload::DeltaChain ReplicaPair::ChainOfTarget() const {
-  if (!target().whole || target().whole->damaged) return {};
+  if (!target().whole || damaged_[target_index()]) return {};
   return kept_.Between(target().whole->manifest.held, replicas_[current_].whole->manifest.held);
-}
-
-void ReplicaPair::MarkDamaged(Side side) {
-  std::lock_guard lock(mutex_);
-  Replica& replica = side == Side::kCurrent ? replicas_[current_] : target();
-  if (replica.whole) replica.whole->damaged = true;
 }
 
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
   const ReplicaState& base = *replicas_[current_].whole;
+  const bool base_damaged = damaged_[current_];
+  const VersionRef before = target().whole ? target().whole->manifest.held : VersionRef();
   payload::DeltaChain chain = ChainOfTarget();
   LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(base.layout));
-  const bool led = content_kept && !chain.empty();
+  const bool led = content_kept && !chain.empty() && !damaged_[target_index()];  // which nobody marks from here on
   const std::span<const std::byte> from = replicas_[current_].file.data();
   const std::span<std::byte> to = target().file.data();
   const auto apply = [&](const payload::DeltaChain& applied) {
@@ -298,17 +333,25 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
   };
   Edge("applying");
   std::vector<BlockIndex> bad;
-  if (base.damaged) {
+  if (base_damaged) {
     if (led) (void)apply(chain);  // what does not come out right is copied
     bad = CompleteBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
     chain.clear();
   } else if (!led) {
     bad = CopyBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
+    Found(static_cast<size_t>(current_), base.manifest.held, bad, "sync");
     chain.clear();
   }
+  const bool stepped = !chain.empty();
   chain.insert(chain.end(), steps.begin(), steps.end());
   if (!chain.empty()) {
-    const std::vector<BlockIndex> damaged = apply(chain);
+    std::vector<BlockIndex> damaged = apply(chain);
+    if (stepped && !damaged.empty()) {  // the target was not what it is called: any block of it may be wrong
+      const std::vector<Version> versions(base.layout->block_count(), base.manifest.held.version);
+      const std::vector<uint64_t> promised = HashesAfter(steps, versions, base.manifest.block_hashes);
+      damaged = Differing(HashBlocks(*base.layout, to, pool_), promised);
+      Report(before, damaged, "sync");
+    }
     bad.insert(bad.end(), damaged.begin(), damaged.end());
     std::sort(bad.begin(), bad.end());
     bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
@@ -334,6 +377,7 @@ Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, 
   directory_.GiveRoom();
   LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
   Edge("state written");
+  damaged_[target_index()] = false;
   EndWriting();
   {
     std::lock_guard lock(mutex_);
@@ -352,7 +396,7 @@ void ReplicaPair::EndWriting() {
 
 Status ReplicaPair::SwitchToOther() {
   Replica& replica = target();
-  if (!replica.whole || replica.whole->damaged) {
+  if (!replica.whole || damaged_[target_index()]) {
     return {ErrorCode::kState,
             Cat("model ", options_.model, ": the other replica holds no whole version to switch to")};
   }
@@ -363,7 +407,7 @@ Status ReplicaPair::SwitchToOther() {
   Edge("committed");
   {
     std::lock_guard lock(mutex_);
-    current_ = target_index();
+    current_ = static_cast<int>(target_index());
   }
   KeepRoom();
   return OkStatus();
@@ -412,13 +456,6 @@ Status ReplicaPair::EndRollback() {
     if (std::exchange(rollback_, {}).version.nothing()) return OkStatus();
   }
   return directory_.MarkRollback({});
-}
-
-ReplicaPair::HeldBytes ReplicaPair::Bytes(Side side) const {
-  if (current_ < 0) return {};
-  const Replica& replica = side == Side::kCurrent ? replicas_[current_] : target();
-  if (!replica.whole) return {};
-  return {&*replica.whole, replica.file.data()};
 }
 
 std::span<const std::byte> ReplicaPair::current_data() const {

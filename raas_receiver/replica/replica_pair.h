@@ -12,6 +12,10 @@
 // current replica is untouched. Where there is no room for what a sync needs it fails with kResourceExhausted before
 // the target is touched (FORMAT.md, "Room").
 //
+// Whatever finds that a block of a replica does not have its hash marks that replica: from then on nothing is made from
+// it unseen, no rollback leads to it, and PublishedVersion says so. The mark stays until the replica holds another
+// version.
+//
 // Threads: one thread, the session's, drives the syncs; what may be called from any is marked so.
 #pragma once
 
@@ -84,25 +88,34 @@ class ReplicaPair {
   payload::DeltaChain DeltasBetween(const VersionRef& one, const VersionRef& other) const;
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
-  Result<VerifyReport> Verify() const;
+  Result<VerifyReport> Verify();
   // The current version's hashes; of nothing when nothing is held.
   model::Manifest manifest() const;
   // Copies whole blocks of the current version, from `offset` of its data section on, and answers which version that
   // is. kState: nothing is held, or none of that length. kCorrupt: a block does not have its hash.
-  Result<VersionRef> CopyCurrent(uint64_t offset, std::span<std::byte> to) const;
+  Result<VersionRef> CopyCurrent(uint64_t offset, std::span<std::byte> to);
   const ReplicaDirectory& directory() const { return directory_; }
 
   // --- the session's thread ---
+  // `found` is called from any thread after damage was found. Before other threads use this.
+  void SetDamageFound(std::function<void()> found) { damage_found_ = std::move(found); }
+  // What was found since the last call; at first, what was found at the start. Each replica's first damage alone.
+  std::vector<Damage> TakeDamage();
+  // Hashes some blocks of replica 0 or 1, about `bytes`, from block `first` on. One that is not whole, or known to be
+  // damaged, has none.
+  struct Checked {
+    BlockIndex next = 0;    // block to go on with; 0: that was the last
+    uint64_t bytes = 0;     // hashed
+    uint64_t of_bytes = 0;  // that both replicas have
+    bool damaged = false;   // it was found to be
+  };
+  Checked Check(size_t replica, BlockIndex first, uint64_t bytes);
   // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move:
   // kResourceExhausted, with what they need together and what is free. Then neither has any.
   Status Allocate(const std::shared_ptr<const model::ModelLayout>& layout);
   // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second. False when there is nothing
   // left.
   bool WarmTarget();
-
-  // What a replica holds is known to be damaged: nothing is made from it unseen, and no rollback leads to it.
-  enum class Side { kCurrent, kOther };
-  void MarkDamaged(Side side);
 
   // The next two have kResourceExhausted while the target is still what it was.
 
@@ -140,13 +153,6 @@ class ReplicaPair {
   // Nothing is chosen any more; an error says that a restart may not know.
   Status EndRollback();
 
-  // What a replica holds: of it all, or nothing.
-  struct HeldBytes {
-    const ReplicaState* state = nullptr;  // null: no version
-    std::span<const std::byte> data;
-  };
-  HeldBytes Bytes(Side side) const;
-
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
   // The data section of the current version, and of the one that SwitchToOther would make current; empty when there is
@@ -171,9 +177,11 @@ class ReplicaPair {
   Status RemoveState(const Replica& replica) const;
   void DropFile(size_t replica);
   void Edge(std::string_view edge) const;
-  PublishedVersion Describe(const Replica& replica) const;
+  PublishedVersion Describe(size_t replica) const;
+  void Found(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
+  void Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
 
-  int target_index() const { return current_ == 0 ? 1 : 0; }
+  size_t target_index() const { return current_ == 0 ? 1 : 0; }
   Replica& target() { return replicas_[target_index()]; }
   const Replica& target() const { return replicas_[target_index()]; }
 
@@ -187,6 +195,12 @@ class ReplicaPair {
   mutable std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;
+  // Of each replica's bytes as they are now: some block is known not to have its hash. Set while the bytes cannot
+  // change, by one that reads them.
+  std::array<std::atomic<bool>, 2> damaged_{};
+  std::function<void()> damage_found_;
+  std::mutex damage_mutex_;     // taken last
+  std::vector<Damage> damage_;  // not taken yet; guarded by damage_mutex_
 
   // Guards current_, and each replica's `whole` and `name`, which other threads read and only the session's changes.
   // Taken before bytes_mutexes_.

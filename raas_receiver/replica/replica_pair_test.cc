@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <thread>
 
+#include "common/base/eventually.h"
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/replica_fixture.h"
+#include "raas_receiver/replica/scrubber.h"
 
 namespace lockstep::replica {
 
@@ -197,6 +199,24 @@ TEST_CASE("Damage to the current replica is not copied into the other one unnoti
   const auto damaged = fixture.pair().BringForward({});
   REQUIRE(damaged.ok());
   CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
+  CHECK(fixture.pair().current().damaged);
+}
+
+TEST_CASE("Every block of both replicas is hashed in a round, however often the two change places") {
+  ReplicaFixture fixture;
+  fixture.model.frozen_end = true;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  const bool current = GENERATE(true, false);
+  fixture.FlipByte((current ? fixture.pair().current() : fixture.pair().previous()).path + "/model.safetensors");
+  Scrubber scrubber(std::chrono::milliseconds(1));  // each step hashes one replica
+  bool found = false;
+  for (int step = 0; step < 4 && !found; ++step) {
+    found = Eventually([&] { return scrubber.UntilDue().count() == 0; }) && scrubber.Step(fixture.pair());
+    if (!found) fixture.PullDelta(fixture.model.Advance());
+  }
+  CHECK(found);
 }
 
 TEST_CASE(
@@ -213,12 +233,14 @@ TEST_CASE(
   }
   const VersionRef held = fixture.pair().current().held;
   const std::string other = fixture.ModelPath(".lockstep/replica-0.safetensors");
-  fixture.FlipByte(fixture.pair().current().path + "/model.safetensors");
-  const BlockIndex damaged = fixture.model.layout()->block_count() - 1;
+  constexpr int kFromEnd = 5000;  // in a block that deltas touch
+  fixture.FlipByte(fixture.pair().current().path + "/model.safetensors", kFromEnd);
+  const model::ModelLayout& layout = *fixture.model.layout();
+  const auto damaged = static_cast<BlockIndex>((layout.data_bytes() - kFromEnd) / layout.block_bytes());
   const bool both = GENERATE(true, false);
-  if (both) fixture.FlipByte(other);
+  if (both) fixture.FlipByte(other, kFromEnd);
   fixture.pair().target_block(0)[7] ^= std::byte{1};
-  fixture.pair().MarkDamaged(ReplicaPair::Side::kCurrent);
+  CHECK(fixture.pair().Verify()->bad_blocks == std::vector{damaged});
   CHECK(fixture.pair().current().damaged);
   const auto lost = fixture.pair().BringForward({});
   REQUIRE(lost.ok());
@@ -241,7 +263,11 @@ TEST_CASE("A delta is made from what is whole, whichever replica is damaged") {
   const bool current = GENERATE(true, false);
   const PublishedVersion damaged = current ? fixture.pair().current() : fixture.pair().previous();
   fixture.FlipByte(damaged.path + "/model.safetensors");
-  fixture.pair().MarkDamaged(current ? ReplicaPair::Side::kCurrent : ReplicaPair::Side::kOther);
+  fixture.Scrub();
+  const std::vector<Damage> found = fixture.pair().TakeDamage();
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].held == damaged.held);
+  CHECK(found[0].blocks == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
   const bool dropped = GENERATE(true, false);
   if (!current && dropped) REQUIRE(fixture.pair().DropOther().ok());
   fixture.PullDelta(fixture.model.Advance());

@@ -39,7 +39,6 @@ struct ReplicaState {
   model::Manifest manifest;
   int64_t committed_unix_ns = 0;  // of the manifest's version, by the trainer's clock
   std::string label = {};         // what the trainer calls that version; empty: nothing
-  bool damaged = false;           // some block is known not to have its hash; in no file: a restart finds out
 };
 
 // What EncodeReplicaState needs at most for a version of `layout`.

@@ -40,17 +40,22 @@ class TestModel {
 
   bool has(Version version) const { return versions_.contains(version); }
 
-  // The next version: the first is random, later ones change about one element in `sparsity` (and all of one block now
-  // and then).
+  // Its last block stays as version 1 made it, as frozen parameters do.
+  bool frozen_end = false;
+
+  // The next version: the first is random, later ones change about one byte in `sparsity` (and all of one block now and
+  // then).
   Version Advance(uint32_t sparsity = 200) {
     const Version version = versions_.empty() ? 1 : versions_.rbegin()->first + 1;
     Bytes data = versions_.empty() ? Bytes(layout_->data_bytes()) : versions_.rbegin()->second;
     const uint32_t one_in = versions_.empty() ? 1 : sparsity;
-    for (std::byte& byte : data) {
+    const BlockIndex changing = layout_->block_count() - (frozen_end ? 1 : 0);
+    const uint64_t end = versions_.empty() ? data.size() : layout_->block_range(changing - 1).end();
+    for (std::byte& byte : std::span(data).first(end)) {
       if (random_() % one_in == 0) byte = static_cast<std::byte>(random_());
     }
     if (version % 3 == 0) {
-      const ByteRange range = layout_->block_range(static_cast<BlockIndex>(random_() % layout_->block_count()));
+      const ByteRange range = layout_->block_range(static_cast<BlockIndex>(random_() % changing));
       for (uint64_t i = 0; i < range.bytes; ++i) data[range.offset + i] = static_cast<std::byte>(random_());
     }
     versions_[version] = std::move(data);

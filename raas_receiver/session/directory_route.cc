@@ -80,15 +80,27 @@ class DirectoryRoute final : public EngineRoute {
     const replica::ReplicaPair& replicas = context_.replicas;
     const replica::PublishedVersion current = replicas.current();
     const replica::PublishedVersion previous = replicas.previous();
-    if (held == current.held) return targets_.Verify({held, current.layout, replicas.current_data()});
-    if (held == previous.held) return targets_.Verify({held, previous.layout, replicas.previous_data()});
+    if (held == current.held) return Compare(current, replicas.current_data());
+    if (held == previous.held) return Compare(previous, replicas.previous_data());
     return Status(ErrorCode::kState, Cat("engines serve version ", held.version, ", which is not held any more"));
   }
 
   void Took(const EngineOutcome& outcome) override { SetServed(outcome.served); }
-  void Invalidate(bool) override { SetServed({}); }  // also for the receiver after this one
+  // It loaded one replica whole. The version that it serves and that is current lies in the other one.
+  void Doubt(const VersionRef& damaged) override {
+    const VersionRef served = this->served();
+    const bool elsewhere = served == context_.replicas.current().held && served != damaged;
+    if (damaged.nothing() || !elsewhere) SetServed({});  // also for the receiver after this one
+  }
 
  private:
+  Result<size_t> Compare(const replica::PublishedVersion& version, std::span<const std::byte> data) {
+    LS_RETURN_IF_ERROR(CheckComparable(version));
+    Result<size_t> compared = targets_.Verify({version.held, version.layout, data});
+    if (compared.status().code() == ErrorCode::kCorrupt) SetServed({});  // it is to load it again
+    return compared;
+  }
+
   void SetServed(const VersionRef& served) {
     {
       std::lock_guard lock(mutex_);

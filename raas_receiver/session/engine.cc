@@ -80,14 +80,14 @@ std::string Engine::LateAttempt() const {
 }
 
 // REQUIRES mutex_.
-v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups) const {
+v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served) const {
   if (attempt_ && !attempt_->outcome) {
     if (!in_place()) return v1::ENGINE_STATE_LOADING;
     return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
   }
   if (!last_error_.empty()) return v1::ENGINE_STATE_FAILING;
   if (std::ranges::any_of(groups, [](const auto& group) { return group.asleep > 0; })) return v1::ENGINE_STATE_ASLEEP;
-  return served().nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
+  return served.nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
 }
 
 void Engine::Describe(v1::ReceiverModel& model) const {
@@ -104,10 +104,11 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_url(driver_->where());
   engine.set_in_place(in_place());
   engine.set_late(late());
-  *engine.mutable_served() = origin::ToProto(served());
+  const VersionRef served = this->served();
+  *engine.mutable_served() = origin::ToProto(served);
   engine.set_failures(driver_->failures());
   std::lock_guard lock(mutex_);
-  engine.set_state(State(groups));
+  engine.set_state(State(groups, served));
   engine.set_served_since_unix_ns(served_since_unix_ns_);
   engine.set_last_pause_us(last_pause_us_);
   engine.set_last_written_bytes(last_written_bytes_);
@@ -119,9 +120,17 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   }
 }
 
+VersionRef Engine::served() const {
+  {
+    std::lock_guard lock(mutex_);
+    if (in_place() && attempt_ && !attempt_->damaged.empty()) return {};
+  }
+  return route_->served();
+}
+
 bool Engine::Behind() const {
-  const VersionRef current = context_.replicas.current().held;
-  return !current.nothing() && route_->Behind(current);
+  const replica::PublishedVersion current = context_.replicas.current();
+  return !current.held.nothing() && !current.damaged && route_->Behind(current.held);
 }
 
 // Never: it is not behind, or may be.
@@ -307,11 +316,11 @@ Status Engine::Explain(Status status, const Attempt& attempt) const {
 EngineOutcome Engine::Take() {
   AwaitEnd();
   EngineOutcome outcome;
+  std::vector<VersionRef> damaged;
   {
     std::lock_guard lock(mutex_);
     outcome = *std::move(attempt_->outcome);
-    outcome.invalidated = attempt_->invalidated;
-    if (outcome.invalidated) outcome.served = {};
+    damaged = std::move(attempt_->damaged);
     outcome.status = Explain(std::move(outcome.status), *attempt_);
     if (attempt_->cancelled && !cancelled_) driver_->Reset();
     attempt_.reset();
@@ -319,6 +328,8 @@ EngineOutcome Engine::Take() {
     last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
   }
   route_->Took(outcome);
+  for (const VersionRef& held : damaged) route_->Doubt(held);
+  outcome.doubted = outcome.status.ok() && Behind() && context_.replicas.current().held == outcome.version;
   const VersionRef served = this->served();
   {
     std::lock_guard lock(mutex_);
@@ -352,14 +363,18 @@ Result<size_t> Engine::Verify() {
   return *verified;
 }
 
-void Engine::Invalidate() {
-  const bool under_way = this->under_way();
-  if (under_way) {
+void Engine::Doubt(const VersionRef& damaged) {
+  {
     std::lock_guard lock(mutex_);
-    attempt_->invalidated = true;
-    return route_->Invalidate(true);
+    if (attempt_) return attempt_->damaged.push_back(damaged);
   }
-  OnThread([&] { route_->Invalidate(false); });
+  route_->Doubt(damaged);
+}
+
+Status CheckComparable(const replica::PublishedVersion& version) {
+  if (version.held.nothing()) return {ErrorCode::kState, "no version is held"};
+  if (!version.damaged) return OkStatus();
+  return {ErrorCode::kState, Cat("version ", version.held.version, " was found damaged: it is compared with nothing")};
 }
 
 }  // namespace lockstep::session

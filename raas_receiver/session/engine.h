@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/backoff.h"
 #include "proto/lockstep/v1/receiver.pb.h"
@@ -39,7 +40,7 @@ class Engine {
   targets::EngineTargets& targets() { return targets_; }
   const targets::EngineTargets& targets() const { return targets_; }
   // Nothing: nothing, or unknown.
-  VersionRef served() const { return route_->served(); }
+  VersionRef served() const;
   // Whether it has been behind for longer than it may be without giving way.
   bool late() const { return LateAt() <= Clock::now(); }
   // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
@@ -50,7 +51,7 @@ class Engine {
   void Cancel();
 
   // --- the session's thread ---
-  // Whether it does not serve the current version.
+  // Whether it does not serve the current version. Not while that is damaged: it is given nothing then.
   bool Behind() const;
   // Whether there is something to do: an attempt to be taken, or one to be begun because the engine is behind and the
   // wait after its last failure is over.
@@ -61,7 +62,7 @@ class Engine {
   // that came to compare. One that was restarted serves its own weights: it is behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
-  // current version, that the engine is notified, and that no attempt is under way.
+  // current version that is not damaged, that the engine is notified, and that no attempt is under way.
   void Begin(const std::string& mode, uint64_t transfer = 0);
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;
@@ -84,14 +85,14 @@ class Engine {
   // Compares the memory of its ranks that are attached with the version that it is to serve, as EngineRoute::Verify.
   // REQUIRES that no attempt is under way.
   Result<size_t> Verify();
-  // As EngineRoute::Invalidate. REQUIRES a current version.
-  void Invalidate();
+  // As EngineRoute::Doubt, also while an attempt is under way: what that gives it is doubted, too.
+  void Doubt(const VersionRef& damaged);
 
  private:
   struct Attempt {
     EngineAttempt with;
     Clock::time_point begun = Clock::now();
-    bool invalidated = false;  // as EngineOutcome's
+    std::vector<VersionRef> damaged;  // what was found so since it began
     bool cancelled = false;
     bool gave_way = false;                 // and for that
     std::optional<EngineOutcome> outcome;  // once it has ended
@@ -99,7 +100,7 @@ class Engine {
 
   bool over_http() const { return driver_->controls_server(); }
   targets::EngineTargetsOptions TargetsOptions();
-  v1::EngineState State(const std::vector<targets::EngineReport>& groups) const;
+  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served) const;
   EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
                             const std::string& mode) const;
   Clock::time_point LateAt() const;

@@ -53,16 +53,19 @@ struct EngineAttempt {
 
 // How an attempt went.
 struct EngineOutcome {
-  Status status;             // why the engine does not serve `version`
-  VersionRef version;        // that it was to serve
-  VersionRef served;         // by the directory: what it serves now; nothing: nothing, or unknown
-  bool reverted = false;     // it could not load `version`, and loaded the one before again
-  bool invalidated = false;  // what it took may not be what it is called: it is to take it again
+  Status status;          // why the engine does not serve `version`
+  VersionRef version;     // that it was to serve
+  VersionRef served;      // by the directory: what it serves now; nothing: nothing, or unknown
+  bool reverted = false;  // it could not load `version`, and loaded the one before again
+  bool doubted = false;   // what it took may not be what it is called: it is to take it again
   uint64_t total_us = 0;
   uint64_t prepare_us = 0;
   uint64_t pause_us = 0;
   uint64_t written_bytes = 0;
 };
+
+// kState for what no memory is to be compared with: no version, or one that is damaged.
+Status CheckComparable(const replica::PublishedVersion& version);
 
 class EngineRoute {
  public:
@@ -92,9 +95,10 @@ class EngineRoute {
   // --- the session's thread ---
   // An attempt has ended so.
   virtual void Took(const EngineOutcome& outcome) = 0;
-  // What the engine was known to serve may not be what it is called: it is behind, but for memory in place that equals
-  // the current version, seen now unless an attempt is under way.
-  virtual void Invalidate(bool under_way) = 0;
+  // The replica that held `damaged` lacks some hash of it; nothing: any replica may. Where the engine may have been
+  // given its bytes, it is not known any more to serve what it served, and is behind: memory in place is compared by
+  // the next attempt, and written where it differs. REQUIRES that no attempt is under way.
+  virtual void Doubt(const VersionRef& damaged) = 0;
 };
 
 // All that is given outlives the route.

@@ -183,6 +183,8 @@ TEST_CASE("Engines are compared with what their server serves, which is not alwa
   CHECK(*fixture.engine->Verify() == 1);
   REQUIRE(fixture.Serve("delta").status.ok());
   CHECK_THAT(fixture.engine->Verify(), FailsWith(ErrorCode::kCorrupt, "than version 2"));
+  CHECK(fixture.ServedVersion() == 0);  // it is to load it again
+  REQUIRE(fixture.Serve("delta").status.ok());
   ranks.Load(2);
   CHECK(*fixture.engine->Verify() == 1);
   fixture.replicas.PullDelta(3);

@@ -307,8 +307,8 @@ Result<size_t> Engines::Verify() {
   return groups;
 }
 
-void Engines::Invalidate() {
-  for (const auto& engine : all()) engine->Invalidate();
+void Engines::Doubt(const VersionRef& damaged) {
+  for (const auto& engine : all()) engine->Doubt(damaged);
 }
 
 std::vector<std::shared_ptr<const Engine>> Engines::Waiting() const {

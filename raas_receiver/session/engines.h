@@ -73,7 +73,7 @@ class Engines {
   void AwaitOne(ChangeSignal& changed) const;
   // As Engine::Verify, of all with ranks: how many groups there are, or the first error.
   Result<size_t> Verify();
-  void Invalidate();
+  void Doubt(const VersionRef& damaged);
   // Those that do not serve the current version and are not late.
   std::vector<std::shared_ptr<const Engine>> Waiting() const;
 

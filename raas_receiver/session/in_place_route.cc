@@ -52,24 +52,20 @@ class InPlaceRoute final : public EngineRoute {
   Result<size_t> Verify() override {
     const replica::PublishedVersion current = context_.replicas.current();
     if (targets_.empty()) return 0;
-    if (current.held.nothing()) return Status(ErrorCode::kState, "no version is held");
+    LS_RETURN_IF_ERROR(CheckComparable(current));
     return targets_.Verify({current.held, current.layout, context_.replicas.current_data()});
   }
 
-  void Took(const EngineOutcome& outcome) override {
+  void Took(const EngineOutcome&) override {
     {
       std::lock_guard lock(mutex_);
       paused_at_ = {};
     }
     prepared_ = false;
-    if (outcome.invalidated) Invalidate(false);
   }
 
-  void Invalidate(bool under_way) override {
-    if (under_way) return;  // once it has ended
-    const replica::PublishedVersion current = context_.replicas.current();
-    targets_.Invalidate({current.held, current.layout, context_.replicas.current_data()});
-  }
+  // Whatever it was written from: deltas lead on from what was wrong.
+  void Doubt(const VersionRef&) override { targets_.Doubt(); }
 
  private:
   VersionRef AtInMemory() const {

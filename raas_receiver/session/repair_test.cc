@@ -13,9 +13,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A server: its loads fail until `may_load`, and then last until `may_end`.
+// A server: its loads last until `may_end`.
 struct SlowServer {
-  std::atomic<bool> may_load = false;
   std::atomic<bool> may_end = false;
   std::atomic<Version> loading = 0;
   std::atomic<Version> last_good = 0;  // of the load last begun
@@ -27,7 +26,6 @@ class SlowDriver : public engines::EngineDriver {
 
   engines::LoadOutcome Load(const engines::EngineVersion& version,
                             const std::optional<engines::EngineVersion>& last_good) override {
-    if (!server_.may_load) return {{ErrorCode::kUnavailable, "the server starts"}, engines::Serving::kOld};
     server_.last_good = last_good ? last_good->held.version : 0;
     server_.loading = version.held.version;
     while (!server_.may_end) std::this_thread::sleep_for(milliseconds(1));
@@ -53,7 +51,9 @@ Status RefuseFirst(const wire::BlockRequest& request) {
 // A session that hashes what it holds all the time.
 struct ScrubbedFixture : SessionFixture {
   ScrubbedFixture() { options.scrub_round = milliseconds(20); }
-  void FlipCurrent() const { replica::ReplicaFixture::FlipByte(pair->current().path + "/model.safetensors"); }
+  void FlipCurrent(int from_end = 100) const {
+    replica::ReplicaFixture::FlipByte(pair->current().path + "/model.safetensors", from_end);
+  }
   // How the first repair went of a bit that flips in the current version.
   v1::SyncRecord RepairAfterFlip() {
     const auto records = feed.Subscribe("actor");
@@ -184,17 +184,15 @@ TEST_CASE("A bit that flips in the version before is found, and that version is 
 TEST_CASE("A version that is damaged and still being loaded is not rolled back to") {
   ScrubbedFixture fixture;
   const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
-  fixture.engine = {.kind = "hook",
-                    .command = "test -e " + file("may-load") + " || exit 1; touch " + file("loads") +
-                               "; while ! test -e " + file("may-end") + "; do sleep 0.01; done",
-                    .attempts = 1};
+  fixture.engine = {
+      .kind = "hook",
+      .command = "touch " + file("loads") + "; while ! test -e " + file("may-end") + "; do sleep 0.01; done",
+      .attempts = 1};
   fixture.agent.refuse_full = RefuseFirst;
   fixture.Start();
-  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  fixture.WaitFor([&] { return os::ReadFile(file("loads")).ok(); });
   fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
-  REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
-  fixture.WaitFor([&] { return os::ReadFile(file("loads")).ok(); });
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
   CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "no whole version 1"));
@@ -209,11 +207,9 @@ TEST_CASE("A server that fails to load the next version is not to return to one 
   fixture.agent.refuse_full = RefuseFirst;
   fixture.driver = std::make_unique<SlowDriver>(server);
   fixture.Start();
-  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  fixture.WaitFor([&] { return server.loading == 1; });
   fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
-  server.may_load = true;
-  fixture.WaitFor([&] { return server.loading == 1; });
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
   server.may_end = true;
@@ -240,6 +236,63 @@ TEST_CASE("A session with a damaged version is not ready, and has no verified re
   fixture.Stop();
 }
 
+// Without a scrub, whose turn would come too late.
+TEST_CASE("A replica that a sync finds damaged is no version's base, and no rollback leads to it") {
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");  // that no delta touches
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());  // version 2, with a block fetched in full
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+  fixture.WaitHeld(2);
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  for (Version version = 3; version <= 5; ++version) {
+    fixture.agent.Publish();
+    REQUIRE(fixture.Pull().ok());
+    fixture.WaitHeld(version);
+  }
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
+TEST_CASE("What an operator's verify or an archive's copy finds damaged is repaired") {
+  const bool verify = GENERATE(true, false);
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  const std::string damaged = fixture.pair->current().path;
+  replica::ReplicaFixture::FlipByte(damaged + "/model.safetensors");
+  if (verify) {
+    CHECK(fixture.session->Verify()->bad_blocks.size() == 1);
+  } else {
+    Bytes copy(fixture.replicas.model.layout()->data_bytes());
+    CHECK_THAT(fixture.pair->CopyCurrent(0, copy), FailsWith(ErrorCode::kCorrupt, "is damaged"));
+  }
+  fixture.WaitFor([&] { return fixture.pair->current().path != damaged && fixture.session->HoldsVersion(); });
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().repaired_blocks() == 1);
+  fixture.Stop();
+}
+
+TEST_CASE("An engine that loaded a version which is found damaged at the next start is told again") {
+  SessionFixture fixture;
+  const std::string told = fixture.replicas.root.File("told");
+  fixture.engine = {.kind = "hook", .command = "echo $LOCKSTEP_VERSION >> " + told, .attempts = 1};
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
+  const std::string file = fixture.pair->current().path + "/model.safetensors";
+  fixture.Stop();
+  replica::ReplicaFixture::FlipByte(file);
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
+  CHECK(*os::ReadFile(told) == "1\n1\n");
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+  fixture.Stop();
+}
+
 TEST_CASE("A version that was rolled back to and is damaged is repaired, and stays") {
   ScrubbedFixture fixture;
   fixture.Start();
@@ -248,7 +301,7 @@ TEST_CASE("A version that was rolled back to and is damaged is repaired, and sta
   fixture.WaitHeld(2);
   REQUIRE(fixture.Rollback().ok());
   fixture.agent.lanes().version_of = [](BlockIndex) { return Version{1}; };  // it still has it
-  fixture.FlipCurrent();
+  fixture.FlipCurrent(5000);                                                 // which version 2 has changed
   fixture.WaitFor([&] { return fixture.Describe().repaired_blocks() == 1; });
   fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
   fixture.Check(1);

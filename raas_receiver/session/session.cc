@@ -60,7 +60,9 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
                       .changed = changed_},
       engines_(engine_context_, std::move(table), options_.admission),
       reporter_(
-          *origin_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
+          *origin_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {
+  replicas_->SetDamageFound([this] { changed_.Notify(); });
+}
 
 Session::~Session() {
   RequestStop();
@@ -104,14 +106,16 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
   return Status(ErrorCode::kNotFound, Cat("the layout of model ", options_.model, " is not known yet"));
 }
 
-// In this order. Those of the second half are for time that nothing else needs.
+// In this order: nothing is begun before damage that was found is known here, and the last two are for time that
+// nothing else needs.
 const Session::Task Session::kTasks[] = {
-    &Session::TakeEngines, &Session::RollBack,       &Session::Synchronize,   &Session::Repair,
-    &Session::DropDamaged, &Session::CompareEngines, &Session::NotifyEngines, &Session::Settle,
-    &Session::GiveWay,     &Session::Prepare,        &Session::Scrub,
+    &Session::TakeDamage, &Session::TakeEngines, &Session::RollBack,       &Session::Synchronize,
+    &Session::Repair,     &Session::DropDamaged, &Session::CompareEngines, &Session::NotifyEngines,
+    &Session::Settle,     &Session::GiveWay,     &Session::Prepare,        &Session::Scrub,
 };
 
 void Session::Loop() {
+  (void)TakeDamage();
   // A receiver killed between commit and engines notifies them when it comes back.
   if (engines_.Behind()) BeginServe(Engines::Which::kBehind);
   // What changes, and what falls due, after these questions ends the wait.
@@ -142,7 +146,7 @@ void Session::ToArchive() {
 // How long no task becomes due by time alone.
 milliseconds Session::UntilDue() const {
   milliseconds until = std::min<milliseconds>(engines_.UntilDue(), kLongestWait);
-  if (!engines_.under_way()) until = std::min(until, scrubber_.UntilDue());
+  until = std::min(until, scrubber_.UntilDue());
   const auto now = std::chrono::steady_clock::now();
   for (const auto again : {sync_again_, repair_again_}) {
     if (again > now) until = std::min(until, std::chrono::ceil<milliseconds>(again - now));
@@ -227,14 +231,14 @@ bool Session::Ended(const Status& status) const {
 // What any sync leaves: in the log, and for the engine.
 void Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
   const v1::SyncRecord& record = sync.record();
+  (void)TakeDamage();  // that it found
   if (!Ended(status)) history_.Add(status, record, sync.lane_retries());
   if (!status.ok()) {
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   } else if (record.mode() != "up_to_date") {
     repair_backoff_.Reset();
-    // Engines may have read what is not what it is called.
-    if (sync.forced() || sync.base().damaged || sync.base().held == replicas_->current().held) engines_.Invalidate();
+    if (sync.forced()) engines_.Doubt({});  // an operator wants all of it again
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
     transfer_ = record.transfer();
@@ -303,7 +307,7 @@ Status Session::FinishServe() {
   Status first;
   engines_.Take([&](const Engine& engine, const EngineOutcome& outcome) {
     if (first.ok()) first = outcome.status;
-    if (!unanswered_ || unanswered_->to != outcome.version || outcome.invalidated) return;
+    if (!unanswered_ || unanswered_->to != outcome.version || outcome.doubted) return;
     Record(outcome, unanswered_->record);
     std::erase_if(unanswered_->waiting, [&](const auto& waiting) { return waiting.get() == &engine; });
   });
@@ -338,25 +342,35 @@ bool Session::DropDamaged() {
   const Status dropped = replicas_->DropOther();
   if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
   drop_failed_ = !dropped.ok();
-  if (dropped.ok() && !replicas_->current().damaged) history_.EndDamage();
+  if (dropped.ok() && !HoldsDamage()) history_.EndDamage();
   return dropped.ok();
 }
 
-// Hashes the next piece of what is held, when it is due. Not while an engine loads: it needs the memory more.
+// What was found damaged since the last time, by this session or another thread. The replica is marked already.
+bool Session::TakeDamage() {
+  const std::vector<replica::Damage> damage = replicas_->TakeDamage();
+  for (const replica::Damage& found : damage) {
+    telemetry::LogError("damage_found", found.what,
+                        {{"model", options_.model},
+                         {"version", found.held.version},
+                         {"blocks", found.blocks.size()},
+                         {"current", found.held == replicas_->current().held},
+                         {"by", found.by}});
+    history_.AddDamage(found.what, found.blocks.size());
+    engines_.Doubt(found.held);
+    repair_again_ = {};
+  }
+  if (!damage.empty() && !HoldsDamage()) history_.EndDamage();
+  return !damage.empty();
+}
+
+bool Session::HoldsDamage() const {
+  return replicas_->current().damaged || replicas_->previous().damaged;
+}
+
+// Hashes the next piece of what is held, when it is due.
 bool Session::Scrub() {
-  using Side = replica::ReplicaPair::Side;
-  if (engines_.under_way()) return false;
-  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
-  if (!damage) return false;
-  const bool current = damage->side == Side::kCurrent;
-  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
-                                             damage->held.version, " have changed in memory")};
-  telemetry::LogError("scrub_found_damage", what,
-                      {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
-  history_.AddDamage(what, damage->blocks.size());
-  if (current && !replicas_->current().damaged) repair_again_ = {};
-  replicas_->MarkDamaged(damage->side);
-  return true;
+  return scrubber_.Step(*replicas_);
 }
 
 }  // namespace lockstep::session

@@ -27,8 +27,10 @@
 // pulled and committed: one, for the replica that an engine is being told to load is not written, unless that engine is
 // late.
 //
-// What is held is hashed again meanwhile. A current version that is found damaged is made again in the other replica by
-// a sync of its own; another one is dropped, for it can be had again.
+// What is held is hashed again meanwhile. Whoever finds damage (the scrub, a sync, an archiver, an operator's verify),
+// the replica is marked at once (ReplicaPair), and this session then doubts the engines that may have been given what
+// is wrong. A current version that is damaged is made again in the other replica by a sync of its own; another one is
+// dropped, for it can be had again.
 //
 // It decides on what others know: Orders what the service's threads want, VersionFollower what the origin announced,
 // Engines what engines serve. Each has a lock of its own, held for no call to another.
@@ -104,7 +106,7 @@ class Session {
   // As receiver.proto says. kUsage for both versions at once; kState, and nothing is changed, when the replicas do not
   // hold what it takes; the engine's error when it does not take it. kDeadline and kCancelled as Pull.
   Result<v1::ReceiverModel> Rollback(const v1::RollbackRequest& request, const Orders::Cancelled& cancelled);
-  Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
+  Result<replica::VerifyReport> Verify() { return replicas_->Verify(); }
   // As Engines::Verify. kDeadline and kCancelled as Pull.
   Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
@@ -116,6 +118,7 @@ class Session {
   // What the loop does: each answers whether it did something. The first that did ends the turn.
   using Task = bool (Session::*)();
   static const Task kTasks[];
+  bool TakeDamage();
   bool TakeEngines();
   bool RollBack();
   bool Synchronize();
@@ -139,6 +142,7 @@ class Session {
     std::vector<std::shared_ptr<const Engine>> waiting;
   };
 
+  bool HoldsDamage() const;  // in either replica, and knows it
   // What the origin is told of it. Any thread.
   v1::ReportRequest Report() const;
 

@@ -28,13 +28,19 @@ struct SessionFixture {
   engines::EngineOptions engine;
   std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
   std::vector<EngineEntry> others;                // engines beside that one
-  std::unique_ptr<archive::Archiver> archiver;
+  std::shared_ptr<objects::ObjectStore> archive;  // null: versions go to no log
   std::unique_ptr<Session> session;
   replica::ReplicaPair* pair = nullptr;
 
   void Start() {
     replicas.Open();
     pair = replicas.opened.get();
+    std::unique_ptr<archive::Archiver> archiver;
+    if (archive != nullptr) {
+      auto made = archive::Archiver::Create({.store = archive, .model = "actor", .receiver = "test"}, *pair);
+      REQUIRE(made.ok());
+      archiver = *std::move(made);
+    }
     if (!driver) {
       auto made = engines::NewEngineDriver(engine);
       REQUIRE(made.ok());

@@ -99,13 +99,11 @@ bool Session::RollBack() {
 
 Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(CheckHeld(chosen));
-  const replica::PublishedVersion left = replicas_->current();
-  const VersionRef& before = left.held;
+  const VersionRef before = replicas_->current().held;
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
   const VersionRef now = replicas_->current().held;
   sync_again_ = {};
   origin_->Follow({}, stop_.get_token());
-  if (now != before && left.damaged) engines_.Invalidate();  // they may have read it
   // They would lead on at once.
   AnswerAll(orders_.Take(Order::kPull),
             Status(ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")));

@@ -276,8 +276,10 @@ Result<Sync::State> Sync::Commit() {
   const bool delta = !plan_.full;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   if (context_.archiver != nullptr && delta) context_.archiver->Keep(chain_, plan_.label);
+  // Where blocks did not come out of the deltas, these need not say what changed: engines are not written by them.
+  const bool led = delta && damaged_.empty();
   LS_RETURN_IF_ERROR(context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns,
-                                              delta ? chain_ : payload::DeltaChain(), plan_.label));
+                                              led ? chain_ : payload::DeltaChain(), plan_.label));
   const bool first = base_.layout == nullptr || base_.layout->digest() != request_.layout->digest();
   if (first) WarnOfConfig(context_.model, context_.replicas.current().path, *request_.layout);
   if (!request_.repair) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));

@@ -166,7 +166,7 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
   return plan.status();
 }
 
-// Believes what ranks said that they hold, where it is one of the two versions and every byte is that.
+// Believes what ranks claim to hold, where it is one of the two versions and every byte is that.
 Status EngineGroup::CheckClaims(const CommitRequest& request) {
   for (const auto& rank : members_.ranks()) {
     const auto claims = [&](const TargetVersion& version) {
@@ -198,14 +198,14 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   for (const auto& rank : members_.ranks()) {
     LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *rank, version, options_.batch_bytes));
     if (equal) continue;
+    rank->SetHolds({});  // the next Prepare writes all of it
     return {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
   }
   return OkStatus();
 }
 
-void EngineGroup::Invalidate(const TargetVersion& version) {
-  if (At(version.held) && Verify(version).ok()) return;
-  for (const auto& rank : members_.present()) rank->SetHolds({});
+void EngineGroup::Doubt() {
+  for (const auto& rank : members_.present()) rank->Doubt();
 }
 
 }  // namespace lockstep::targets

@@ -58,7 +58,7 @@ class EngineGroup {
   Status Commit();
   void Abandon() { commit_.reset(); }
   Status Verify(const TargetVersion& version);
-  void Invalidate(const TargetVersion& version);
+  void Doubt();
 
  private:
   bool awake() const;  // all ranks are there, and none is asleep

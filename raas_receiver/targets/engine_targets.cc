@@ -291,9 +291,9 @@ Status EngineTargets::Admit(const model::ModelLayout& layout) {
   return status;
 }
 
-void EngineTargets::Invalidate(const TargetVersion& version) {
+void EngineTargets::Doubt() {
   BeginBusy();
-  for (const auto& [engine, group] : groups_) group->Invalidate(version);
+  for (const auto& [engine, group] : groups_) group->Doubt();
   EndBusy();
 }
 

@@ -68,15 +68,15 @@ class EngineTargets {
   // Drops what Prepare worked out.
   void Abandon();
   // Answers waiting ranks, compares every group's memory with `version`, and answers how many groups there are.
-  // kCorrupt names the engine and rank that differs; kState the engine that serves another version, is asleep or lacks
-  // a rank.
+  // kCorrupt names the engine and rank that differs, which is not at that version any more; kState the engine that
+  // serves another version, is asleep or lacks a rank.
   Result<size_t> Verify(const TargetVersion& version);
   // Refuses waiting ranks that do not fit a version with `layout`, or their server; the others join their groups. Where
   // the server does not answer, its ranks wait on, and the error says why.
   Status Admit(const model::ModelLayout& layout);
-  // Compares too, engines that may hold something else than was written: those that differ are behind from here on, and
-  // are written wholly. So are incomplete ones, once they are complete.
-  void Invalidate(const TargetVersion& version);
+  // Ranks may hold something else than was written: none is known to hold a version any more. The next Prepare compares
+  // what they held, where it has that version, and writes those wholly that differ.
+  void Doubt();
 
  private:
   void Watch();

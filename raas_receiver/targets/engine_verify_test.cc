@@ -23,8 +23,7 @@ struct TwoCompare : TargetsFixture {
 
 }  // namespace
 
-TEST_CASE(
-    "Memory that is invalidated is written wholly where it differs, also of an engine that lacks a rank just then") {
+TEST_CASE("Memory that is doubted is written wholly where it differs, also of an engine that lacks a rank just then") {
   const bool lacks_rank = GENERATE(true, false);
   TwoRanks engine;
   engine.ServeFirst();
@@ -33,7 +32,7 @@ TEST_CASE(
     REQUIRE(engine.Changed(1));
   }
   engine.ranks[0]->memory()[100] ^= std::byte{1};
-  engine.targets->Invalidate(engine.Target(1));
+  engine.targets->Doubt();
   if (lacks_rank) {
     engine.ranks[1]->StartThread();
     REQUIRE(engine.Changed(1));
@@ -44,7 +43,7 @@ TEST_CASE(
   CHECK(Eventually([&] { return engine.ranks[1]->Serves(1); }));
 }
 
-TEST_CASE("An engine that lacks a rank or is invalidated is not known to be at a version, whatever its ranks read") {
+TEST_CASE("An engine that lacks a rank or is doubted is not known to be at a version, whatever its ranks read") {
   const bool lacks_rank = GENERATE(true, false);
   TwoRanks engine;
   engine.ServeFirst();
@@ -53,7 +52,7 @@ TEST_CASE("An engine that lacks a rank or is invalidated is not known to be at a
     engine.ranks[1]->End();
     REQUIRE(engine.Changed(1));
   } else {
-    engine.targets->Invalidate(engine.Target(2));
+    engine.targets->Doubt();
   }
   CHECK(engine.report().at.nothing());
   CHECK(engine.report().serving() == engine.model.held(1));

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -63,9 +64,14 @@ class RankConnection {
   // What is known to be in its memory, wholly; nothing: anything may be there.
   const VersionRef& holds() const { return holds_; }
   void SetHolds(const VersionRef& held) { holds_ = held; }
-  // What ATTACH said that it holds, until that is checked; nothing: nothing is to be checked.
+  // What ATTACH said that it holds, or what it held before Doubt, until that is checked; nothing: nothing is to be
+  // checked.
   const VersionRef& claim() const { return claim_; }
   void ForgetClaim() { claim_ = {}; }
+  // It may hold something else than was written.
+  void Doubt() {
+    if (!holds_.nothing()) claim_ = std::exchange(holds_, {});
+  }
 
   // Whether the peer has hung up. Never blocks.
   bool gone() const;
@@ -81,7 +87,7 @@ class RankConnection {
   Status Pause(const VersionRef& next, std::string_view label);
   Status AwaitPaused(const os::Deadline& deadline);
   Status Serve(VersionRef held);
-  // A rank that was not written since Hold, which ended its reading, goes on with what it read. Others wait on.
+  // A rank that was not written since Pause, which ended its reading, goes on with what it read. Others wait on.
   Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
   Status AwaitServing(const os::Deadline& deadline);
 
@@ -132,7 +138,7 @@ class RankConnection {
   bool writes_ = false;             // it was told to write, and has not answered
   Status failed_;                   // of write batches
   VersionRef reads_;
-  VersionRef resumes_;  // what it read before Hold, until it is written
+  VersionRef resumes_;  // what it read before Pause, until it is written
   VersionRef writing_;  // what the last WRITE makes it
   VersionRef holds_;
   VersionRef claim_;

@@ -59,5 +59,5 @@ def test_a_bit_that_flips_in_a_replica_is_repaired_and_its_reader_told_by_a_new_
         receiver.wait_for(model.tensors)
         status = receiver.model_status()
         assert (status["damaged_blocks"], status["repaired_blocks"]) == (1, 1)
-        assert "scrub_found_damage" in receiver.log()
+        assert "damage_found" in receiver.log()
         assert receiver.ctl("verify").returncode == 0
