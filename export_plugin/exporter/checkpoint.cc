@@ -1,13 +1,18 @@
 #include "export_plugin/exporter/checkpoint.h"
 
+#include <fcntl.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
 #include "common/os/file.h"
+#include "common/os/unique_fd.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -94,7 +99,11 @@ Status Checkpoint::AddFile(const std::string& path) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
   if (error) return ErrnoStatus(error.value(), Cat("cannot read ", path));
-  LS_ASSIGN_OR_RETURN(os::MappedSegment file, os::OpenSegment(path, bytes, os::Access::kReadOnly));
+  // Links are followed, unlike those of segments: a checkpoint is the user's own, and huggingface_hub's files are
+  // links.
+  os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment file, os::AdoptSegment(std::move(fd), bytes, os::Access::kReadOnly, path));
   file.CloseFd();
   const Result<model::SafetensorsFile> parsed = model::ParseSafetensors(file.span(), bytes);
   if (!parsed.ok()) return parsed.status().WithContext(path);

@@ -19,7 +19,8 @@ class Checkpoint {
   };
 
   // `directory` holds model.safetensors, or model.safetensors.index.json and the files that it names, or one file
-  // *.safetensors. kNotFound, kIo and kBadData name the file, and the tensor that the index promises in vain.
+  // *.safetensors. Links are followed. kNotFound, kIo and kBadData name the file, and the tensor that the index
+  // promises in vain.
   static Result<Checkpoint> Open(const std::string& directory);
 
   // Null when there is none of this name.

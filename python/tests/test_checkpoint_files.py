@@ -36,6 +36,16 @@ def test_a_file_of_the_index_that_is_not_there_is_named(tmp_path):
         stored_tensors(tmp_path)
 
 
+def test_a_tensor_that_the_index_promises_in_vain_is_named(tmp_path):
+    save_file({"a": np.zeros(3)}, tmp_path / "model-1.safetensors")
+    save_file({"b": np.zeros(3)}, tmp_path / "model-2.safetensors")
+    files = {"a": "model-1.safetensors", "b": "model-2.safetensors", "mtp.0": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    refusal = 'tensor "mtp.0": .*/model.safetensors.index.json says that model-2.safetensors has it; it does not'
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        stored_tensors(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [

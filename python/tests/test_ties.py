@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import lockstep
 from lockstep.export._ties import warn_of_ties
@@ -64,3 +65,54 @@ def test_what_is_not_the_same_elements_in_the_same_memory_is_no_tie(tensors):
 def test_arrays_under_two_names_are_a_tie_too():
     array = np.zeros(3, "f4")
     assert list(lockstep.without_ties({"a": array, "b": array, "c": array.copy()})) == ["a", "c"]
+
+
+def apart() -> torch.nn.Module:
+    """A model whose configuration ties the head, but `to_empty` gave each of the two its own memory."""
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=32, tie_word_embeddings=True, **shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return model.to_empty(device="cpu")
+
+
+Publisher = lockstep.Publisher
+MAKERS = {
+    "from_module": lambda module, **options: Publisher.from_module(module, **options),
+    "from_fsdp": lambda module, **options: Publisher.from_fsdp(torch.compile(module), **options),
+    "from_tensors": lambda module, **options: Publisher.from_tensors(module.state_dict(), **options),
+    "saved_tensors": lambda module, **options: Publisher.from_tensors(
+        lambda: lockstep.saved_tensors(module), **options
+    ),
+    "in_place": lambda module, **options: Publisher.in_place(module.state_dict(), **options),
+    "from_stream": lambda module, **options: Publisher.from_stream(module.named_parameters(), **options),
+}
+
+
+def tied_again(model):
+    model.tie_weights()
+
+
+def said_to_be_two(model):
+    model.config.tie_word_embeddings = False
+
+
+def one_memory(model):
+    model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.data)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_a_tied_head_that_came_apart_from_its_embedding_is_refused_by_name(make):
+    refusal = '"lm_head.weight": .* ties it to "model.embed_tokens.weight".*tie_weights.*tie_word_embeddings=False'
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        make(apart(), model="actor", socket="/nowhere.sock", connect_timeout=0.001)
+
+
+@pytest.mark.filterwarnings("ignore:tensor .lm_head.weight. is")  # by from_tensors and its like
+@pytest.mark.parametrize("mend", [tied_again, said_to_be_two, one_memory])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_a_head_that_is_as_the_configuration_says_is_not_refused(make, mend):
+    model = apart()
+    mend(model)
+    with pytest.raises(lockstep.UnavailableError, match="/nowhere.sock"):
+        make(model, model="actor", socket="/nowhere.sock", connect_timeout=0.001)

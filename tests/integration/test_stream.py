@@ -149,7 +149,7 @@ WRONG = {
     "rounded unasked": (with_one("proj", torch.Tensor.float), '"proj": it is F32 .* opened with BF16'),
     "a tied head that differs": (
         lambda pairs: [*pairs, ("lm_head.weight", tensors_of(3)["embed"])],
-        'tensor "lm_head.weight": .* as one that ties it to "embed", which it does not equal',
+        'tensor "lm_head.weight": .* as one that ties it to "embed", but the two came apart',
     ),
     "a tied head before the embedding": (
         lambda pairs: [("lm_head.weight", tensors_of(2)["embed"]), *pairs],

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from harness import Cluster, wait_until
@@ -213,9 +214,53 @@ def test_ctrl_c_waits_until_the_other_rank_has_its_bytes(cluster):
         receiver.wait_for(expected(2))
 
 
+def open_stage(rank, socket, trained):
+    """A layer of its own on each rank; that of rank `trained` alone trains."""
+    layer, rank.tensors = torch.nn.Linear(8, 8).requires_grad_(rank.number == trained), {}
+    tensors = {f"{rank.number}.{name}": parameter for name, parameter in layer.named_parameters()}
+    rank.exporter = lockstep.Publisher.from_tensors(tensors, frozen="requires_grad", socket=socket, model="actor")
+
+
+def test_a_rank_whose_parameters_are_all_frozen_is_one_of_a_model_that_trains(cluster):
+    agent = cluster.agent()
+    with Ranks(TWO) as ranks:
+        ranks.call(open_stage, agent.socket, trained=1)
+        for version in (1, 2, 3):
+            ranks.call(publish, version)
+        assert agent.model_status()["newest_version"] == 3
+
+
+def test_ranks_of_which_none_trains_are_refused_together(cluster):
+    agent = cluster.agent()
+    with Ranks(TWO) as ranks:
+        for kind, text in ranks.call(refusal, open_stage, agent.socket, trained=-1):
+            assert kind == "BadDataError" and "no tensor of the model requires a gradient" in text
+
+
+def plain_layer() -> "torch.nn.Linear":
+    return torch.nn.Linear(8, 8)
+
+
+WITHOUT_GRADIENT = {
+    "a state_dict": lambda: plain_layer().state_dict(),
+    "saved tensors": lambda: lambda: lockstep.saved_tensors(plain_layer()),
+    "arrays": lambda: {"weight": np.zeros(3, "f4")},
+    "parameters without": lambda: plain_layer().requires_grad_(False).named_parameters(),
+}
+
+
+@pytest.mark.parametrize("given", WITHOUT_GRADIENT.values(), ids=WITHOUT_GRADIENT.keys())
+def test_frozen_by_requires_grad_is_refused_by_name_where_nothing_requires_a_gradient(cluster, given):
+    agent = cluster.agent()
+    refusal = 'frozen="requires_grad": no tensor of the model requires a gradient, "weight" .*state_dict.*the module'
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        lockstep.Publisher.from_tensors(given(), frozen="requires_grad", socket=agent.socket, model="actor")
+
+
 def test_an_answer_about_what_is_frozen_may_not_change(cluster):
     agent = cluster.agent()
-    layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16).requires_grad_(False)
+    layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    layer.bias.requires_grad_(False)
     exporter = lockstep.Publisher.from_tensors(
         dict(layer.named_parameters()), frozen="requires_grad", socket=agent.socket, model="actor"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import fsdp_trainer as trainer
 import pytest
 import torch
+from causal_models import small_model
 from fsdp_trainer import Layout
 from harness import MODEL
 from ranks import Rank, Ranks
@@ -19,6 +20,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard, distribute_tensor
 from trainer import refusal
 from transformers import AutoModelForCausalLM
+
+import lockstep
 
 # No size is divided by 3, and few by 2; blocks are small, so that every tensor has several and shares some.
 UNEVEN = {
@@ -256,6 +259,21 @@ def test_frozen_parameters_are_copied_into_each_half_once_and_not_diffed_again(c
             assert sum(rank.bytes_copied + rank.bytes_frozen for rank in stats) == total_bytes(tensors)
             assert (unread_blocks(agent, version) > 0) == (version > 2)
         assert_changes_of_frozen_parameters_go_unseen(ranks, receiver, tensors, frozen)
+
+
+def test_a_buffer_is_not_frozen_by_requires_grad(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    model = small_model("deepseek_v3").requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    bias = model.get_buffer("model.layers.3.mlp.gate.e_score_correction_bias")
+    options = {"frozen": "requires_grad", "socket": agent.socket, "model": MODEL}
+    with lockstep.Publisher.from_module(model, **options) as publisher:
+        for version in range(1, 5):
+            bias.add_(version > 2)  # of what changes before, the library says so
+            publisher.publish(version=version)
+            receiver.wait_for(lockstep.saved_tensors(model))
+        assert publisher.stats["lockstep/bytes_frozen"] > 0
 
 
 def test_a_frozen_name_that_no_rank_has_is_refused_with_the_nearest(cluster, checkpoints):

@@ -36,6 +36,19 @@ def test_both_loaders_fill_every_weight_alike(checkpoints, case):
     assert differences == [[]] * case.topology.world
 
 
+def test_a_checkpoint_whose_files_are_links_is_loaded(checkpoints, tmp_path):
+    """As huggingface_hub keeps them: snapshots of links to blobs."""
+    expected = published_tensors(checkpoints.get("llama"))
+    snapshot, blobs = tmp_path / "snapshots/main", tmp_path / "blobs"
+    for directory in (snapshot, blobs):
+        directory.mkdir(parents=True)
+    save_file(expected, blobs / "weights")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/weights")
+    filled = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+    lockstep.Importer.from_named_tensors(filled).load(snapshot)
+    assert [name for name, tensor in expected.items() if not torch.equal(filled[name], tensor)] == []
+
+
 def embedding_rows(rank: Rank, checkpoint) -> "torch.Tensor":
     trainer.build(rank, checkpoint)
     trainer.load_by_lockstep(rank, checkpoint)

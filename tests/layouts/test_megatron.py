@@ -113,6 +113,21 @@ def test_frozen_experts_are_copied_into_each_half_once(cluster, checkpoints):
             tensors = {name: tensor if is_expert(name) else tensor / 2 for name, tensor in tensors.items()}
 
 
+def names_not_frozen_by_requires_grad(rank: Rank, checkpoint) -> "set[str]":
+    """Of a model in which no parameter requires a gradient."""
+    trainer.build(rank, checkpoint)
+    for chunk in rank.chunks:
+        chunk.requires_grad_(False)
+    description = lockstep.megatron(rank.chunks, rank.hf, frozen="requires_grad").describe()
+    return {entry["name"] for entry in description["parameters"] if not entry.get("frozen")}
+
+
+def test_a_routers_bias_is_not_frozen_by_requires_grad(checkpoints):
+    with Ranks(topology_of("tp2pp2")) as ranks:
+        left = ranks.call(names_not_frozen_by_requires_grad, checkpoints.get("moonlight"))
+    assert set().union(*left) == {f"decoder.layers.{layer}.mlp.router.expert_bias" for layer in range(1, 4)}
+
+
 def halve(rank: Rank, leave_out) -> None:
     """A change that every rank can make by itself."""
     with torch.no_grad():

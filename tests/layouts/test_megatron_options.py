@@ -87,3 +87,4 @@ def test_a_head_that_is_tied_on_one_side_only_is_refused(cluster, checkpoints, m
         ranks.call(set_tie, tied)
         [(kind, text)] = ranks.call(trainer.refusal, trainer.open_exporter, cluster.directory / "none", "actor")
     assert kind == "BadDataError" and "tie_word_embeddings" in text and "share_embeddings_and_output_weights" in text
+    assert not tied or '"output_layer.weight": ' in text and '"embedding.word_embeddings.weight"' in text

@@ -28,10 +28,10 @@ class Tokens(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(directory, callback: Publish) -> torch.nn.Module:
+def train(directory, callback: Publish, trainer=Trainer, **options) -> torch.nn.Module:
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(tiny_config("llama"))
-    arguments = TrainingArguments(
+    settings = dict(
         output_dir=str(directory),
         max_steps=STEPS,
         per_device_train_batch_size=2,
@@ -41,8 +41,18 @@ def train(directory, callback: Publish) -> torch.nn.Module:
         save_strategy="no",
         disable_tqdm=True,
     )
-    Trainer(model, arguments, train_dataset=Tokens(), callbacks=[callback]).train()
+    arguments = TrainingArguments(**{**settings, **options})
+    trainer(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=[callback]).train()
     return model
+
+
+class Judge(Trainer):
+    """Finds the model of step `best` the best one."""
+
+    best = 0
+
+    def evaluate(self, *_, **__) -> "dict[str, float]":
+        return {"eval_loss": float(self.state.global_step != self.best)}
 
 
 def train_as_rank(rank, directory, socket, port: int) -> "tuple[int, int]":
@@ -66,6 +76,22 @@ def test_a_trainer_publishes_every_so_many_steps_and_its_end(cluster, tmp_path):
     assert (callback.publication.version, callback.publication.label) == (3, str(STEPS))  # steps 2, 4 and 5
     assert receiver.model_status()["held"]["version"] == 3
     receiver.wait_for(load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("every, best, versions", [(1, 1, 6), (1, STEPS, 5), (2, 1, 3), (2, 4, 2)])
+def test_the_best_checkpoint_that_a_trainer_puts_back_is_published(
+    cluster, tmp_path, monkeypatch, every, best, versions
+):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    monkeypatch.setattr(Judge, "best", best)
+    callback = Publish(model=MODEL, every=every, dtype=torch.bfloat16, socket=agent.socket)
+    strategies = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    model = train(tmp_path, callback, Judge, load_best_model_at_end=True, save_only_model=True, **strategies)
+    saved = load_file(tmp_path / f"checkpoint-{best}/model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
+    receiver.wait_for({name: tensor.bfloat16() for name, tensor in saved.items()})
+    assert (callback.publication.label, callback.publication.version) == (str(best), versions)
 
 
 def test_replicas_under_ddp_share_the_copying(cluster, tmp_path):

@@ -99,6 +99,14 @@ def test_a_wrapped_model_is_exported_as_it_is_without(model_type, wrapper):
         assert local.name not in same or torch.equal(local.owner, same[local.name]), local.name
 
 
+def test_a_tied_head_of_shards_that_came_apart_from_its_embedding_is_refused():
+    with torch.device("meta"):
+        model = small_model("ernie4_5_moe")
+    model = sharded(model.to_empty(device="cpu"))
+    with pytest.raises(lockstep.BadDataError, match='"lm_head.weight": .* ties it to "model.embed_tokens.weight"'):
+        lockstep.fsdp(model).describe()
+
+
 def test_a_submodule_that_is_really_called_module_keeps_its_name(tmp_path):
     sizes = {"hidden_sizes": [16, 16, 16], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [4, 4, 4]}
     model = LevitForImageClassification(LevitConfig(image_size=32, **sizes))

@@ -152,17 +152,50 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
     return made
 
 
+def is_given(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> bool:
+    """Whether all parameters of ``model`` are among tensors with these names and shapes, each under one of its names."""
+    parameters = dict(_parameters(list(_modules(model, ""))))
+    whole = _without_memory(parameters)
+    given = [name for name, tensor in whole.items() if shapes.get(name) == tuple(tensor.shape)]
+    return bool(given) and {id(tensor) for tensor in parameters.values()} == {id(parameters[name]) for name in given}
+
+
 def only_in_memory(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> "list[str]":
-    """Of tensors with these names and shapes, those that ``model`` has in memory and checkpoints of it have not; none
-    unless all of its parameters are among them."""
+    """Of tensors with these names and shapes, those that ``model`` has in memory and checkpoints of it have not."""
     modules = list(_modules(model, ""))
-    parameters = dict(_parameters(modules))
-    own = _without_memory({**parameters, **dict(_saved_buffers(modules))})
+    own = _without_memory({**dict(_parameters(modules)), **dict(_saved_buffers(modules))})
     given = [name for name, tensor in own.items() if shapes.get(name) == tuple(tensor.shape)]
-    if {id(tensor) for tensor in parameters.values()} - {id(parameters.get(name)) for name in given} or not given:
-        return []
     saved = as_saved(model, own)
     return [name for name in given if name not in saved or tuple(saved[name].shape) != shapes[name]]
+
+
+def ties_that_came_apart(model: torch.nn.Module) -> "list[Tuple[str, str]]":
+    """(name, name of what it is tied to) of tensors that a transformers configuration ties, and that are two in memory, as
+    ``to_empty`` leaves them. Tied shards are one parameter of two modules, as tied tensors are."""
+    found = []
+    with without_wrappers(model) as whole:
+        for path, module in whole.named_modules(remove_duplicate=False):
+            ties_of = getattr(module, "get_expanded_tied_weights_keys", None)  # transformers 5 has it
+            ties = ties_of(all_submodels=False) if ties_of else {}
+            if not ties:
+                continue
+            tensors = dict(module.named_parameters(remove_duplicate=False))
+            tensors.update(module.named_buffers(remove_duplicate=False))
+            prefix = f"{path}." if path else ""
+            for name, source in ties.items():
+                if name in tensors and source in tensors and not _are_one(tensors[name], tensors[source]):
+                    found.append((prefix + name, prefix + source))
+    return found
+
+
+def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (_place(one) == _place(other) and _place(one)[0] != 0)
+
+
+def _place(tensor: Any) -> "Tuple[Any, ...]":
+    """Address, shape and strides of what is in this process."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.data_ptr(), tuple(local.shape), local.stride()
 
 
 def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":

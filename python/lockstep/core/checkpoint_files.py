@@ -31,16 +31,25 @@ class StoredTensor(NamedTuple):
 def stored_tensors(directory: "str | os.PathLike[str]") -> "list[StoredTensor]":
     """What the checkpoint in ``directory`` holds, file by file, in the order of the data, of which none is read.
 
-    NotFoundError: a file that should be there is not. BadDataError: one is not what its name says.
+    NotFoundError: a file that should be there is not. BadDataError: one is not what its name says, or is without a tensor
+    that the index says it has.
     """
     index = Path(directory) / _INDEX
-    files = _files_of(index) if index.exists() else [_WHOLE]
-    return [tensor for file in files for tensor in _tensors_of(Path(directory) / file)]
+    if not index.exists():
+        return _tensors_of(Path(directory) / _WHOLE)
+    promised = _weight_map_of(index)
+    stored = {file: _tensors_of(Path(directory) / file) for file in sorted(set(promised.values()))}
+    found = {(tensor.meta.name, file) for file, tensors in stored.items() for tensor in tensors}
+    for name, file in promised.items():
+        if (name, file) not in found:
+            raise bad_tensor(name, f"{index} says that {file} has it; it does not")
+    return [tensor for tensors in stored.values() for tensor in tensors]
 
 
-def _files_of(index: Path) -> "list[str]":
+def _weight_map_of(index: Path) -> "dict[str, str]":
+    """Tensor to file."""
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return dict(json.loads(index.read_text())["weight_map"].items())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadDataError(f"{index} is no index of a checkpoint: {error!r}") from error
 

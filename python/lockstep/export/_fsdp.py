@@ -9,6 +9,7 @@ from lockstep.core.tensors import CheckpointTensor, refuse_shards
 from lockstep.export._adapter import refuse_adapters
 from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
 from lockstep.export._piece import shard_of
+from lockstep.export._ties import refuse_ties_that_came_apart
 
 
 def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
@@ -20,10 +21,14 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
             around parts of it.
         dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps
             in float32, stay as they are. None: every tensor in its own dtype.
-        frozen: which parameters never change.
+        frozen: what never changes: names, a function of a name, or "requires_grad", each ``nn.Parameter`` that has it off.
+            Buffers and detached tensors have it off, too, and may change, so it does not freeze them. It is refused where
+            no tensor of any rank requires a gradient; one rank may have none, as a pipeline stage of frozen layers.
 
     Parameters that a forward pass left all-gathered are sharded again (``FSDPModule.reshard``) before they are read, so
     publish after the optimizer's step, not between a forward and its backward pass.
+
+    A publisher of it raises BadDataError where the configuration ties two tensors that are no longer one.
     """
     from lockstep.core.checkpoint import check_module
 
@@ -59,6 +64,7 @@ class FsdpPart(ShardsPart):
     def describe(self) -> "dict[str, Any]":
         from lockstep.core.checkpoint import checkpoint_tensors
 
+        refuse_ties_that_came_apart(self._model)
         self._into = checkpoint_tensors(self._model, dict(self._parameters()))
         return super().describe()
 

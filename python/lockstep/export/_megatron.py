@@ -10,7 +10,16 @@ from lockstep.core import abi, arguments
 from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._parts import DESCRIPTION_FORMAT, Frozen, Part, frozen_predicate, names_of
+from lockstep.export._parts import (
+    DESCRIPTION_FORMAT,
+    Frozen,
+    Part,
+    any_requires_gradient,
+    frozen_predicate,
+    goes_by_gradient,
+    names_of,
+)
+from lockstep.export._ties import came_apart
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
 
@@ -86,7 +95,7 @@ def megatron(
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
             tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
-        frozen: which parameters never change, by their names in the description.
+        frozen: as for ``lockstep.fsdp``, by their names in the description.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     from lockstep.core.checkpoint import check_module
@@ -130,6 +139,7 @@ class MegatronPart(Part):
         self._place = place
         self._is_frozen = frozen_predicate(frozen)
         self.frozen_names = names_of(self._is_frozen)
+        self.frozen_by_gradient = goes_by_gradient(self._is_frozen)
 
     def describe(self) -> "dict[str, Any]":
         parameters = []
@@ -151,6 +161,9 @@ class MegatronPart(Part):
         for chunk in self._chunks:
             if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
                 chunk.start_param_sync(force_sync=True)
+
+    def trains(self) -> bool:
+        return any_requires_gradient(self._parameters())
 
     def locals(self) -> "list[LocalTensor]":
         return [
@@ -244,9 +257,12 @@ def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
     shared = _attribute_of(chunk, "share_embeddings_and_output_weights")
     tied = hf_config.get("tie_word_embeddings")
     if shared is not None and tied is not None and bool(shared) != bool(tied):
+        if tied:
+            again = "build the Megatron model with share_embeddings_and_output_weights=True"
+            raise came_apart("output_layer.weight", "embedding.word_embeddings.weight", again=again)
         raise BadDataError(
             f"tie_word_embeddings is {tied} in hf_config, but the Megatron model was built with "
-            f"share_embeddings_and_output_weights={shared}: its head would be {'lost' if tied else 'missing'}"
+            f"share_embeddings_and_output_weights={shared}: its head would be missing"
         )
 
 

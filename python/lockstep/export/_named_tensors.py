@@ -1,6 +1,6 @@
 """The part of a model that is tensors under their HuggingFace names."""
 
-from typing import Any, Callable, Iterable, Mapping, Tuple, cast
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 from lockstep.core.tensors import meta_of, named
 from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
@@ -19,18 +19,22 @@ def named_tensors(
     (replicas), NumPy arrays.
 
     Args:
-        tensors: a mapping, (name, tensor) pairs, or a function that returns such, called at every publish.
+        tensors: a mapping, (name, tensor) pairs, or a function that returns such. Each is read again at every publish, so a
+            tensor may take another one's place under its name; dtype and shape stay. An iterator can be read only once:
+            its tensors are kept, and are to be changed in place.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
-        frozen: which tensors never change.
+        frozen: as for ``lockstep.fsdp``.
     """
     is_frozen = frozen_predicate(frozen)
-    is_module = hasattr(tensors, "state_dict")  # which can be called, too: named() says what to give instead
-    function: Any = tensors if callable(tensors) and not is_module else None
-    held = named(cast(Any, tensors)) if function is None else []
-    warn_of_ties(held)
+    given: Any = named(tensors) if isinstance(tensors, Iterator) else tensors
+    is_module = hasattr(given, "state_dict")  # which can be called, too: named() says what to give instead
+    is_function = callable(given) and not is_module
 
     def pairs() -> "Iterable[Tuple[str, Any]]":
-        return held if function is None else named(function())
+        return named(given() if is_function else given)
+
+    if not is_function:
+        warn_of_ties(pairs())
 
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))

@@ -14,7 +14,7 @@ from lockstep.core.tensors import CheckpointTensor, LocalTensor, local_of
 
 DESCRIPTION_FORMAT = 1
 
-# Which parameters never change: their names, a predicate on names, or "requires_grad": those that have it off.
+# Which tensors never change: their names, a predicate on names, or "requires_grad": parameters that have it off.
 Frozen = Union[None, str, Iterable[str], Callable[[str], bool]]
 
 
@@ -23,6 +23,7 @@ class Part(abc.ABC):
 
     converts: bool = False
     frozen_names: "FrozenSet[str]" = frozenset()  # as the caller gave them: every one is some rank's
+    frozen_by_gradient: bool = False  # the caller gave "requires_grad"
 
     @abc.abstractmethod
     def describe(self) -> "dict[str, Any]":
@@ -35,6 +36,10 @@ class Part(abc.ABC):
     @abc.abstractmethod
     def locals(self) -> "list[LocalTensor]":
         """This rank's tensors in the description's order. Called at every publish: memory may move, shapes may not."""
+
+    def trains(self) -> bool:
+        """Whether a tensor of this rank requires a gradient. Called once."""
+        return False
 
     def attachments(self) -> "dict[str, str]":
         """Small files that belong to the model, name to text."""
@@ -108,9 +113,13 @@ class ShardsPart(Part):
         self._describe = describe
         self._is_frozen = is_frozen
         self.frozen_names = names_of(is_frozen)
+        self.frozen_by_gradient = goes_by_gradient(is_frozen)
 
     def describe(self) -> "dict[str, Any]":
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
+
+    def trains(self) -> bool:
+        return any_requires_gradient(self._pairs())
 
     def locals(self) -> "list[LocalTensor]":
         return [
@@ -125,16 +134,37 @@ def local_tensor(tensor: Any) -> Any:
 
 
 def frozen_predicate(frozen: Frozen) -> "Callable[[str, Any], bool]":
-    """(name, tensor) -> whether it never changes, by the caller's ``frozen``."""
+    """(name, tensor) -> whether it never changes, by the caller's ``frozen``.
+
+    By "requires_grad" an ``nn.Parameter`` alone is frozen. ``requires_grad`` is off for every buffer, detached tensor and
+    array, too, and these may change.
+    """
     if frozen is None:
         return lambda name, tensor: False
     if callable(frozen):
         return lambda name, tensor: bool(frozen(name))
     if frozen == "requires_grad":
-        return lambda name, tensor: not getattr(tensor, "requires_grad", True)
+        return _is_parameter_without_gradient
     if isinstance(frozen, str):
         raise BadDataError(f'frozen="{frozen}": give names, a function of a name, or "requires_grad"')
     return _AmongNames(frozenset(frozen))
+
+
+def _is_parameter_without_gradient(name: str, tensor: Any) -> bool:
+    if getattr(tensor, "requires_grad", True):
+        return False
+    import torch  # which the tensor is of
+
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def goes_by_gradient(is_frozen: "Callable[[str, Any], bool]") -> bool:
+    """Whether a ``frozen_predicate`` was made of "requires_grad"."""
+    return is_frozen is _is_parameter_without_gradient
+
+
+def any_requires_gradient(pairs: "Iterable[Tuple[str, Any]]") -> bool:
+    return any(getattr(tensor, "requires_grad", False) for _, tensor in pairs)
 
 
 @dataclass(frozen=True)

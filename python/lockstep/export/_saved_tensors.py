@@ -6,6 +6,7 @@ from typing import Any, Iterable
 
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import TensorMeta
+from lockstep.export._ties import refuse_ties_that_came_apart
 
 
 def saved_tensors(model: Any) -> "dict[str, Any]":
@@ -14,23 +15,30 @@ def saved_tensors(model: Any) -> "dict[str, Any]":
     transformers stacks the experts of a layer, and renames some tensors, when it loads a checkpoint; engines want them
     as checkpoints have them. Wrappers around the model or parts of it are fine. These are views of the parameters, or
     copies where saving computes: call it for every version.
+
+    BadDataError: the configuration ties two tensors that are no longer one.
     """
     from lockstep.core.checkpoint import as_saved, check_module, sharded_parameters
 
     check_module(model)
+    refuse_ties_that_came_apart(model)
     tensors = {name: tensor.detach() for name, tensor in sharded_parameters(model)}
     return {name: tensor.contiguous() for name, tensor in as_saved(model, tensors).items()}
 
 
 def refuse_names_in_memory(metas: "Iterable[TensorMeta]") -> None:
-    """BadDataError for tensors that a transformers model of this process has in memory and no checkpoint of it has."""
+    """BadDataError for tensors that a transformers model of this process has in memory and no checkpoint of it has, and
+    for ties of such a model that came apart."""
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is None:
         return
-    from lockstep.core.checkpoint import only_in_memory
+    from lockstep.core.checkpoint import is_given, only_in_memory
 
     shapes = {meta.name: meta.shape for meta in metas}
     for model in [found for found in gc.get_objects() if issubclass(type(found), transformers.PreTrainedModel)]:
+        if not is_given(model, shapes):
+            continue
+        refuse_ties_that_came_apart(model)
         for name in only_in_memory(model, shapes):
             raise BadDataError(
                 f'tensor "{name}": a {type(model).__name__} of this process has it in memory, but its checkpoints, which '

@@ -7,6 +7,7 @@ import json
 import os
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 
@@ -200,13 +201,26 @@ class ShardedWriter(Writer):
                 near = "".join(f'; did you mean "{close}"?' for close in difflib.get_close_matches(name, known, 1))
                 raise BadDataError(f'frozen: no rank has a tensor "{name}"{near}')
 
+    def _check_training(self, trains: "Sequence[bool | None]") -> None:
+        """frozen="requires_grad" says nothing where no rank has a tensor that requires a gradient: the tensors are detached,
+        or those of a copy that is written to. One rank may have none: a pipeline stage of frozen layers."""
+        if True in trains or False not in trains:
+            return
+        such = f', "{self._locals[0].name}" among them' if self._locals else ""
+        raise BadDataError(
+            f'frozen="requires_grad": no tensor of the model requires a gradient{such}: detached tensors, as of state_dict '
+            "and saved_tensors, do not say what is trained; give the module that trains, its parameters, or the names of "
+            "what never changes"
+        )
+
     def _agree(self, failure: "Exception | None") -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
         what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
         run = "" if failure else self._run
-        answers = all_gather((reason_of(failure), what, run), self._group)
+        answers = all_gather((reason_of(failure), what, run, self._trains), self._group)
         require_agreement([answer[:2] for answer in answers], failure)
-        runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
+        self._check_training([trains for *_, trains in answers])
+        runs = {run: rank for rank, (_, _, run, _) in enumerate(answers) if run}
         if len(runs) > 1:
             raise AbortedError(
                 f"ranks publish in runs {', '.join(f'{run} (rank {rank})' for run, rank in runs.items())}: they reach "
@@ -225,6 +239,8 @@ class ShardedWriter(Writer):
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.describe() for part in self._parts]
+        by_gradient = any(part.frozen_by_gradient for part in self._parts)
+        self._trains = any(part.trains() for part in self._parts) if by_gradient else None
         return json.dumps(
             {"format": DESCRIPTION_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
         )
@@ -242,8 +258,16 @@ class ShardedWriter(Writer):
         return current
 
     def _check_unchanged(self, current: "list[LocalTensor]") -> None:
-        if len(current) != len(self._locals):
-            raise BadDataError(f"this rank has {len(current)} tensors; it was opened with {len(self._locals)}")
+        names, opened_names = {local.name for local in current}, {local.name for local in self._locals}
+        gone = [local.name for local in self._locals if local.name not in names]
+        new = [local.name for local in current if local.name not in opened_names]
+        if gone or new:
+            changes = [f"no longer has {_listed(gone)}, which it was opened with"] if gone else []
+            changes += [f"has {_listed(new)}, which it was opened without"] if new else []
+            raise BadDataError(f"this rank {'; it '.join(changes)}; make a publisher of the tensors as they are now")
+        if len(current) != len(names):
+            twice = [name for name, count in Counter(local.name for local in current).items() if count > 1]
+            raise BadDataError(f"this rank gives {_listed(twice)} twice; give each once")
         for present, opened in zip(current, self._locals):
             if present.description() != opened.description():
                 raise BadDataError(f"the model has {_in_words(present)}; it was opened with {_in_words(opened)}")
@@ -266,6 +290,12 @@ def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "S
 
     on_gpu = (tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False))
     return TorchExchange(group, timeout, next(on_gpu, None))
+
+
+def _listed(names: "Sequence[str]") -> str:
+    some = ", ".join(f'"{name}"' for name in names[:3])
+    more = f", and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {some}{more}"
 
 
 def _in_words(tensor: LocalTensor) -> str:

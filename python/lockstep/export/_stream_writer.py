@@ -21,6 +21,7 @@ from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of
 from lockstep.export._c_tensors import gpu_trouble
 from lockstep.export._in_place_writer import InPlaceWriter
 from lockstep.export._parts import exported_dtype
+from lockstep.export._ties import came_apart
 from lockstep.export._writer import Writer
 
 if TYPE_CHECKING:
@@ -167,9 +168,7 @@ class StreamWriter(InPlaceWriter):
                 name, f'it came before "{embedding}", which it may be tied to; give it later, or not at all'
             )
         if embedding in self._own and not _equal_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor):
-            raise bad_tensor(
-                name, f'the model was opened without it, as one that ties it to "{embedding}", which it does not equal'
-            )
+            raise came_apart(name, embedding, said="the model was opened without it, as one that ties it to")
 
     def _copy(self, data: memoryview, name: str, tensor: Any) -> None:
         opened, offset = self._places[name]

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any, Iterable, Iterator, Tuple
 
+from lockstep.core.errors import BadDataError, bad_tensor
 from lockstep.core.tensors import NamedTensors, TensorMeta, meta_of, named
 
 
@@ -27,6 +28,28 @@ def warn_of_ties(entries: "Iterable[Any]") -> None:
             f'lockstep.without_ties(tensors) to leave "{name}" out',
             stacklevel=3,
         )
+
+
+def refuse_ties_that_came_apart(model: Any) -> None:
+    """BadDataError for a module with two tensors that its transformers configuration ties. An engine that ties them would
+    drop one, and compute with the other."""
+    from lockstep.core.checkpoint import ties_that_came_apart
+
+    for name, source in ties_that_came_apart(model):
+        raise came_apart(name, source)
+
+
+def came_apart(
+    name: str,
+    source: str,
+    *,
+    said: str = "the configuration ties it to",
+    again: str = "call model.tie_weights(), before fully_shard",
+) -> BadDataError:
+    """That tensor ``name`` is tied to ``source``, by what ``said`` tells, and is another one. ``again``: how it is tied."""
+    return bad_tensor(
+        name, f'{said} "{source}", but the two came apart: {again}, or set config.tie_word_embeddings=False'
+    )
 
 
 def _ties(pairs: "list[Tuple[str, Any]]") -> "Iterator[Tuple[str, str, Any]]":

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Publish(TrainerCallback):
-    """Publishes the model every so many optimizer steps, and at the end of a training, with the step as its label.
+    """Publishes the model every so many optimizer steps, and at the end of a training, with the step as its label. With
+    ``load_best_model_at_end`` the end is the best checkpoint, with that one's step.
 
     Every rank copies its own shards (FSDP2, tensor parallelism), or its share of a replica (DDP): nothing is gathered. What
     DeepSpeed's ZeRO-3 has partitioned is refused by name; ``Publisher.from_stream`` takes it as it is gathered.
@@ -53,32 +54,35 @@ class Publish(TrainerCallback):
         self._name, self._every, self._dtype, self._options = model, count("every", every, least=1), dtype, options
         self._receivers, self._timeout = receivers, timeout
         self._publisher: "Publisher | None" = None
-        self._step = 0  # that was published last
+        self._step: "int | None" = None  # of the weights that this training published last
         self.publication: "Publication | None" = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Opens the model at the agent. Raises as ``Publisher.from_fsdp``."""
-        self._step = state.global_step
+        self._step = None
         self._publisher = Publisher.from_fsdp(model, model=self._name, dtype=self._dtype, **self._options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Publishes when it is time. Raises as ``Publisher.publish``, and ``Publication.wait``."""
         if state.global_step % self._every == 0:
-            self._publish(state)
+            self._publish(state, state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Publishes the last step, and leaves the agent, which serves it on."""
+        """Publishes the weights that the training ends with, and leaves the agent, which serves them on."""
         if self._publisher is None:
             return
-        if state.global_step > self._step:
-            self._publish(state)
+        step = state.global_step
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            step = int(state.best_model_checkpoint.rpartition("-")[2])  # Trainer has loaded it: checkpoint-<step>
+        if step != self._step:
+            self._publish(state, step)
         self._publisher.close()
         self._publisher = None
 
-    def _publish(self, state: Any) -> None:
+    def _publish(self, state: Any, step: int) -> None:
         if self._publisher is None:
             return
-        self._step = state.global_step
-        self.publication = self._publisher.publish(state.global_step)
+        self._step = step
+        self.publication = self._publisher.publish(step)
         if self.publication and self._receivers is not None and state.is_world_process_zero:
             self.publication.wait(receivers=self._receivers, timeout=self._timeout)
