@@ -112,7 +112,7 @@ def test_parameters_that_lie_nowhere_are_refused():
     model = tiny("llama")
     _, parameters = parameters_of(model, DescribeOptions())
     with pytest.raises(lockstep.BadDataError, match="meta"):
-        _memory.Memory(parameters)
+        _memory.Memory(model, parameters)
 
 
 def test_keywords_are_the_options():

@@ -121,7 +121,7 @@ def test_no_reader_comes_in_before_a_version_is_served(receiver, follow):
             pass
 
 
-def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
+def test_a_pause_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
 
     def read() -> Served:
@@ -143,7 +143,7 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
     assert late.result == Served(RUN, 2)
 
 
-def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiver, follow):
+def test_without_a_gate_a_pause_is_answered_at_once_and_serving_is_refused(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2), gate=False)
     rank = receiver.accept()
     rank.attached()

@@ -161,7 +161,7 @@ def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver
             refused(timeout=1)
 
 
-def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_hold_after(receiver, follow):
+def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_pause_after(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
         rank.stage(batch())

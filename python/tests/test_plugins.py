@@ -1,7 +1,9 @@
 """The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them, and
-SGLang's own hook registry."""
+SGLang's own hook registry and manager of weights."""
 
 import ast
+import contextlib
+import dataclasses
 import importlib.util
 import sys
 import time
@@ -107,8 +109,12 @@ def vllm(monkeypatch):
         )
         text = SimpleNamespace(model_type="qwen3_moe", num_key_value_heads=4)
         model_config = SimpleNamespace(hf_text_config=text, dtype=torch.bfloat16)
-        config = SimpleNamespace(parallel_config=parallel_config, model_config=model_config, instance_id="f00d5")
+        load_config = SimpleNamespace(load_format="auto")
+        config = SimpleNamespace(
+            parallel_config=parallel_config, model_config=model_config, load_config=load_config, instance_id="f00d5"
+        )
         made.append(engine_class(None, config, "cpu", model))
+        made[-1].model_runner = SimpleNamespace()
         return made[-1]
 
     yield make
@@ -253,19 +259,82 @@ class ModelRunner:
         return "loaded"
 
 
-class SchedulerWeightUpdaterManager:
-    """As much of SGLang's as there is to hook: what it is asked, and what of it is followed then."""
+class Request:
+    """One to SGLang's manager of weights: what is not given is None."""
 
-    def __init__(self) -> None:
-        self.seen: "list[tuple[str, object]]" = []
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update({"selector": "all", **fields})
 
-    def release_memory_occupation(self, request: object) -> str:
-        self.seen.append(("released", sglang_plugin._follower.served))
-        return "released"
+    def __getattr__(self, name: str) -> None:
+        return None
 
-    def resume_memory_occupation(self, request: object) -> str:
-        self.seen.append(("resumed", sglang_plugin._follower.served))
-        return "resumed"
+
+class Memory:
+    """What takes a process' memory away, and gives it back."""
+
+    def __init__(self, seen: "list[tuple[str, object]]") -> None:
+        self._seen = seen
+
+    def pause(self, tag: str) -> None:
+        self._seen.append((f"released {tag}", sglang_plugin._follower.served))
+
+    def resume(self, tag: str) -> None:
+        self._seen.append((f"resumed {tag}", sglang_plugin._follower.served))
+
+
+class Updater:
+    """What writes the weights of a model runner: each writes one parameter, and notes what is served then."""
+
+    def __init__(self, model: torch.nn.Module, seen: "list[tuple[str, object]]") -> None:
+        self._model, self._seen = model, seen
+
+    def __getattr__(self, name: str) -> Any:
+        def write(*_: Any, **__: Any) -> "tuple[bool, str]":
+            self._seen.append((name, sglang_plugin._follower.served))
+            self._model.kv_b_proj.weight.data.fill_(9.0)
+            if "broken" in self._seen:
+                raise RuntimeError("a disk is gone")
+            return True, "done"
+
+        return write
+
+    def begin_weight_update(self) -> None:
+        """Of a session."""
+
+
+def manager_of(model: torch.nn.Module) -> "tuple[Any, list[Any]]":
+    """SGLang's manager of the weights of ``model``, and what is called below it."""
+    seen: "list[Any]" = []
+
+    def reset(**arguments: Any) -> None:
+        if arguments["action"] == "reset_tensors":
+            Updater(model, seen).reset_tensors()
+
+    runner = SimpleNamespace(model=model, weight_updater=Updater(model, seen), check_weights=reset)
+    worker = SimpleNamespace(
+        model_runner=runner,
+        weight_update_runners=lambda: [("target", runner)],
+        deserialize_own_rank=lambda given: given,
+    )
+    module = sys.modules["sglang.srt.managers.scheduler_components.weight_updater"]
+    manager = module.SchedulerWeightUpdaterManager(
+        tp_worker=worker,
+        draft_worker=None,
+        memory_saver_adapter=Memory(seen),
+        flush_cache=lambda **_: True,
+        is_fully_idle=lambda **_: True,
+    )
+    manager.scheduler = SimpleNamespace(
+        record_weight_version_change=lambda **_: None, _engine_paused=True, disaggregation_mode=None
+    )
+    return manager, seen
+
+
+class Struct:
+    """msgspec's."""
+
+    def __init_subclass__(cls, frozen: bool = False) -> None:
+        dataclasses.dataclass(frozen=frozen)(cls)
 
 
 class Scheduler:
@@ -281,7 +350,7 @@ def sglang(monkeypatch, receiver):
     monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
     parallel = SimpleNamespace(
         tp_rank=1, tp_size=4, pp_rank=0, pp_size=1, dp_size=1, attn_tp_size=4, moe_dp_size=1,
-        moe_ep_rank=0, moe_ep_size=2, moe_tp_rank=1, moe_tp_size=2,
+        moe_ep_rank=0, moe_ep_size=2, moe_tp_rank=1, moe_tp_size=2, tp_group=SimpleNamespace(cpu_group=None),
     )  # fmt: skip
     state = SimpleNamespace(
         parallel=parallel,
@@ -296,10 +365,16 @@ def sglang(monkeypatch, receiver):
     own_module(monkeypatch, "sglang.srt.plugins.hook_registry")
     monkeypatch.setattr(ModelRunner, "load_model", ModelRunner.load_model)  # put back what is hooked
     module_of(monkeypatch, "sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
-    for method in ("release_memory_occupation", "resume_memory_occupation"):
-        monkeypatch.setattr(SchedulerWeightUpdaterManager, method, getattr(SchedulerWeightUpdaterManager, method))
-    updater = "sglang.srt.managers.scheduler_components.weight_updater"
-    module_of(monkeypatch, updater, SchedulerWeightUpdaterManager=SchedulerWeightUpdaterManager)
+    structs = SimpleNamespace(replace=dataclasses.replace)
+    module_of(monkeypatch, "msgspec", Struct=Struct, structs=structs, convert=lambda value, kind: value)
+    module_of(monkeypatch, "sglang.srt.managers.io_struct", __getattr__=lambda name: Request)
+    module_of(monkeypatch, "sglang.srt.disaggregation.utils", DisaggregationMode=Request())
+    module_of(monkeypatch, "sglang.srt.utils.weight_checker", overall_checksum=None)
+    own_module(monkeypatch, "sglang.srt.constants")
+    own_module(monkeypatch, "sglang.srt.managers.scheduler_components.weight_updater")
+    alone = {"barrier": lambda *_, **__: None, "get_world_size": lambda *_, **__: 1}
+    for name, answer in alone.items():
+        monkeypatch.setattr(torch.distributed, name, answer)
     monkeypatch.setattr(Scheduler, "get_internal_state", Scheduler.get_internal_state)
     module_of(monkeypatch, "sglang.srt.managers.scheduler", Scheduler=Scheduler)
     yield state
@@ -354,7 +429,8 @@ def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_ve
 
 def test_sglang_has_what_is_hooked_and_asked_for_there():
     hooked = [f"{sglang_plugin._MEMORY}.{one}_memory_occupation" for one in ("release", "resume")]
-    for target in (sglang_plugin._LOAD_MODEL, sglang_plugin._STATE, *hooked):
+    around = (*sglang_plugin._WRITERS, sglang_plugin._CHECK)
+    for target in (sglang_plugin._LOAD_MODEL, sglang_plugin._STATE, *hooked, *around):
         module, kind, method = target.rsplit(".", 2)
         source = ast.parse((_SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
         classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == kind]
@@ -363,6 +439,7 @@ def test_sglang_has_what_is_hooked_and_asked_for_there():
     assert f'GPU_MEMORY_TYPE_WEIGHTS = "{sglang_plugin._WEIGHTS}"' in (_SGLANG / "sglang/srt/constants.py").read_text()
     structs = (_SGLANG / "sglang/srt/managers/io_struct.py").read_text()
     assert "class GetInternalStateReqOutput" in structs and "internal_state: Dict[str, Any]" in structs
+    assert '"reset_tensors"' in (_SGLANG / "sglang/srt/utils/weight_checker.py").read_text()
     fields = (_SGLANG / "sglang/srt/arg_groups/fields/exec_.py").read_text()
     assert "enable_weights_cpu_backup:" in fields
 
@@ -373,18 +450,48 @@ def test_sglang_sleeps_before_its_weights_are_released_and_wakes_once_they_are_b
     sglang.exec.features.enable_weights_cpu_backup = kept
     start_sglang()
     ModelRunner(SglangModel()).load_model()
-    rank, manager = receiver.accept(), SchedulerWeightUpdaterManager()
+    rank = receiver.accept()
+    manager, seen = manager_of(sglang_plugin._follower._module)
     rank.attached()
     rank.commit(1, 3.0)
     for method in (manager.release_memory_occupation, manager.resume_memory_occupation):
-        method(SimpleNamespace(tags=["kv_cache"]))
+        method(Request(tags=["kv_cache"]))
     assert sglang_plugin._follower.served.version == 1
-    assert manager.release_memory_occupation(SimpleNamespace(tags=tags)) == "released"
-    assert manager.seen[-1] == ("released", None)
+    manager.release_memory_occupation(Request(tags=tags))
+    assert ("released weights", None) in seen
     assert receiver.accept().state == "asleep"
-    assert manager.resume_memory_occupation(SimpleNamespace(tags=tags)) == "resumed"
+    manager.resume_memory_occupation(Request(tags=tags))
+    assert ("resumed weights", None) in seen
     awake = receiver.accept()
     assert (awake.state, awake.version) == ("waiting", 1 if kept else 0)
+
+
+@pytest.mark.parametrize("ends", ["well", "broken"])
+@pytest.mark.parametrize("way", ["from_disk", "from_tensor", "from_distributed", "from_ipc", "reset_tensors"])
+def test_sglang_weights_that_it_wrote_itself_are_no_version_and_are_written_whole(sglang, receiver, way, ends):
+    start_sglang()
+    model = SglangModel()
+    ModelRunner(model).load_model()
+    manager, seen = manager_of(model)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 3.0)
+    manager.begin_weight_update(Request())
+    manager.check_weights(Request(action="checksum"))
+    assert sglang_plugin._follower.served.version == 1
+    seen += ["broken"] * (ends == "broken")
+    with contextlib.suppress(RuntimeError):
+        if way == "reset_tensors":
+            manager.check_weights(Request(action=way))
+        else:
+            getattr(manager, f"update_weights_{way}")(Request(names=[], dtypes=[], shapes=[]))
+    written = [what for what in seen if what != "broken"]
+    assert written and {served for _, served in written} == {None}
+    awake = next(rank for rank in iter(receiver.accept, None) if rank.state != "asleep")
+    assert (awake.state, awake.version) == ("waiting", 0) and rank.is_closed()
+    awake.attached()
+    awake.commit(2, 5.0)
+    assert model.kv_b_proj.weight.unique().tolist() == [5.0]
 
 
 def test_sglang_says_in_its_state_which_start_of_it_follows(sglang, receiver):

@@ -26,7 +26,7 @@ def rank(held) -> Rank:
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(held, requires_grad=False)
     _, parameters = parameters_of(module, DescribeOptions())
-    return Rank(Memory(parameters), Gate(), receiver="the receiver", compares=False, after_write=None)
+    return Rank(Memory(module, parameters), Gate(), receiver="the receiver", compares=False, after_write=None)
 
 
 def obey(rank: Rank, kind: MessageType, version: "Served | None" = None, fds=()) -> Message:

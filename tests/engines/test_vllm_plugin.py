@@ -1,5 +1,8 @@
 """The plugin in a process of vLLM: found by its entry point, created by its factory, with its own models and groups."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from fake_receiver import FakeReceiver
@@ -76,6 +79,33 @@ def test_an_environment_that_makes_no_sense_ends_the_start_and_says_why(environm
     backend = "nccl" if "LOCKSTEP_MODEL" in environment else None
     with pytest.raises(AssertionError, match=problem):
         built.ask("start", environment=environment, backend=backend)
+
+
+def test_weights_that_vllm_shares_with_other_servers_are_refused(built, receiver):
+    environment = {"LOCKSTEP_ENGINE_SOCKET": receiver.path, "LOCKSTEP_MODEL": "actor"}
+    with pytest.raises(AssertionError, match="ValueError: .*ipc_cache.*start with another --load-format"):
+        built.ask("start", environment=environment, backend=None, load_format="ipc_cache")
+
+
+def test_what_vllm_computes_from_weights_is_computed_anew_with_every_version(built, receiver):
+    built.ask("add_draft")
+    environment = {"LOCKSTEP_ENGINE_SOCKET": receiver.path, "LOCKSTEP_MODEL": "actor"}
+    built.ask("start", environment=environment, backend=None)
+    rank = receiver.accept()
+    rank.attached()
+    for version in (1, 2):
+        rank.commit(version, version / 4)
+        built.ask("update", update_info={"version": version, "timeout_s": 20})
+        assert built.ask("stale") == []
+
+
+@pytest.mark.parametrize("release", ["gpu_model_runner", "gpu/model_runner"])
+def test_vllm_has_what_is_called_there(release):
+    path = Path(__file__).resolve().parents[2] / ".cache" / "vllm" / "vllm" / "v1" / "worker" / f"{release}.py"
+    [runner] = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == "GPUModelRunner"]
+    [reload] = [node for node in runner.body if getattr(node, "name", "") == "reload_weights"]
+    calls = [line.strip() for line in ast.unparse(reload).splitlines() if line.strip().startswith("self.reset_")]
+    assert calls == ["self.reset_lora_state()", "self.reset_encoder_cache()", "self.reset_mm_cache()"]
 
 
 # The model, vLLM's groups, the parameters' place, what is added to the engine's name, and (rank, world) there.
@@ -157,6 +187,38 @@ def test_experts_that_kernels_repack_are_refused_by_name(backend, create, vllm, 
     refused = f"ValueError: model.layers.0.mlp.experts.*: backend {backend} has a layout of its own"
     with pytest.raises(AssertionError, match=refused):
         vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+
+
+def test_a_parameter_that_moved_is_refused_by_name_and_written_whole(create, vllm, receiver, tmp_path):
+    create("qwen3")
+    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 0.25)
+    vllm.ask("move", name="model.layers.0.mlp.down_proj.weight")
+    rank.send_pause(2)
+    assert '"model.layers.0.mlp.down_proj.weight" was bfloat16' in rank.refusal()
+    again = receiver.accept()
+    assert (again.state, again.version) == ("waiting", 0)
+    again.attached()
+    again.commit(2, 0.5)
+    vllm.ask("update", update_info={"version": 2, "timeout_s": 20})
+    vllm.ask("save", output=tmp_path / "held.safetensors")
+    for name, tensor in load_file(tmp_path / "held.safetensors").items():
+        assert torch.all(tensor == 0.5), name
+
+
+def test_latent_attention_that_keeps_copies_once_it_moved_is_not_served(create, vllm, receiver):
+    create("deepseek_v3")
+    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 0.25)
+    vllm.ask("copy_latent_views")
+    rank.send_pause(2)
+    assert 'mla_attn.W_UV" was bfloat16' in rank.refusal()
+    with pytest.raises(AssertionError, match="keeps copies of kv_b_proj"):
+        vllm.ask("update", update_info={"version": 2, "timeout_s": 1})
 
 
 def test_latent_attention_that_keeps_copies_is_refused_by_name(create, vllm, receiver):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.quantization.online.lm_head import quantized_lm_head_copy
 from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -33,10 +34,12 @@ class Worker:
         self.follower: "lockstep.Follower | None" = None
         self.memory: "SleepingMemory | None" = None
         self.wrapper: Any = None
+        self.runner: Any = None
         self.checkpoint = ""
 
     def build(self, checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool) -> None:
         """The rank's model, its weights NaN."""
+        self.runner = None
         self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
 
     def load(self, checkpoint: str) -> None:
@@ -54,6 +57,44 @@ class Worker:
         with mock.patch.multiple(torch.accelerator, **idle):
             return getattr(self.wrapper, method)(*arguments)
 
+    def add_draft(self) -> None:
+        """The worker's runner is vLLM's own from here on. It has a draft model whose head is a quantised copy of the model's,
+        and an image that an encoder has seen."""
+        from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+        from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+        model = self.model
+
+        class Runner(GPUModelRunner):
+            def load_model(self, **_: Any) -> None:
+                pass
+
+            def reset_lora_state(self) -> None:
+                with model.current():
+                    super().reset_lora_state()
+
+        class Speculator(DraftModelSpeculator):
+            pass
+
+        Speculator.__abstractmethods__ = frozenset()  # nothing is drafted
+        self.runner = Runner.__new__(Runner)
+        self.runner.model, self.runner.vllm_config, self.runner.lora_config = model.module, model.config, None
+        self.runner.pooling_runner, self.runner.encoder_cache = None, EncoderCache()
+        self.runner.speculator = Speculator.__new__(Speculator)
+        self.runner.speculator.model = torch.nn.ModuleDict({"lm_head": self._quantised_head()})
+        self.runner.encoder_cache.encoder_outputs["image"] = torch.zeros(1)
+
+    def stale(self) -> "list[str]":
+        """What the runner has that is of other weights than the model's."""
+        held, fresh = self.runner.speculator.model["lm_head"].state_dict(), self._quantised_head().state_dict()
+        heads = [name for name in fresh if not torch.equal(held[name].float(), fresh[name].float())]
+        return [*heads, *self.runner.encoder_cache.encoder_outputs]
+
+    def _quantised_head(self) -> Any:
+        with self.model.current():
+            return quantized_lm_head_copy(self.model.module.lm_head, "fp8")
+
     def load_plugins(self) -> "list[str]":
         """What a process of vLLM does at its start; the backends there are then."""
         load_general_plugins()
@@ -68,16 +109,18 @@ class Worker:
         self.engine = WeightTransferEngineFactory.create_engine(
             WeightTransferConfig(backend=backend), config, torch.device("cpu"), module
         )
+        self.engine.model_runner = SimpleNamespace()
         return type(self.engine).__name__
 
-    def start(self, environment: "dict[str, str]", backend: "str | None") -> "str | None":
-        """As a process with that environment and --weight-transfer-config starts: it loads its plugins, and vLLM's
-        worker its model. The class of its engine for weights, if it has one."""
+    def start(self, environment: "dict[str, str]", backend: "str | None", load_format: str = "auto") -> "str | None":
+        """As a process with that environment, --weight-transfer-config and --load-format starts: it loads its plugins, and
+        vLLM's worker its model. The class of its engine for weights, if it has one."""
         worker = VllmWorker.__new__(VllmWorker)  # without a device
         worker.vllm_config, worker.device = self.model.config, torch.device("cpu")
         worker.vllm_config.weight_transfer_config = None if backend is None else WeightTransferConfig(backend=backend)
+        worker.vllm_config.load_config.load_format = load_format
         worker.weight_transfer_engine = None
-        worker.model_runner = SimpleNamespace(
+        worker.model_runner = self.runner or SimpleNamespace(
             load_model=lambda **_: None,
             get_model=lambda: self.model.module,
             model=self.model.module,
@@ -105,6 +148,11 @@ class Worker:
         for layer in self.model.module.modules():
             if hasattr(layer, "w13_weight"):
                 layer.quant_method.unquantized_backend = UnquantizedMoeBackend[name]
+
+    def move(self, name: str) -> None:
+        """A parameter gets other memory."""
+        parameter = self.model.module.get_parameter(name)
+        parameter.data = parameter.data.clone()
 
     def copy_latent_views(self) -> None:
         """As kernels do that take another form of kv_b_proj."""
@@ -165,6 +213,9 @@ if __name__ == "__main__":
         worker.build,
         worker.load,
         worker.load_plugins,
+        worker.add_draft,
+        worker.stale,
+        worker.move,
         worker.create_engine,
         worker.start,
         worker.into_sleeping_memory,

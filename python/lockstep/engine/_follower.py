@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Tuple, Union
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
@@ -18,7 +18,7 @@ from lockstep.engine._gate import Gate, Reading
 from lockstep.engine._memory import Memory
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import parameters_of
-from lockstep.engine._rank import ORDERS, Rank
+from lockstep.engine._rank import ORDERS, MovedError, Rank
 from lockstep.engine._served import Served
 
 if TYPE_CHECKING:
@@ -38,7 +38,12 @@ class Follower:
     be read.
 
     A thread of its own attaches to the receiver, and attaches again after the receiver went away. Parameters stay where
-    they are, on the CPU or on GPUs, in memory of any kind; no other process reaches it. Readers may be any threads:
+    they are, on the CPU or on GPUs, in memory of any kind; no other process reaches it. Where the program itself gives a
+    parameter other memory or another form (``p.data = ...``, ``load_state_dict(assign=True)``, ``module.to(...)``), the
+    follower finds that at the next version or comparison. It attaches again with the module as it is then, and nothing is
+    served until a whole version is written. Until then it keeps the old memory.
+
+    Readers may be any threads:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
@@ -62,6 +67,8 @@ class Follower:
             must not be used.
         after_write: the follower's thread calls it with each new version that it has written, before a reader reads it.
             An engine computes tensors from parameters there. While it fails, nothing is served.
+        check: it is called before the module is described: at first, and again after a parameter moved. It raises
+            ``BadDataError`` where the engine computes something from parameters that ``after_write`` does not.
         compare_only: the receiver never writes here; ``serving`` and ``wait_for`` must not be used.
         server: the URL of the server on this host that pauses this rank, if the receiver's ``--allow-engines`` admits
             it without configuration.
@@ -84,6 +91,7 @@ class Follower:
         incarnation: "str | None" = None,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
+        check: "Callable[[], Any] | None" = None,
         compare_only: bool = False,
         server: str = "",
         **options: "Unpack[DescribeKeywords]",
@@ -95,17 +103,15 @@ class Follower:
         self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)
         self._gated = gate and not compare_only
-        described = DescribeOptions(**options)
-        engine, parameters = parameters_of(module, described)
-        self._memory = Memory(parameters)
-        sizes = [place.size for place in self._memory.places]
+        self._module, self._check, self._options = module, check, DescribeOptions(**options)
+        self._memory, description = self._described()
         self._attach = {
             "peer": LINE,
             "model": model,
             "engine": engine_name,
             "incarnation": incarnation,
             "gated": self._gated,
-            "description": description_of(engine, described, parameters, self._memory.locations, sizes),
+            "description": description,
             **({"server": server} if server else {}),
         }
 
@@ -146,7 +152,8 @@ class Follower:
 
     def serving(self, timeout: "float | None" = None) -> Reading:
         """For ``with`` and ``async with``. While inside, weights stay those of the version it gives. Entering waits while
-        there is none or it is being written; inside, a thread may come in again.
+        there is none or it is being written; inside, a thread may come in again. A parameter that the program itself moves
+        is not noticed here, but at the next version or comparison.
 
         Raises, on entering:
             DeadlineError: that took longer than ``timeout`` seconds.
@@ -186,8 +193,8 @@ class Follower:
                 self._reconnect()
 
     def wake(self) -> None:
-        """Call this when the memory is there again, at the same addresses, and no other code writes it. Does nothing if
-        the rank is not asleep."""
+        """Call this when the memory is there again, and no other code writes it. Where parameters lie elsewhere by then,
+        nothing was ``kept``. Does nothing if the rank is not asleep."""
         with self._rank.lock:
             if self._rank.wake():
                 self._reconnect()
@@ -235,29 +242,46 @@ class Follower:
         if self._rank.compares:
             raise StateError("this follower compares only: another writes the parameters and knows what they are")
 
+    def _described(self) -> "Tuple[Memory, dict[str, Any]]":
+        """Where the module's parameters lie now, and their description. BadDataError names what cannot be described."""
+        if self._check is not None:
+            self._check()
+        engine, parameters = parameters_of(self._module, self._options)
+        memory = Memory(self._module, parameters)
+        sizes = [place.size for place in memory.places]
+        return memory, description_of(engine, self._options, parameters, memory.locations, sizes)
+
     # --- the follower's thread ---
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
-        with self._memory.on_device():
-            while not self._stopping.is_set():
-                self._attached = self._had_serve = refused = False
-                self._soon.clear()
-                try:
+        while not self._stopping.is_set():
+            self._attached = self._had_serve = refused = False
+            self._soon.clear()
+            try:
+                self._look_again()
+                with self._memory.on_device():
                     self._follow()
-                except Exception as error:  # whatever it is, the module must not be left half-followed in silence
-                    if not self._soon.is_set():
-                        self._error = str(error) or repr(error)
-                    refused = isinstance(error, _Refused)
-                with self._rank.lock:
-                    self._rank.drop()
-                    if not self._stopping.is_set():
-                        self._rank.resume()
-                self._count_refusals(refused)
-                if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
-                    pause = _FIRST_PAUSE_SECONDS
-                if not self._soon.wait(pause):
-                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            except Exception as error:  # whatever it is, the module must not be left half-followed in silence
+                if not self._soon.is_set():
+                    self._error = str(error) or repr(error)
+                refused = isinstance(error, _Refused)
+            with self._rank.lock:
+                self._rank.drop()
+                if not self._stopping.is_set():
+                    self._rank.resume()
+            self._count_refusals(refused)
+            if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
+                pause = _FIRST_PAUSE_SECONDS
+            if not self._soon.wait(pause):
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _look_again(self) -> None:
+        """Describes the module anew where a parameter moved. While the rank sleeps, more may move."""
+        with self._rank.lock:
+            if not self._rank.asleep and self._rank.moved() is not None:
+                self._memory, self._attach["description"] = self._described()
+                self._rank.take(self._memory)
 
     def _count_refusals(self, refused: bool) -> None:
         """Runs after each connection. After refusals in a row waiting callers get the error; the follower tries on."""
@@ -315,7 +339,7 @@ class Follower:
         try:
             answer = self._rank.obey(order, given_up=connection.has_more)
         except Exception as error:
-            if order.type not in (MessageType.PAUSE, MessageType.SERVE):
+            if order.type not in (MessageType.PAUSE, MessageType.SERVE) or isinstance(error, MovedError):
                 connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
         self._had_serve = self._had_serve or order.type == MessageType.SERVE

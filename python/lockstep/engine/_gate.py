@@ -66,7 +66,7 @@ class Gate:
     While the writer waits, an entry still passes if its context (``contextvars``) has another entry inside. Otherwise
     it would wait for itself for ever; and weights cannot change before the other entry has left. A nested entry looks
     like one of another generator in the same context: both pass, and the writer waits for both. So generators of one
-    context that always overlap keep the writer out, until the receiver's hold times out; tasks and threads of their own
+    context that always overlap keep the writer out, until the receiver's pause times out; tasks and threads of their own
     do not. A thread that a reader starts has another context: the reader must not wait for it to come in.
 
     Args:

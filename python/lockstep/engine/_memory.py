@@ -1,8 +1,9 @@
 """Memory of a module's parameters. Only this process writes it."""
 
+import bisect
 import contextlib
 from dataclasses import dataclass
-from typing import Iterator, Sequence
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import torch
 
@@ -32,7 +33,7 @@ class Place:
 
 
 class Memory:
-    """The parameters' own memory, where it is: one for each stretch that they lie in.
+    """The memory of a module's parameters, where it is: one for each stretch that they lie in.
 
     Attributes:
         locations: of each parameter.
@@ -42,7 +43,7 @@ class Memory:
         BadDataError: parameters lie in memory that this process cannot write.
     """
 
-    def __init__(self, parameters: "Sequence[Parameter]") -> None:
+    def __init__(self, module: torch.nn.Module, parameters: "Sequence[Parameter]") -> None:
         devices = {own.tensor.device for own in parameters}
         if not {device.type for device in devices} <= {"cpu", "cuda"}:
             raise BadDataError(
@@ -62,6 +63,21 @@ class Memory:
                 places.append(Place(own.tensor.device, own.address, own.span_bytes))
             self.locations[index] = Location(len(places) - 1, own.address - places[-1].address)
         self.places = places or [Place(torch.device("cpu"), 0, 1)]
+        self._children: "list[Tuple[str, Dict[str, Any], str, torch.nn.Module]]" = []
+        self._tensors: "list[Tuple[str, Dict[str, Any], str, Any]]" = []
+        self._note(module)
+
+    def moved(self) -> "str | None":
+        """What became of the first tensor of the module that is not there any more, or not in the same form. None: all are as
+        they were. Takes microseconds for each, in a pause."""
+        for path, children, name, child in self._children:
+            if children.get(name) is not child:
+                return f'module "{path}" was replaced or removed'
+        for path, holder, name, form in self._tensors:
+            now = _form(holder.get(name))
+            if now != form:
+                return f'parameter "{path}" was {_text(form)}, and is {_text(now)}'
+        return None
 
     def synchronize(self) -> None:
         """Waits until the parameters' GPUs have done all that was given to them."""
@@ -75,6 +91,46 @@ class Memory:
         device = self._kept[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield
+
+    def _note(self, module: torch.nn.Module) -> None:
+        """Notes each parameter and buffer that lies here, under each name that it has, and the modules on the way."""
+        begins = [(str(place.device), place.address) for place in self.places]
+        seen = {id(module)}
+        reached = [("", module)]
+        for path, own in reached:
+            for holder in (own._parameters, own._buffers):
+                for name, tensor in holder.items():
+                    form = _form(tensor)
+                    if form is not None and self._has(begins, form):
+                        self._tensors.append((path + name, holder, name, form))
+            for name, child in own._modules.items():
+                if child is not None:
+                    self._children.append((path + name, own._modules, name, child))
+                    if id(child) not in seen:
+                        seen.add(id(child))
+                        reached.append((f"{path}{name}.", child))
+
+    def _has(self, begins: "Sequence[Tuple[str, int]]", form: Any) -> bool:
+        address, device = form[0], form[-1]
+        index = bisect.bisect_right(begins, (str(device), address)) - 1
+        return index >= 0 and self.places[index].device == device and address < self.places[index].end
+
+
+def _form(tensor: Any) -> Any:
+    """Where a tensor lies, and how. None: there is none, or it is of a kind that has no memory of its own."""
+    if tensor is None:
+        return None
+    try:
+        return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    except RuntimeError:
+        return None
+
+
+def _text(form: Any) -> str:
+    if form is None:
+        return "gone"
+    address, dtype, shape, strides, device = form
+    return f"{str(dtype).rpartition('.')[2]} {list(shape)} of strides {list(strides)} on {device} at {address:#x}"
 
 
 def _where(own: Parameter) -> "tuple[str, int, int]":

@@ -1,6 +1,7 @@
 """Rank: what one rank of an engine holds, and what reads it. Follower uses it and brings the receiver's messages."""
 
 import collections
+import contextlib
 import os
 import threading
 import time
@@ -21,6 +22,10 @@ _KEPT_PAUSES = 1024
 
 # What it obeys once it is attached.
 ORDERS = frozenset(MessageType[name] for name in ("PAUSE", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP"))
+
+
+class MovedError(StateError):
+    """The module has a parameter in other memory, or in another form, than the receiver writes."""
 
 
 class Rank:
@@ -60,8 +65,7 @@ class Rank:
         self.reads: "Served | None" = None
         self.asleep = False
         self.pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
-        self._memory = memory
-        self._writer = Writer(memory.places)
+        self.take(memory)
         self._gate = gate
         self._receiver = receiver
         self._after_write = after_write
@@ -89,6 +93,23 @@ class Rank:
         )
 
     # --- under the lock ---
+
+    def take(self, memory: Memory) -> None:
+        """What is written and compared from here on."""
+        self._memory = memory
+        self._writer = Writer(memory.places)
+
+    def moved(self) -> "str | None":
+        """What became of a parameter that is not where it was; None: all are. Where one moved, this rank holds nothing any
+        more, and no new reader comes in. The next PAUSE waits for those inside."""
+        moved = self._memory.moved()
+        if moved is not None:
+            if self.reads is not None:
+                self._waits_since = time.monotonic()
+            self.holds = self.reads = self._resumes = self._derived = None
+            with contextlib.suppress(StateError):
+                self._gate.shut(given_up=lambda: True)
+        return moved
 
     def state(self) -> str:
         """As ATTACH says it."""
@@ -126,6 +147,7 @@ class Rank:
 
         Raises:
             ProtocolError: it cannot be done; the text says what is wrong and where.
+            MovedError: a parameter moved, so what was to be written, compared or read is not what the module reads.
             UnavailableError: the receiver waits no longer for readers.
             InternalError: ``after_write`` failed.
         """
@@ -137,6 +159,7 @@ class Rank:
             self._stage(order.fds[0])
             return Message(MessageType.STAGED)
         if order.type == MessageType.COMPARE:
+            self._check_place()
             return Message(MessageType.COMPARED, body=bytes([self._writer.compare()]))
         if order.type == MessageType.DROP:
             self._writer.drop()
@@ -149,7 +172,7 @@ class Rank:
                 f"{self._receiver}: {order.type.name} came without a version, or to a rank that compares"
             )
         if order.type == MessageType.PAUSE:
-            self._hold(replace(order.version, label=order.body.decode(errors="replace")), given_up)
+            self._pause(replace(order.version, label=order.body.decode(errors="replace")), given_up)
             return Message(MessageType.PAUSED)
         self._serve(order.version)
         return Message(MessageType.SERVING)
@@ -164,7 +187,7 @@ class Rank:
 
     def resume(self) -> None:
         """What was not written since PAUSE may be read again."""
-        if self._resumes is not None:
+        if self._resumes is not None and self.moved() is None:
             self._read(self._resumes)
 
     # --- what messages do ---
@@ -187,27 +210,37 @@ class Rank:
         self._writer.write()
         self.holds = after
 
-    def _hold(self, announced: Served, given_up: "Callable[[], bool]") -> None:
+    def _pause(self, announced: Served, given_up: "Callable[[], bool]") -> None:
         """Nothing reads the memory from here on."""
         self._known = [announced, *self._known[-1:]]
+        began = time.monotonic()
         if self.reads is not None:
             self._resumes, self.reads = self.reads, None
-            self._waits_since = time.monotonic()
-            try:
-                self._gate.shut(given_up)
-            except StateError as error:
-                seconds = time.monotonic() - self._waits_since
-                self._late = f"{self._receiver} paused this rank for {seconds:.1f} s, and {error}"
-                raise UnavailableError(self._late) from error
-            self._late = None
-            self._memory.synchronize()
+            self._waits_since = began
+        try:
+            self._gate.shut(given_up)
+        except StateError as error:
+            self._late = f"{self._receiver} paused this rank for {time.monotonic() - began:.1f} s, and {error}"
+            raise UnavailableError(self._late) from error
+        self._late = None
+        self._memory.synchronize()
+        self._check_place()
         self._paused_since = time.monotonic()
 
     def _serve(self, served: Served) -> None:
         if self.holds != served:
             raise ProtocolError(f"{self._receiver}: {served} cannot be served: {self.holds} is in memory")
+        self._check_place()
         if self.reads is None:
             self._read(served)
+
+    def _check_place(self) -> None:
+        moved = self.moved()
+        if moved is not None:
+            raise MovedError(
+                f"{moved}. What {self._receiver} writes is not what the module reads. This rank attaches again, as the module "
+                "is now, and gets a whole version"
+            )
 
     def _read(self, served: Served) -> None:
         """The module reads ``served`` from here on. After an exception the rank waits."""

@@ -17,12 +17,16 @@ from vllm.distributed.weight_transfer.base import (
 from lockstep.core.errors import BadDataError, Error
 from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
+from lockstep.engine._served import Served
 
 # Of MLA layers: views of kv_b_proj, in the form that its kernels want.
 _VIEWS = ("W_UV", "W_UK_T")
 # What vLLM adds to it for each data-parallel replica under Ray.
 _OF_REPLICA = re.compile(r"_dp\d+$")
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
+# What vLLM calls of its model runner at the end of its own reload_weights: it drops what it has of other weights, such as a
+# draft's quantised copy of the head, adapters, and what encoders made of images.
+_REFRESHES = ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache")
 # Expert kernels that take the stacks as they were loaded.
 _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
@@ -55,7 +59,11 @@ class LockstepUpdateInfo(WeightTransferUpdateInfo):
 
 class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, LockstepUpdateInfo]):
     """The receiver writes weights while its driver has the server paused; these calls only start and check that. Where
-    $LOCKSTEP_ENGINE_SOCKET is set, the constructor starts it, and no call is needed."""
+    $LOCKSTEP_ENGINE_SOCKET is set, the constructor starts it, and no call is needed.
+
+    Attributes:
+        model_runner: the worker's. The plugin sets it once the model is loaded; without it, no version is served.
+    """
 
     init_info_cls = LockstepInitInfo
     update_info_cls = LockstepUpdateInfo
@@ -64,6 +72,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.follower: "Follower | None" = None
+        self.model_runner: Any = None
         if follows():
             self.init_transfer_engine(LockstepInitInfo(**followed()._asdict()))
 
@@ -72,7 +81,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         self.shutdown()
         config, parallel, tensor = self.model_config.hf_text_config, self.parallel_config, get_tp_group()
         try:
-            _check_as_loaded(self.model)
+            _check_memory(self.vllm_config.load_config.load_format)
             expert, expert_tensor = _expert_groups(self.model, parallel)
             # Replicas of dense models know only their own number: each is an engine of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
@@ -92,11 +101,21 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 key_value_heads=getattr(config, "num_key_value_heads", 0),
                 leave_out=_VIEWS,
                 gate=False,
+                after_write=self._refresh,
+                check=lambda: _check_as_loaded(self.model),
                 compare_only=init_info.compare_only,
                 server=init_info.server,
             )
         except Error as error:
             raise ValueError(str(error)) from error
+
+    def _refresh(self, _: Served) -> None:
+        if self.model_runner is None:
+            raise BadDataError("vLLM's model runner is not known; it is once vLLM's executor has loaded the model")
+        for name in _REFRESHES:
+            refresh = getattr(self.model_runner, name, None)
+            if refresh is not None:
+                refresh()
 
     def start_weight_update(self, *_: Any, **__: Any) -> None:
         """Nothing: parameters are written in place."""
@@ -126,6 +145,15 @@ def _incarnation(config: Any) -> "str | None":
     """What the workers of one server have in common. None: each made its own configuration, as torchrun's do."""
     alone = config.parallel_config.distributed_executor_backend == "external_launcher"
     return None if alone else _OF_REPLICA.sub("", str(config.instance_id))
+
+
+def _check_memory(load_format: str) -> None:
+    """BadDataError: other servers read this memory, too."""
+    if load_format == "ipc_cache":
+        raise BadDataError(
+            "weights of --load-format ipc_cache belong to vLLM's weight cache, which shares them with other servers; start "
+            "with another --load-format"
+        )
 
 
 def _check_as_loaded(model: Any) -> None:

@@ -16,6 +16,8 @@ from lockstep.engine._served import Served
 
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _MEMORY = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_WRITERS = tuple(f"{_MEMORY}.update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
+_CHECK = f"{_MEMORY}.check_weights"
 _STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 _WEIGHTS = "weights"  # SGLang's tag of their memory
 _log = logging.getLogger(__name__)
@@ -32,6 +34,9 @@ def register() -> None:
     HookRegistry.register(_STATE, _said, HookType.AFTER)
     HookRegistry.register(f"{_MEMORY}.release_memory_occupation", _released, HookType.BEFORE)
     HookRegistry.register(f"{_MEMORY}.resume_memory_occupation", _resumed, HookType.AFTER)
+    for writer in _WRITERS:
+        HookRegistry.register(writer, _written, HookType.AROUND)
+    HookRegistry.register(_CHECK, _checked, HookType.AROUND)
 
 
 def follow(model: Any) -> Follower:
@@ -71,6 +76,22 @@ def _resumed(result: Any, _: Any, request: Any) -> Any:
     return result
 
 
+def _written(write: Any, *arguments: Any, **options: Any) -> Any:
+    """What SGLang writes itself is no version that the receiver knows: all is written again afterwards."""
+    if _follower is None:
+        return write(*arguments, **options)
+    _follower.sleep()
+    try:
+        return write(*arguments, **options)
+    finally:
+        _follower.wake()
+
+
+def _checked(check: Any, manager: Any, request: Any) -> Any:
+    """One of its actions gives all weights random values."""
+    return _written(check, manager, request) if request.action == "reset_tensors" else check(manager, request)
+
+
 def _new_follower(model: Any) -> Follower:
     from sglang.srt.runtime_context import get_exec, get_model, get_parallel
 
@@ -84,7 +105,6 @@ def _new_follower(model: Any) -> Follower:
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
         raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
-    _check_copies(model)
     fused = _check_experts(model)
     return Follower(
         model,
@@ -101,6 +121,7 @@ def _new_follower(model: Any) -> Follower:
         key_value_heads=getattr(config, "num_key_value_heads", 0),
         fused_shared_experts=fused,
         gate=False,
+        check=lambda: _check_copies(model),
         compare_only=where.compare_only,
         server=where.server,
         after_write=_compute_of(model),

@@ -43,16 +43,24 @@ def register() -> None:
         _discard,
         _reload_weights,
     )
-    wrapper.lockstep_incarnation = _incarnation
-    if follows():
-        wrapper.load_model = _load_model
+    wrapper.load_model, wrapper.lockstep_incarnation = _load_model, _incarnation
 
 
 def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
-    """What a worker does after --weight-transfer-config. BadDataError: that names another backend."""
+    """Gives the backend what it needs of the worker."""
+    if follows():
+        _choose_backend(wrapper.vllm_config)
+    result = wrapper.worker.load_model(*arguments, **options)
+    chosen = wrapper.vllm_config.weight_transfer_config
+    if chosen is not None and chosen.backend == NAME:
+        wrapper.worker.weight_transfer_engine.model_runner = wrapper.worker.model_runner
+    return result
+
+
+def _choose_backend(config: Any) -> None:
+    """As --weight-transfer-config does. BadDataError: that names another backend."""
     from vllm.config import WeightTransferConfig
 
-    config = wrapper.vllm_config
     if config.weight_transfer_config is None:
         config.weight_transfer_config = WeightTransferConfig(backend=NAME)
     if config.weight_transfer_config.backend != NAME:
@@ -60,7 +68,6 @@ def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
             f"$LOCKSTEP_ENGINE_SOCKET is set, and --weight-transfer-config has {config.weight_transfer_config.backend}: "
             "weights come by one of them; leave out the other"
         )
-    return wrapper.worker.load_model(*arguments, **options)
 
 
 def _sleep(wrapper: Any, level: int = 1) -> Any:
