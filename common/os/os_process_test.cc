@@ -1,12 +1,17 @@
 // What a daemon's process shares with its surroundings: signals and systemd's notification socket.
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cerrno>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "common/os/sd_notify.h"
 #include "common/os/signals.h"
@@ -64,15 +69,34 @@ TEST_CASE("Without a manager, or with a dead one, notifying does nothing") {
   ::unsetenv("NOTIFY_SOCKET");
 }
 
-TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills no process") {
-  Result<SignalWaiter> waiter = SignalWaiter::Create();
+TEST_CASE("SIGTERM and SIGINT end the waiter's wait; it tells of other signals, which kill no process") {
+  std::vector<std::string> ignored;
+  Result<SignalWaiter> waiter = SignalWaiter::Create([&](const std::string& signal) { ignored.push_back(signal); });
   REQUIRE(waiter.ok());
-  CHECK_FALSE(waiter->Wait(std::chrono::milliseconds(10)).has_value());
-  ::kill(::getpid(), SIGTERM);
-  CHECK(waiter->Wait() == SIGTERM);
-  ::kill(::getpid(), SIGHUP);
-  CHECK(waiter->Wait(std::chrono::milliseconds(1000)) == SIGHUP);
+  CHECK_FALSE(waiter->Wait(std::chrono::milliseconds(10)));
+  for (const int signal : {SIGTERM, SIGINT}) {
+    ::kill(::getpid(), signal);
+    CHECK(waiter->Wait());
+  }
+  for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) ::kill(::getpid(), signal);
+  CHECK_FALSE(waiter->Wait(std::chrono::milliseconds(10)));
+  CHECK(ignored == std::vector<std::string>{"SIGHUP", "SIGUSR1", "SIGUSR2"});
   ::raise(SIGPIPE);
+}
+
+TEST_CASE("A write beyond the largest file that a process may have is an error, and kills no process") {
+  REQUIRE(SignalWaiter::Create([](const std::string&) {}).ok());
+  const TempDir dir;
+  const UniqueFd file(::open(dir.File("large").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit now{1 << 20, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &now) == 0);
+  const ssize_t wrote = ::pwrite(file.get(), "x", 1, 1 << 20);
+  const int error = errno;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(wrote == -1);
+  CHECK(error == EFBIG);
 }
 
 }  // namespace

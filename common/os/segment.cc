@@ -30,7 +30,7 @@ Status Allocate(int fd, uint64_t bytes, const std::string& name, int (*allocate)
   int error = EINTR;
   while (error == EINTR) error = allocate(fd, 0, static_cast<off_t>(bytes));
   if (error == 0) return OkStatus();
-  if (error != ENOSPC && error != EFBIG && error != ENOMEM) return ErrnoStatus(error, Cat("allocate segment ", name));
+  if (error != ENOSPC && error != ENOMEM) return ErrnoStatus(error, Cat("allocate segment ", name));
   struct statvfs room {};
   ::fstatvfs(fd, &room);
   return {ErrorCode::kResourceExhausted,

@@ -18,8 +18,6 @@ constexpr int kPingAfterMs = 10'000;
 // A socket's listener accepts at once, unless it hangs.
 constexpr std::chrono::milliseconds kSocketTimeout{2'000};
 
-constexpr std::string_view kUnixScheme = "unix:";
-
 grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
@@ -61,7 +59,7 @@ std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& contex
 Result<std::shared_ptr<grpc::Channel>> LastingChannel::Get() {
   std::lock_guard lock(mutex_);
   if (channel_ != nullptr && !(socket_.valid() && socket_.PeerGone())) return channel_;
-  if (address_.starts_with(kUnixScheme)) {
+  if (to_socket()) {
     LS_RETURN_IF_ERROR(Connect(address_.substr(kUnixScheme.size())));
   } else {
     channel_ = MakeChannel(address_, tls_);

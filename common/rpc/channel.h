@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "common/base/status.h"
@@ -43,10 +44,14 @@ class LastingChannel {
   // For one call, or one stream. An error is of a socket only: kUnavailable where no process listens, kPermission where
   // one does that may be an impostor (os::CheckListener); it has not been told anything.
   Result<std::shared_ptr<grpc::Channel>> Get();
+  // Whether the channels are to a socket. They are connected from the start, and gRPC knows no state of them.
+  bool to_socket() const { return address_.starts_with(kUnixScheme); }
   // How that ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);
 
  private:
+  static constexpr std::string_view kUnixScheme = "unix:";
+
   Status Connect(const std::string& path);
 
   const std::string address_;

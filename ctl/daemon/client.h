@@ -60,7 +60,7 @@ class Client {
   Result<std::shared_ptr<grpc::Channel>> Channel() const {
     Result<std::shared_ptr<grpc::Channel>> channel = channel_.Get();
     if (!channel.ok()) return Explain(channel.status());
-    SayWhatIsWaitedFor(**channel);
+    if (!channel_.to_socket()) SayWhatIsWaitedFor(**channel);
     return channel;
   }
 

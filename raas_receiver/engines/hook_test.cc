@@ -8,6 +8,7 @@
 #include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/shell.h"
+#include "common/os/signals.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/engines/driver.h"
@@ -56,6 +57,14 @@ TEST_CASE("A hook finds what the launcher of a bundle has set aside where the ho
   CHECK(*os::ReadFile(directory.File("set")) == "libc.so.6 0\n");
   ::unsetenv("LOCKSTEP_HOST_LD_AUDIT");
   ::unsetenv("LOCKSTEP_HOST_LD_PRELOAD");
+}
+
+TEST_CASE("A hook starts with no signal blocked or ignored, as its receiver has") {
+  const os::TempDir directory;
+  REQUIRE(os::SignalWaiter::Create([](const std::string&) {}).ok());
+  const auto hook = Hook(Options("grep -E 'SigBlk|SigIgn' /proc/self/status > " + directory.File("signals")));
+  REQUIRE(Notify(*hook).status.ok());
+  CHECK(*os::ReadFile(directory.File("signals")) == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
 }
 
 TEST_CASE("A hook whose program is not there or may not be executed is refused") {

@@ -1,6 +1,7 @@
 // raas_receiver: keeps an inference server's replicas in lock step with a trainer agent.
 
 #include <iostream>
+#include <string>
 
 #include "common/os/owners.h"
 #include "common/os/signals.h"
@@ -20,7 +21,9 @@ Status Serve(ReceiverConfig config, os::SignalWaiter& signals) {
 int Main(int argc, char** argv) {
   Result<std::optional<ReceiverConfig>> config = ParseReceiverConfig(argc, argv);
   if (config.ok() && !config->has_value()) return 0;
-  Result<os::SignalWaiter> signals = os::SignalWaiter::Create();
+  Result<os::SignalWaiter> signals = os::SignalWaiter::Create([](const std::string& signal) {
+    telemetry::Log(telemetry::LogLevel::kInfo, "signal_ignored", {{"signal", signal}});
+  });
   Status status = config.ok() ? signals.status() : config.status();
   if (status.ok()) status = telemetry::InitLogging("raas_receiver", (*config)->log_level, (*config)->log_format);
   if (!status.ok()) {

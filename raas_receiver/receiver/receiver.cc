@@ -1,6 +1,5 @@
 #include "raas_receiver/receiver/receiver.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -223,9 +222,7 @@ void Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   Tick();
   os::NotifyReady();
   while (true) {
-    const std::optional<int> signal = signals.Wait(kTick);
-    if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
+    if (signals.Wait(kTick)) break;
     if (owners.Gone()) {
       telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
       break;
@@ -240,8 +237,7 @@ void Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
     drained = true;
   });
   while (!drained) {
-    const std::optional<int> signal = signals.Wait(milliseconds(20));
-    if (signal == SIGTERM || signal == SIGINT) ::_exit(0);
+    if (signals.Wait(milliseconds(20))) ::_exit(0);
   }
   drain.join();
   telemetry::Log(telemetry::LogLevel::kInfo, "stopped");

@@ -41,6 +41,19 @@ def test_a_host_needs_no_control_plane_on_tcp(cluster):
     assert listening_tcp_ports(receiver.process.pid) == set()
 
 
+def test_a_command_over_a_socket_prints_its_answer_and_nothing_on_stderr(cluster):
+    model = ToyModel(blocks=1)
+    agent = cluster.agent(listen="")
+    receiver = cluster.receiver(agent, listen="")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        receiver.wait_for(model.tensors)
+    for daemon, commands in ((agent, ["status", "versions", "verify"]), (receiver, ["status", "pull", "verify"])):
+        for command in commands:
+            asked = daemon.ctl(command)
+            assert asked.stdout and (asked.returncode, asked.stderr) == (0, ""), command
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_other_users_do_not_reach_the_control_plane(cluster):
     agent = cluster.agent(listen="")

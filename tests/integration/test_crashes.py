@@ -1,6 +1,7 @@
 """Processes that are killed or asked to stop, at any moment."""
 
 import random
+import resource
 import signal
 import threading
 import time
@@ -236,6 +237,30 @@ def test_both_daemons_drain_and_end_with_0_when_told_to_stop(cluster, number):
             daemon.signal(number)
             assert daemon.process.wait(60) == 0, daemon.name
     assert differing_tensor(receiver.file(), model.tensors) is None
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_both_daemons_log_a_signal_that_is_not_for_them_and_go_on(cluster, name):
+    """Slurm and PyTorch Lightning send their requeue signals to every process of a step."""
+    agent = cluster.agent()
+    for daemon in (agent, cluster.receiver(agent)):
+        daemon.signal(signal.Signals[name])
+        line = f'"signal_ignored","signal":"{name}"'
+        wait_until(lambda log=daemon.log, line=line: line in log(), f"{daemon.name} logs it")
+        assert daemon.running() and daemon.answers()
+
+
+def test_a_receiver_beyond_its_limit_of_a_files_size_says_so_and_goes_on(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    before = resource.prlimit(receiver.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(receiver.process.pid, resource.RLIMIT_FSIZE, (BLOCK, before[1]))
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        wait_until(lambda: "File too large" in receiver.model_status()["last_error"], "the receiver says so")
+        resource.prlimit(receiver.process.pid, resource.RLIMIT_FSIZE, before)
+        receiver.wait_for(model.tensors)
 
 
 def test_both_daemons_drain_in_the_midst_of_their_work(cluster):

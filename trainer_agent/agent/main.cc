@@ -1,6 +1,6 @@
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 
 #include "common/os/owners.h"
@@ -16,19 +16,15 @@ constexpr std::chrono::milliseconds kTick{500};
 
 // A second TERM or INT while draining ends the process at once: a human is pressing again.
 void ExitOnNextSignal(os::SignalWaiter& signals) {
-  while (true) {
-    const auto signal = signals.Wait();
-    if (signal && *signal != SIGHUP) std::_Exit(0);
-  }
+  signals.Wait();
+  std::_Exit(0);
 }
 
 Status Serve(const AgentOptions& options, os::SignalWaiter& signals) {
   LS_ASSIGN_OR_RETURN(const auto owners, os::Owners::Open(options.owners));
   LS_ASSIGN_OR_RETURN(const auto agent, Agent::Start(options));
   while (true) {
-    const auto signal = signals.Wait(kTick);
-    if (signal && *signal != SIGHUP) break;
-    if (signal) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
+    if (signals.Wait(kTick)) break;
     if (owners.Gone()) {
       telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
       break;
@@ -41,7 +37,9 @@ Status Serve(const AgentOptions& options, os::SignalWaiter& signals) {
 }
 
 int Main(int argc, char** argv) {
-  auto signals = os::SignalWaiter::Create();
+  auto signals = os::SignalWaiter::Create([](const std::string& signal) {
+    telemetry::Log(telemetry::LogLevel::kInfo, "signal_ignored", {{"signal", signal}});
+  });
   AgentOptions options;
   const auto outcome = ParseAgentOptions(argc, argv, &options);
   Status status = signals.ok() ? outcome.status() : signals.status();
