@@ -4,6 +4,7 @@
 #   tests/nightly.sh [STAGE...]        all of them unless named:
 #     asan, tsan      every C++ test under sanitizers
 #     fuzz            each decoder's fuzzer, two minutes
+#     damage          10,000 lives of a receiver whose replicas lose bits, others each day
 #     tidy            clang-tidy over every C++ source
 #     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
 #     distributions   the wheel inside other releases of Debian; the kernels for AArch64
@@ -19,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak radosgw slurm rehearsal)
+STAGES=(asan tsan fuzz damage tidy cuda distributions frameworks sweep bench soak radosgw slurm rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -32,6 +33,10 @@ run_stage() {
   case $1 in
     asan | tsan) tests/checks/sanitizers.sh "$1" ;;
     fuzz) tests/fuzz/run.sh --seconds-each 120 ;;
+    damage)
+      LOCKSTEP_SEED=$((10#$(date +%Y%j) * 10000)) LOCKSTEP_SEEDS=10000 \
+        bazel-bin/raas_receiver/session/damage_property_test > "$RESULTS/damage.log" 2>&1 || { tail -n 40 "$RESULTS/damage.log" && return 1; }
+      ;;
     tidy) python3 tests/checks/tidy.py ;;
     cuda) bazel build --config=cuda //... && tests/checks/cuda_wheel.sh && tests/gpu/pack.sh ;;
     distributions)

@@ -1,22 +1,25 @@
 #include "ctl/daemon/verify.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 #include "ctl/output/table.h"
 
 namespace lockstep::ctl {
 namespace {
 
-constexpr int kTensorsNamed = 10;
+constexpr size_t kTensorsNamed = 10;
 
 bool OwnDigestsAgree(const v1::VerifyResult& result) {
   return result.bad_blocks().empty() && result.computed_digest() == result.recorded_digest();
 }
 
-std::string TensorNames(const v1::VerifyResult& result) {
-  std::string names;
-  for (int i = 0; i < result.bad_tensors_size() && i < kTensorsNamed; ++i) names += " " + result.bad_tensors(i);
-  const int more = result.bad_tensors_size() - kTensorsNamed;
-  return more > 0 ? Cat(names, " and ", more, " more") : names;
+// The first of `count` names.
+std::string TensorNames(const google::protobuf::RepeatedPtrField<std::string>& names, size_t count) {
+  const size_t shown = std::min({kTensorsNamed, count, static_cast<size_t>(names.size())});
+  std::string text;
+  for (size_t i = 0; i < shown; ++i) text += " " + names[static_cast<int>(i)];
+  return count > shown ? Cat(text, " and ", count - shown, " more") : text;
 }
 
 }  // namespace
@@ -28,7 +31,8 @@ Status Judge(const Verification& verification) {
   if (!OwnDigestsAgree(result)) {
     return {ErrorCode::kCorrupt,
             Cat(what, ": ", result.bad_blocks_size(), " blocks differ from the manifest, in tensors",
-                TensorNames(result), "; pull it again in full")};
+                TensorNames(result.bad_tensors(), static_cast<size_t>(result.bad_tensors_size())),
+                "; pull it again in full")};
   }
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
   if (verification.needs_engines && result.engines() == 0) {
@@ -66,8 +70,11 @@ std::string VerificationText(const Verification& verification) {
   const bool equal = Judge(verification).ok();
   const std::string engines =
       result.engines() == 0 ? "" : Cat("engines whose memory was compared, too: ", result.engines(), "\n");
+  const std::string unused = result.unused() == 0 ? ""
+                                                  : Cat("tensors that no parameter of an engine takes:",
+                                                        TensorNames(result.unused_tensors(), result.unused()), "\n");
   return Cat(verification.model, " version ", result.held().version(), equal ? ": equal\n" : ": NOT equal\n",
-             table.ToString(), engines);
+             table.ToString(), engines, unused);
 }
 
 }  // namespace lockstep::ctl

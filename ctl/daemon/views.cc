@@ -107,25 +107,26 @@ std::string ReceiversText(const v1::AgentStatus& status) {
   return unopened + (table.empty() ? "" : "\n" + table.ToString());
 }
 
-std::string ServingText(const v1::EngineTargets& engine) {
-  if (engine.asleep() > 0) return Cat(engine.asleep(), " asleep");
-  if (engine.waiting() > 0) return Cat(engine.waiting(), " wait");
-  if (engine.comparing() > 0) return Cat(engine.comparing(), " compare");
-  return VersionOrDash(engine.serving().version());
+std::string ServingText(const v1::RankGroup& group) {
+  if (group.asleep() > 0) return Cat(group.asleep(), " asleep");
+  if (group.waiting() > 0) return Cat(group.waiting(), " wait");
+  if (group.comparing() > 0) return Cat(group.comparing(), " compare");
+  return VersionOrDash(group.serving().version());
 }
 
 std::string StateText(const v1::Engine& engine) {
   return ValueText(*v1::EngineState_descriptor(), engine.state(), "state") + (engine.late() ? ", late" : "");
 }
 
-// Engines that are notified of versions or have ranks, then their ranks; nothing when there are none.
+// Engines that are notified of versions or have ranks, then the groups of their ranks; nothing when there are none.
 std::string EnginesText(const v1::ReceiverStatus& status) {
   Table engines({"MODEL", "ENGINE", "KIND", "URL", "GETS VERSIONS", "STATE", ">SERVED", ">SINCE", ">PAUSE", ">WRITTEN",
                  ">FAILURES", "LAST ERROR"});
-  Table ranks({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
-               ">WRITTEN", "LAST ERROR"});
+  std::string unused;
+  Table groups({"MODEL", "GROUP", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
+                ">WRITTEN", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
-    for (const v1::Engine& engine : model.engine_table()) {
+    for (const v1::Engine& engine : model.engines()) {
       if (engine.kind() == "none" && !engine.in_place()) continue;
       engines.AddRow(
           {model.name(), engine.name(), engine.kind(), TextOrDash(engine.url()),
@@ -134,15 +135,18 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
            HumanBytes(engine.last_written_bytes()), Cat(engine.failures()),
            ErrorText(engine.last_error(), engine.last_error_unix_ns(), status.now_unix_ns())});
     }
-    for (const v1::EngineTargets& engine : model.engines()) {
-      ranks.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()), ServingText(engine),
-                    HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
-                    Milliseconds(engine.last_prepare_us()), Milliseconds(engine.last_pause_us()),
-                    HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
+    for (const v1::RankGroup& group : model.rank_groups()) {
+      groups.AddRow({model.name(), group.name(), Cat(group.attached(), "/", group.world()), ServingText(group),
+                     HumanBytes(group.target_bytes()), Cat(group.commits()), Cat(group.failures()),
+                     Milliseconds(group.last_prepare_us()), Milliseconds(group.last_pause_us()),
+                     HumanBytes(group.last_written_bytes()), TextOrDash(group.last_error())});
+      if (group.unused() == 0) continue;
+      unused += Cat("group ", group.name(), " takes ", group.unused(), " tensors of ", model.name(),
+                    " nowhere: ", group.unused_tensors(0), group.unused() > 1 ? ", ...\n" : "\n");
     }
   }
   return (engines.empty() ? "" : "engines:\n" + engines.ToString()) +
-         (ranks.empty() ? "" : "ranks:\n" + ranks.ToString());
+         (groups.empty() ? "" : "rank groups:\n" + groups.ToString()) + unused;
 }
 
 // The logs that are written.

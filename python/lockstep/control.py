@@ -137,7 +137,7 @@ class ReceiverModel:
     failures: int = 0
     last_sync_unix_ns: int = 0
     last_error: str = ""
-    engine_table: Tuple[Engine, ...] = ()
+    engines: Tuple[Engine, ...] = ()
     archive: Archive = Archive()
 
 

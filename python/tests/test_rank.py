@@ -65,7 +65,7 @@ def test_memory_that_is_read_is_not_written_and_a_mix_is_not_served(rank, held):
     assert held.view(-1).nonzero().view(-1).tolist() == [8, 9]
 
 
-def test_what_was_not_written_since_a_hold_is_read_again_without_its_receiver(rank):
+def test_what_was_not_written_since_a_pause_is_read_again_without_its_receiver(rank):
     obey(rank, MessageType.WRITE, VERSION)
     obey(rank, MessageType.SERVE, VERSION)
     for writes, state in ((False, "reading"), (True, "waiting")):

@@ -29,7 +29,7 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
     if (service == notified || service.starts_with(notified + "/")) serving[service] = false;
   }
   std::map<std::string, bool> whole;  // what ranks say of their engine: all there, awake, and reading
-  for (const v1::EngineTargets& group : model.engines()) {
+  for (const v1::RankGroup& group : model.rank_groups()) {
     const bool all = group.attached() == group.world() && group.waiting() == 0 && group.asleep() == 0;
     const bool written = group.comparing() == 0;
     if (written) whole.emplace(group.engine(), true).first->second &= all;
@@ -38,7 +38,7 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
     serving[service] = Serves(service, model, ReadVersionRef(group.serving())) && all;
   }
   bool any = false;
-  for (const v1::Engine& engine : model.engine_table()) {
+  for (const v1::Engine& engine : model.engines()) {
     const auto ranks = whole.find(engine.name());
     if (engine.kind() == "none" && ranks == whole.end()) continue;  // no engine is notified
     const std::string service = Cat(notified, "/", engine.name());

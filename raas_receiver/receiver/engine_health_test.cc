@@ -18,7 +18,7 @@ const RunId kOtherRun{{2}};
 v1::ReceiverModel Model(VersionRef held, uint64_t newest) {
   v1::ReceiverModel model;
   model.set_name("actor");
-  model.set_engine("none");
+  model.set_engine_kinds("none");
   *model.mutable_held() = origin::ToProto(held);
   model.set_newest_version(newest);
   return model;
@@ -26,23 +26,23 @@ v1::ReceiverModel Model(VersionRef held, uint64_t newest) {
 
 v1::ReceiverModel Notified(VersionRef held, uint64_t newest, VersionRef served) {
   v1::ReceiverModel model = Model(held, newest);
-  model.set_engine("vllm");
+  model.set_engine_kinds("vllm");
   model.set_served_version(served.version);
   model.set_served_run(ToBytes(served.run));
-  v1::Engine& engine = *model.add_engine_table();
+  v1::Engine& engine = *model.add_engines();
   engine.set_name("default");
   engine.set_kind("vllm");
   *engine.mutable_served() = origin::ToProto(served);
   return model;
 }
 
-v1::EngineTargets& Attach(v1::ReceiverModel& model, VersionRef serving) {
-  v1::EngineTargets& engine = *model.add_engines();
-  engine.set_name("rollout 0");
-  engine.set_world(2);
-  engine.set_attached(2);
-  *engine.mutable_serving() = origin::ToProto(serving);
-  return engine;
+v1::RankGroup& Attach(v1::ReceiverModel& model, VersionRef serving) {
+  v1::RankGroup& group = *model.add_rank_groups();
+  group.set_name("rollout 0");
+  group.set_world(2);
+  group.set_attached(2);
+  *group.mutable_serving() = origin::ToProto(serving);
+  return group;
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ TEST_CASE("An engine serves from its first version of the run on") {
 TEST_CASE("Each engine has a name, and one for all serves when all do") {
   EngineHealth health(true, kNever);
   v1::ReceiverModel model = Notified({kRun, 3}, 3, {kRun, 3});
-  v1::Engine& second = *model.add_engine_table();
+  v1::Engine& second = *model.add_engines();
   second.set_name("second");
   second.set_kind("hook");
   model.set_served_version(0);
@@ -99,19 +99,19 @@ TEST_CASE("An engine that stays behind for too long does not serve, unless it wa
 TEST_CASE("An attached engine serves while all its ranks are there and awake, and not once they are gone") {
   EngineHealth health(true, kNever);
   v1::ReceiverModel model = Model({kRun, 3}, 3);
-  v1::EngineTargets& engine = Attach(model, {kRun, 3});
+  v1::RankGroup& group = Attach(model, {kRun, 3});
   CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, true}});
-  engine.set_asleep(1);
+  group.set_asleep(1);
   CHECK(!health.Update(model)[kAttached]);
-  engine.set_asleep(0);
-  engine.set_waiting(1);
+  group.set_asleep(0);
+  group.set_waiting(1);
   CHECK(!health.Update(model)[kAttached]);
-  engine.set_waiting(0);
-  engine.set_attached(1);
+  group.set_waiting(0);
+  group.set_attached(1);
   CHECK(!health.Update(model)[kAttached]);
-  engine.set_attached(2);
+  group.set_attached(2);
   CHECK(health.Update(model)[kAttached]);
-  model.clear_engines();
+  model.clear_rank_groups();
   CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});
   Attach(model, {kRun, 3}).set_comparing(2);
   CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});

@@ -10,7 +10,7 @@ using metrics::Samples;
 using prometheus::MetricType;
 using Read = std::function<void(const ReceiverFacts& facts, Samples& samples)>;
 
-// `value` is a getter of v1::ReceiverModel, or what takes one; of v1::EngineTargets or v1::Engine below.
+// `value` is a getter of v1::ReceiverModel, or what takes one; of v1::RankGroup or v1::Engine below.
 template <typename Value>
 Read EachModel(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
@@ -21,21 +21,21 @@ Read EachModel(Value value) {
 }
 
 template <typename Value>
-Read EachEngine(Value value) {
+Read EachRankGroup(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
     for (const v1::ReceiverModel& model : facts.status.models()) {
-      for (const v1::EngineTargets& engine : model.engines()) {
-        samples.Add(static_cast<double>(std::invoke(value, engine)), {model.name(), engine.name()});
+      for (const v1::RankGroup& group : model.rank_groups()) {
+        samples.Add(static_cast<double>(std::invoke(value, group)), {model.name(), group.name()});
       }
     }
   };
 }
 
 template <typename Value>
-Read EachOfTable(Value value) {
+Read EachEngine(Value value) {
   return [value](const ReceiverFacts& facts, Samples& samples) {
     for (const v1::ReceiverModel& model : facts.status.models()) {
-      for (const v1::Engine& engine : model.engine_table()) {
+      for (const v1::Engine& engine : model.engines()) {
         samples.Add(static_cast<double>(value(engine)), {model.name(), engine.name()});
       }
     }
@@ -160,7 +160,7 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         "1 for the state that an engine is in: waiting, serving, preparing, writing, loading, asleep or failing"},
        [](const ReceiverFacts& facts, Samples& samples) {
          for (const v1::ReceiverModel& model : facts.status.models()) {
-           for (const v1::Engine& engine : model.engine_table()) {
+           for (const v1::Engine& engine : model.engines()) {
              samples.Add(1, {model.name(), engine.name(), StateName(engine.state())});
            }
          }
@@ -169,41 +169,41 @@ const std::vector<metrics::Row<ReceiverFacts>>& ReceiverTable() {
         MetricType::Gauge,
         {"model", "engine"},
         "version that an engine took; the one that is held where no engine is notified; 0: none, or not known"},
-       EachOfTable([](const v1::Engine& engine) { return static_cast<double>(engine.served().version()); })},
+       EachEngine([](const v1::Engine& engine) { return static_cast<double>(engine.served().version()); })},
       {{"raas_receiver_engine_late",
         MetricType::Gauge,
         {"model", "engine"},
         "1 while an engine lacks a version for longer than it may, and is waited for no more"},
-       EachOfTable([](const v1::Engine& engine) { return engine.late() ? 1.0 : 0.0; })},
+       EachEngine([](const v1::Engine& engine) { return engine.late() ? 1.0 : 0.0; })},
       {{"raas_receiver_engine_pause_seconds",
         MetricType::Gauge,
         {"model", "engine"},
         "how long its last version paused it; by the directory, the whole load"},
-       EachOfTable([](const v1::Engine& engine) { return static_cast<double>(engine.last_pause_us()) / 1e6; })},
+       EachEngine([](const v1::Engine& engine) { return static_cast<double>(engine.last_pause_us()) / 1e6; })},
       {{"raas_receiver_engine_ranks_expected",
         MetricType::Gauge,
         {"model", "engine"},
         "ranks of an engine that attach"},
-       EachEngine(&v1::EngineTargets::world)},
+       EachRankGroup(&v1::RankGroup::world)},
       {{"raas_receiver_engine_ranks_attached", MetricType::Gauge, {"model", "engine"}, "those that are there"},
-       EachEngine(&v1::EngineTargets::attached)},
+       EachRankGroup(&v1::RankGroup::attached)},
       {{"raas_receiver_engine_ranks_waiting",
         MetricType::Gauge,
         {"model", "engine"},
         "those that are there and read nothing until a whole version is written"},
-       EachEngine(&v1::EngineTargets::waiting)},
+       EachRankGroup(&v1::RankGroup::waiting)},
       {{"raas_receiver_engine_ranks_asleep",
         MetricType::Gauge,
         {"model", "engine"},
         "those that are there and have no weights in memory until they wake"},
-       EachEngine(&v1::EngineTargets::asleep)},
+       EachRankGroup(&v1::RankGroup::asleep)},
       {{"raas_receiver_engine_commits_total",
         MetricType::Counter,
         {"model", "engine"},
         "versions that were written into it"},
-       EachEngine(&v1::EngineTargets::commits)},
+       EachRankGroup(&v1::RankGroup::commits)},
       {{"raas_receiver_engine_write_failures_total", MetricType::Counter, {"model", "engine"}, "those that failed"},
-       EachEngine(&v1::EngineTargets::failures)},
+       EachRankGroup(&v1::RankGroup::failures)},
       {{"raas_receiver_archive_version",
         MetricType::Gauge,
         {"model"},

@@ -116,6 +116,12 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
   } else {
     response->set_engine_error(engines.status().ToString());
   }
+  const v1::ReceiverModel model = session->Describe();
+  for (const v1::RankGroup& group : model.rank_groups()) {
+    if (group.unused() <= response->unused()) continue;
+    response->set_unused(group.unused());
+    *response->mutable_unused_tensors() = group.unused_tensors();
+  }
   return grpc::Status::OK;
 }
 

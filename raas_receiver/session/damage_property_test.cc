@@ -148,7 +148,7 @@ class Life {
     }
     story_ += current ? " of current" : " of previous";
     unfound_ = true;
-    found_before_ = receiver_.Describe().damaged_blocks();
+    found_before_ = FoundBlocks();
   }
 
   void Publish() {
@@ -192,7 +192,7 @@ class Life {
       const bool rests = model.state() == v1::SESSION_STATE_WAITING || model.state() == v1::SESSION_STATE_HELD;
       if (!rests || receiver_.pair->current().damaged || receiver_.pair->previous().damaged) return false;
       const Version held = model.held().version();
-      const bool told = std::ranges::all_of(model.engine_table(), [&](const v1::Engine& engine) {
+      const bool told = std::ranges::all_of(model.engines(), [&](const v1::Engine& engine) {
         return engine.served().version() == held && engine.last_error().empty();
       });
       return told && std::ranges::all_of(ranks_, [&](const auto& rank) {
@@ -206,15 +206,21 @@ class Life {
   void LookAtAll() {
     story_ += ", look at all";
     for (const size_t replica : {0, 1}) LookAt(replica);
-    const bool found = receiver_.Describe().damaged_blocks() > found_before_;
+    const bool found = FoundBlocks() > found_before_;
     // What was written over before it was found is in no replica, but may be in an engine.
     if (unfound_ && !found) PullFull();
     Settle();
     unfound_ = false;
   }
 
+  // By whatever means, and whatever was done about it.
+  uint64_t FoundBlocks() const {
+    const v1::ReceiverModel model = receiver_.Describe();
+    return model.damaged_blocks() + model.repaired_blocks();
+  }
+
   void Check() {
-    if (unfound_ && receiver_.Describe().damaged_blocks() > found_before_) unfound_ = false;
+    if (unfound_ && FoundBlocks() > found_before_) unfound_ = false;
     if (unfound_) return;
     const replica::TestModel& model = receiver_.replicas.model;
     const auto check = [&](const replica::PublishedVersion& version, std::span<const std::byte> data) {
@@ -270,6 +276,23 @@ TEST_CASE("An engine that was written from a damaged block has the trainer's byt
   CHECK(life.EngineIs(2));
   life.PublishNext();
   CHECK(life.EngineIs(3));
+}
+
+TEST_CASE("An engine is not led on by a delta that did not give what it promised") {
+  Life life(1, /*archives=*/false);
+  life.ReplaceRanks();
+  // It tells of one change, and not of those that there are: the block is fetched whole.
+  payload::DeltaBlock& block = life.receiver().agent.lanes().payloads.at(1)[0];
+  const payload::Changes other{.positions = {0}, .steps = {1}};
+  block.codec = payload::Codec::kSparse;
+  block.changes = 1;
+  block.data.clear();
+  payload::EncodeSparse(other, life.receiver().replicas.model.layout()->block_unit(block.block),
+                        payload::CodecLevel::kCompact, block.data);
+  block.data_hash = Hash64(block.data);
+  life.PublishNext();
+  CHECK(life.receiver().Describe().repaired_blocks() == 1);
+  CHECK(life.EngineIs(2));
 }
 
 TEST_CASE("What was found damaged is shown, served and archived nowhere any more") {

@@ -21,8 +21,9 @@ constexpr milliseconds kCheckAfterLoss{60'000};
 // Waits between loads that fail.
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
+constexpr int kMostUnusedNamed = 16;
 
-void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
+void Fill(const targets::EngineReport& report, v1::RankGroup& proto) {
   proto.set_name(report.engine);
   proto.set_world(report.world);
   proto.set_attached(report.attached);
@@ -38,6 +39,11 @@ void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_commits(report.commits);
   proto.set_failures(report.failures);
   proto.set_last_error(report.last_error);
+  proto.set_unused(static_cast<uint32_t>(report.unused.size()));
+  for (const std::string& name : report.unused) {
+    if (proto.unused_tensors_size() == kMostUnusedNamed) break;
+    proto.add_unused_tensors(name);
+  }
 }
 
 milliseconds Until(std::chrono::steady_clock::time_point when) {
@@ -93,12 +99,12 @@ v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, 
 void Engine::Describe(v1::ReceiverModel& model) const {
   const std::vector<targets::EngineReport> groups = targets_.Describe();
   for (const targets::EngineReport& group : groups) {
-    v1::EngineTargets& proto = *model.add_engines();
+    v1::RankGroup& proto = *model.add_rank_groups();
     Fill(group, proto);
     proto.set_engine(name());
   }
   model.set_engine_failures(model.engine_failures() + driver_->failures());
-  v1::Engine& engine = *model.add_engine_table();
+  v1::Engine& engine = *model.add_engines();
   engine.set_name(name());
   engine.set_kind(std::string(driver_->kind()));
   engine.set_url(driver_->where());
@@ -309,8 +315,8 @@ Status Engine::Explain(Status status, const Attempt& attempt) const {
   if (!attempt.gave_way || status.code() != ErrorCode::kCancelled) return status;
   return {ErrorCode::kDeadline,
           Cat("engine ", driver_->label(), ": version ", attempt.with.current.version.held.version,
-              " was not served within ", config_.late_after.count(),
-              " ms (engine-late-after-ms), and a newer version waited")};
+              " was not served within ", std::chrono::duration<double>(config_.late_after).count(),
+              " s (--engine-late-after), and a newer version waited")};
 }
 
 EngineOutcome Engine::Take() {

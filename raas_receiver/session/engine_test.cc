@@ -93,7 +93,7 @@ class ComparingRanks {
       v1::ReceiverModel model;
       fixture.engine->Check();
       fixture.engine->Describe(model);
-      return model.engines_size() == 1 && model.engines(0).comparing() == 2;
+      return model.rank_groups_size() == 1 && model.rank_groups(0).comparing() == 2;
     }));
   }
   void Load(Version version) {

@@ -197,8 +197,10 @@ void Engines::Describe(v1::ReceiverModel& model) const {
   for (const auto& engine : all()) {
     if (!engine->retired()) engine->Describe(model);
   }
-  for (const v1::Engine& engine : model.engine_table()) kinds.insert(engine.kind());
-  for (const std::string& kind : kinds) model.set_engine(Cat(model.engine(), model.engine().empty() ? "" : ", ", kind));
+  for (const v1::Engine& engine : model.engines()) kinds.insert(engine.kind());
+  std::string text;
+  for (const std::string& kind : kinds) text += Cat(text.empty() ? "" : ", ", kind);
+  model.set_engine_kinds(text);
   const VersionRef served = this->served();
   model.set_served_version(served.version);
   if (!served.nothing()) model.set_served_run(ToBytes(served.run));

@@ -293,6 +293,25 @@ TEST_CASE("An engine that loaded a version which is found damaged at the next st
   fixture.Stop();
 }
 
+TEST_CASE("An engine is not given a version that was found damaged") {
+  ScrubbedFixture fixture;
+  const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
+  fixture.engine = {.kind = "hook",
+                    .command = "test -e " + file("may-load") + " || exit 1; echo $LOCKSTEP_VERSION >> " + file("told"),
+                    .attempts = 1};
+  fixture.agent.refuse_full = RefuseFirst;
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  fixture.FlipCurrent();
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
+  REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
+  std::this_thread::sleep_for(milliseconds(2'500));  // in which it would be tried again
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 2; });
+  CHECK(*os::ReadFile(file("told")) == "2\n");
+  fixture.Stop();
+}
+
 TEST_CASE("A version that was rolled back to and is damaged is repaired, and stays") {
   ScrubbedFixture fixture;
   fixture.Start();

@@ -95,6 +95,8 @@ TEST_CASE("An engine that hangs holds up others once, until it is late, and then
   }
   CHECK(fixture.Describe().served_version() == 0);  // by the one that is the furthest behind
   CHECK_FALSE(fixture.session->Ready());
+  CHECK_THAT(fixture.Describe().engines(0).last_error(),
+             Catch::Contains("was not served within 0.2 s (--engine-late-after), and a newer version waited"));
   for (Version version = 1; version <= 5; ++version) hook.Release(version);
   fixture.WaitFor([&] { return fixture.Describe().served_version() == 5; });
   fixture.WaitFor([&] { return fixture.session->Ready(); });

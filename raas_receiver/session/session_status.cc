@@ -79,8 +79,8 @@ v1::ReportRequest Session::Report() const {
   report.set_served_version(model.served_version());
   report.set_served_run(model.served_run());
   report.set_last_error(model.last_error());
-  for (const v1::Engine& engine : model.engine_table()) {
-    if (model.engine_table_size() == 1 || report.engines_size() == kMostReportedEngines) break;
+  for (const v1::Engine& engine : model.engines()) {
+    if (model.engines_size() == 1 || report.engines_size() == kMostReportedEngines) break;
     if (engine.kind() == "none" && !engine.in_place()) continue;  // no engine is notified
     v1::EngineServed& served = *report.add_engines();
     served.set_name(engine.name());

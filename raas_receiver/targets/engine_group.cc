@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -151,11 +152,12 @@ Status EngineGroup::Plan(const CommitRequest& request, const model::ModelLayout&
 // all are.
 Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
   if (plan_ && plan_members_ == members_.changes() && plan_layout_ == layout.digest()) return OkStatus();
-  Result<std::shared_ptr<const placement::PlacementPlan>> plan = CompilePlan(layout, members_.ranks());
+  Result<CompiledPlan> plan = CompilePlan(layout, members_.ranks());
   if (plan.ok()) {
-    plan_ = *std::move(plan);
+    plan_ = std::move(plan->placement);
     plan_layout_ = layout.digest();
     plan_members_ = members_.changes();
+    SetUnused(std::move(plan->unused));
     return OkStatus();
   }
   bool newcomers = false;
@@ -164,6 +166,17 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
     if (!newcomers || members_.newcomer(rank)) members_.Refuse(rank, plan.status());
   }
   return plan.status();
+}
+
+void EngineGroup::SetUnused(std::vector<std::string> unused) {
+  if (unused == report_.unused) return;
+  report_.unused = std::move(unused);
+  if (report_.unused.empty()) return;
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_tensors_unused",
+                 {{"model", options_.model},
+                  {"engine", members_.engine()},
+                  {"tensors", report_.unused.size()},
+                  {"first", report_.unused[0]}});
 }
 
 // Believes what ranks claim to hold, where it is one of the two versions and every byte is that.

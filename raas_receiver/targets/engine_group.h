@@ -67,6 +67,7 @@ class EngineGroup {
   Status CatchUp(const CommitRequest& request);
   Status Plan(const CommitRequest& request, const model::ModelLayout& layout);
   Status PlanFor(const model::ModelLayout& layout);
+  void SetUnused(std::vector<std::string> unused);
   Status CheckClaims(const CommitRequest& request);
   Status Failed(Status status);
 

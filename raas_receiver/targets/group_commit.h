@@ -3,7 +3,7 @@
 //
 //   Prepare() --> Prepared --(Pause)--> Paused --(Write)--> Written --(Serve)--> Served
 //                    |                   |                  |
-//                    +-------------------+------------------+--(a rank is lost, or a write fails)--> Given up
+//                    +-------------------+------------------+--(a rank is lost, or a write fails)--> Aborted
 //
 // Threads: one at a time.
 #pragma once

@@ -7,12 +7,13 @@
 
 namespace lockstep::targets {
 
-Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
-                                                                    EngineRanks ranks) {
+Result<CompiledPlan> CompilePlan(const model::ModelLayout& layout, EngineRanks ranks) {
   std::vector<placement::RankDescription> completed;
   for (const auto& rank : ranks) completed.push_back(rank->description());
-  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, placement::CompleteDescriptions(layout, completed));
-  return placement::CompilePlacement(layout, completed, unused);
+  CompiledPlan plan;
+  LS_ASSIGN_OR_RETURN(plan.unused, placement::CompleteDescriptions(layout, completed));
+  LS_ASSIGN_OR_RETURN(plan.placement, placement::CompilePlacement(layout, completed, plan.unused));
+  return plan;
 }
 
 Result<GroupWrites> GroupWrites::Create(std::shared_ptr<const placement::PlacementPlan> plan,

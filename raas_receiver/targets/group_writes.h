@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/base/status.h"
@@ -23,9 +24,13 @@ using EngineRanks = std::span<const std::shared_ptr<RankConnection>>;
 // What a rank's memory holds; nullopt: it is not to be written.
 using HeldByRank = std::vector<std::optional<VersionRef>>;
 
+struct CompiledPlan {
+  std::shared_ptr<const placement::PlacementPlan> placement;
+  std::vector<std::string> unused;  // tensors that no rank takes, as rules or the ranks themselves allow
+};
+
 // Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.
-Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
-                                                                    EngineRanks ranks);
+Result<CompiledPlan> CompilePlan(const model::ModelLayout& layout, EngineRanks ranks);
 
 class GroupWrites {
  public:

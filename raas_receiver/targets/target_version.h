@@ -52,13 +52,14 @@ struct EngineReport {  // of one group, for status and records
   std::string engine;
   uint32_t world = 0;
   uint32_t attached = 0;
-  std::vector<VersionRef> reads;  // what each rank that is there reads; nothing: it does not
-  uint32_t waiting = 0;           // of those that are there: for the first version, or for one that makes them whole
-  uint32_t asleep = 0;            // of those that are there
-  uint32_t comparing = 0;         // of those that are there
-  VersionRef at;                  // what all of its ranks are there and wholly at; nothing: not all are
-  uint64_t parameters = 0;        // of all ranks
-  uint64_t target_bytes = 0;      // of all ranks
+  std::vector<VersionRef> reads;    // what each rank that is there reads; nothing: it does not
+  uint32_t waiting = 0;             // of those that are there: for the first version, or for one that makes them whole
+  uint32_t asleep = 0;              // of those that are there
+  uint32_t comparing = 0;           // of those that are there
+  VersionRef at;                    // what all of its ranks are there and wholly at; nothing: not all are
+  std::vector<std::string> unused;  // tensors of the model that no rank takes
+  uint64_t parameters = 0;          // of all ranks
+  uint64_t target_bytes = 0;        // of all ranks
   std::chrono::microseconds last_prepare{0};
   std::chrono::microseconds last_pause{0};  // from the first PAUSE to the last SERVING
   uint64_t last_written_bytes = 0;          // by the last commit

@@ -138,8 +138,8 @@ def test_a_receiver_of_several_models_gives_each_engine_its_own(setting):
             adapter.publish(version=version, tensors=weights(7 + version))
             wait_until(lambda: told.exists() and f"adapter {version}\n" in told.read_text(), "the adapter is loaded")
         assert told.read_text() == "adapter 1\nadapter 2\n"
-        assert [e["name"] for e in receiver.model_status()["engine_table"]] == ["base"]
-        assert [e["name"] for e in receiver.model_status("adapter")["engine_table"]] == ["lora"]
+        assert [e["name"] for e in receiver.model_status()["engines"]] == ["base"]
+        assert [e["name"] for e in receiver.model_status("adapter")["engines"]] == ["lora"]
     assert engine.violations == []
 
 
@@ -177,7 +177,7 @@ def test_a_server_is_asked_of_which_kind_it_is(setting):
         receiver = setting.cluster.receiver(setting.agent, engine=engine.url, engine_attempts=1)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-        [shown] = receiver.model_status()["engine_table"]
+        [shown] = receiver.model_status()["engines"]
         assert (shown["kind"], shown["url"]) == (setting.kind, engine.url)
     assert engine.violations == []
 
@@ -187,11 +187,11 @@ def test_a_server_that_is_there_later_is_asked_then(setting):
         receiver = setting.cluster.receiver(setting.agent, engine=f"a=http://{port.address}", engine_attempts=1)
         setting.publish(1)
         wait_until(lambda: receiver.model_status()["engine_failures"], "it is not there")
-        [shown] = receiver.model_status()["engine_table"]
+        [shown] = receiver.model_status()["engines"]
         assert (shown["name"], shown["kind"], shown["state"]) == ("a", "server", "failing")
         with setting.engine(port.number) as engine:
             wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-            assert receiver.model_status()["engine"] == setting.kind
+            assert receiver.model_status()["engine_kinds"] == setting.kind
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])

@@ -68,7 +68,7 @@ def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, engine, 
             wrong = ranks.call(differences, version, checkpoint)
             assert wrong == [[]] * len(jobs), f"version {version}"
         status = receiver.model_status()
-        assert {engine["name"]: engine["commits"] for engine in status["engines"]} == {
+        assert {engine["name"]: engine["commits"] for engine in status["rank_groups"]} == {
             job.name: steps + 1 for job in jobs
         }
         ranks.call(leave)

@@ -78,7 +78,7 @@ class Fleet:
 
     def read_without(self, lost: int) -> int:
         """What the other ranks read once the receiver knows that this one is gone."""
-        wait_until(lambda: self.receiver.model_status()["engines"][0]["attached"] < WORLD, "the receiver misses it")
+        wait_until(lambda: self.receiver.model_status()["rank_groups"][0]["attached"] < WORLD, "the receiver misses it")
         return self.read([rank for rank in range(WORLD) if rank != lost])
 
     def expect_newest(self) -> None:
@@ -132,7 +132,8 @@ def test_the_engine_is_killed_and_started_again(fleet):
     for rank in range(WORLD):
         fleet.kill_rank(rank)
     wait_until(
-        lambda: not any(engine["attached"] for engine in fleet.receiver.model_status()["engines"]), "no rank is left"
+        lambda: not any(engine["attached"] for engine in fleet.receiver.model_status()["rank_groups"]),
+        "no rank is left",
     )
     fleet.publish()
     fleet.process_of = list(range(WORLD, 2 * WORLD))

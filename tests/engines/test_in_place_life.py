@@ -58,7 +58,7 @@ class System:
         assert wrong == [[]] * len(processes)
 
     def engines(self) -> "dict[str, dict]":
-        return {engine["name"]: engine for engine in self.receiver.model_status()["engines"]}
+        return {engine["name"]: engine for engine in self.receiver.model_status()["rank_groups"]}
 
 
 @pytest.fixture
@@ -158,6 +158,28 @@ def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory_and_a_full_pul
 def spoil(rank, name: str) -> None:
     """One bit of one element."""
     rank.module.get_parameter(name).view(torch.int16)[3, 3] ^= 1
+
+
+def test_a_parameter_that_moved_is_found_by_name_and_its_rank_is_written_whole(system):
+    name = "model.layers.0.mlp.gate_up_proj.weight"
+    system.publish(1)
+    system.start("engine", [0, 1])
+    system.expect(1, [0, 1])
+    system.ranks.call(move, name, only=[1])
+    found = system.receiver.ctl("verify", "--engines")
+    assert found.returncode != 0 and "rank 1 (process " in found.stderr and f'parameter "{name}" was' in found.stderr
+    system.expect(1, [0, 1])
+    assert system.receiver.ctl("verify", "--engines").returncode == 0
+    system.ranks.call(move, name, only=[0, 1])
+    system.publish(2)
+    system.expect(2, [0, 1])
+    assert system.receiver.ctl("verify", "--engines").returncode == 0
+
+
+def move(rank, name: str) -> None:
+    """A parameter gets other memory."""
+    parameter = rank.module.get_parameter(name)
+    parameter.data = parameter.data.clone()
 
 
 def test_a_replica_in_python_is_the_published_version_and_stays_while_it_is_held(system):

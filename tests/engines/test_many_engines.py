@@ -107,7 +107,7 @@ def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_wi
     assert len(held_up) <= 3 and max(took) < LATE_S + 10 + usual, (usual, took)
     status = host.receiver.model_status()
     assert int(status["served_version"]) < 10 and status["last_error"]
-    table = {engine["name"]: engine for engine in status["engine_table"]}
+    table = {engine["name"]: engine for engine in status["engines"]}
     assert list(table) == every
     for name, engine in table.items():
         assert engine["kind"] == KIND[name[-1]] and engine["url"] == host.servers[name].url
@@ -180,7 +180,7 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
             ranks.call(attach, only=[process])
 
         def table() -> dict:
-            return {engine["name"]: engine for engine in receiver.model_status()["engine_table"]}
+            return {engine["name"]: engine for engine in receiver.model_status()["engines"]}
 
         try:
             with ConformanceServer("vllm", checkpoint, first.number) as server:
@@ -200,7 +200,7 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
                 assert ranks.call(differences, 1, checkpoint, only=[1]) == [[]]
                 assert [name for name in table() if name != "default"] == ["rollout"]
                 ranks.call(leave, only=[0, 1])
-                wait_until(lambda: not receiver.model_status()["engines"], "its ranks have gone")
+                wait_until(lambda: not receiver.model_status()["rank_groups"], "its ranks have gone")
                 assert server.violations == []
             assert "rollout" in table()  # it is remembered
             with ConformanceServer("vllm", checkpoint, second.number) as server:

@@ -80,3 +80,25 @@ def test_a_reader_that_stays_keeps_no_other_out_and_the_receiver_pulls_nothing_o
             pass
         assert follower.wait_for(3, timeout=60).version == 3
         assert all(torch.equal(module.state_dict()[name], tensor + 3) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("allowed", ["bias", "b*"])
+def test_a_tensor_that_no_parameter_takes_is_refused_by_name_unless_it_is_allowed(receiver, weights, allowed):
+    module = torch.nn.Linear(64, 32, bias=False)
+    with follow(receiver, module) as follower:
+        with pytest.raises(lockstep.StateError, match="no parameter of the engine takes tensor bias of the model"):
+            follower.wait_for(1)
+    with follow(receiver, module, ignore=allowed) as follower:
+        follower.wait_for(1, timeout=60)
+        assert torch.equal(module.weight, weights["weight"])
+        [group] = receiver.model_status()["rank_groups"]
+        assert (group["unused"], group["unused_tensors"]) == (1, ["bias"])
+        assert "engine_tensors_unused" in receiver.log()
+        assert "tensors that no parameter of an engine takes: bias" in receiver.ctl("verify", "--engines").stdout
+
+
+def test_an_engine_in_bfloat16_of_a_trainer_that_publishes_float32_hears_what_to_do(receiver):
+    with follow(receiver, torch.nn.Linear(64, 32).to(torch.bfloat16)) as follower:
+        said = "the trainer publishes F32, the engine has BF16; publish with dtype=torch.bfloat16"
+        with pytest.raises(lockstep.StateError, match=said):
+            follower.wait_for(1)

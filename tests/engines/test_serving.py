@@ -96,7 +96,7 @@ def test_every_answer_is_what_one_versions_checkpoint_gives(cluster, record_prop
             if version % 3:  # every third version comes on top of the one before
                 wait_until(lambda: clients.have_answers_by(version), f"answers by version {version}", timeout_s=60)
         clients.stop()
-        stats, engine = server.stats(), receiver.model_status()["engines"][0]
+        stats, engine = server.stats(), receiver.model_status()["rank_groups"][0]
     finally:
         server.close()
         trainer.close()

@@ -113,7 +113,7 @@ class SleepingServer:
     @property
     def engine(self) -> dict:
         """Between two connections of its rank there is none."""
-        return wait_until(lambda: self.receiver.model_status()["engines"], "its rank is attached")[0]
+        return wait_until(lambda: self.receiver.model_status()["rank_groups"], "its rank is attached")[0]
 
     def expect_asleep(self) -> None:
         wait_until(lambda: self.engine["asleep"] == 1, "the receiver knows that it sleeps")
@@ -161,6 +161,13 @@ def test_weights_that_were_discarded_are_written_wholly_after_the_wake(server):
     server.expect_newest()
 
 
+def test_a_parameter_that_moved_has_the_newest_version_where_it_is_then(server):
+    for name in ("model.embed_tokens.weight", "model.layers.0.self_attn.qkv_proj.weight"):
+        server.rank.ask("move", name=name)
+        server.publish()
+        server.expect_newest()
+
+
 def test_weights_that_were_loaded_from_elsewhere_are_written_wholly_after_that(server):
     server.call("reload_weights")
     server.expect_newest()
@@ -191,14 +198,14 @@ def test_what_a_worker_loaded_from_the_directory_is_proved_and_anything_else_fou
     verify(75, "no engine is attached")
     environment = {"LOCKSTEP_ENGINE_SOCKET": str(socket), "LOCKSTEP_MODEL": MODEL, "LOCKSTEP_ENGINE_COMPARE": "1"}
     assert rank.ask("start", environment=environment, backend=None) == "LockstepWeightTransferEngine"
-    wait_until(lambda: receiver.model_status()["engines"], "the rank is attached")
+    wait_until(lambda: receiver.model_status()["rank_groups"], "the rank is attached")
     assert "1 compare" in receiver.ctl("status").stdout
     load(1)
     rank.ask(
         "collective_rpc", method="reload_weights", arguments=[]
     )  # another may load it: what counts is what is there
     wait_until(
-        lambda: any(engine["comparing"] for engine in receiver.model_status()["engines"]), "the rank is awake again"
+        lambda: any(engine["comparing"] for engine in receiver.model_status()["rank_groups"]), "the rank is awake again"
     )
     verify(0, "engines whose memory was compared, too: 1")
     trainer.step()

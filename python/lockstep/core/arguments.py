@@ -4,7 +4,7 @@ wanted."""
 import math
 import operator
 import os
-from typing import Any
+from typing import Any, Iterable
 
 from lockstep.core.errors import BadDataError
 
@@ -87,6 +87,14 @@ def text(what: str, value: Any, wanted: str) -> bytes:
         return _c_string(what, value, value.encode())
     except UnicodeEncodeError:
         raise _unwanted(what, value, wanted) from None
+
+
+def patterns(what: str, given: "str | Iterable[str]") -> "list[str]":
+    """Patterns of names, as a shell has them; one may be given by itself."""
+    some = [given] if isinstance(given, str) else list(given)
+    for pattern in some:
+        text(what, pattern, 'patterns of names, such as "mtp.*"')
+    return some
 
 
 def path(what: str, value: Any) -> bytes:

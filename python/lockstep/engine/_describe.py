@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.engine._memory import Location
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
@@ -58,11 +59,13 @@ def description_of(
         place["family"] = options.family
     place["key_value_heads"] = options.key_value_heads
     place["fused_shared_experts"] = options.fused_shared_experts
+    ignored = arguments.patterns("ignore", options.ignore)
     return {
         "format": _FORMAT,
         "rank": options.rank,
         "world": options.world,
         "place": place,
+        **({"ignore": ignored} if ignored else {}),
         "memories": list(memories),
         "parameters": [json_of(own, at.memory, at.offset) for own, at in zip(parameters, locations)],
     }

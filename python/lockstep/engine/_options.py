@@ -22,6 +22,8 @@ class DescribeOptions:
         fused_shared_experts: shared experts lie behind the routed ones in one stack.
         aliases: tied parameters are listed under each of their names.
         leave_out: last parts of names of parameters that the engine computes from others.
+        ignore: patterns of the model's tensors that this module does without, such as "mtp.*"; any other one that no
+            parameter takes is refused by name. Of engines "huggingface" and "described".
         slices, padding: for each parameter its {"tensor", "from", "shape", "at"} and {"at", "shape"}.
     """
 
@@ -36,6 +38,7 @@ class DescribeOptions:
     fused_shared_experts: bool = False
     aliases: bool = False
     leave_out: "Iterable[str]" = ()
+    ignore: "str | Iterable[str]" = ()
     slices: "Slices | None" = None
     padding: "Slices | None" = None
 
@@ -54,5 +57,6 @@ class DescribeKeywords(TypedDict, total=False):
     fused_shared_experts: bool
     aliases: bool
     leave_out: "Iterable[str]"
+    ignore: "str | Iterable[str]"
     slices: "Slices | None"
     padding: "Slices | None"

@@ -213,9 +213,7 @@ def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
 
 def _matching(what: str, patterns: Patterns) -> "Callable[[str], bool]":
     """Whether a name is one of ``patterns``."""
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in given:
-        arguments.text(what, pattern, 'patterns of names, such as "mtp.*"')
+    given = arguments.patterns(what, patterns)
     matcher = re.compile("|".join(map(fnmatch.translate, given)) or r"\Z.")
     return lambda name: matcher.match(name) is not None
 

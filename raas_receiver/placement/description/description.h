@@ -20,6 +20,7 @@ inline constexpr size_t kMaxParameters = 1'000'000;
 inline constexpr size_t kMaxSlices = 65'536;       // of one parameter
 inline constexpr size_t kMaxMemories = 1'000'000;  // of a rank
 inline constexpr uint32_t kMaxEngineRanks = 4096;
+inline constexpr size_t kMaxPatterns = 1024;  // of tensors that an engine does not take
 
 // Elements of a parameter that are those of the box of `shape` at `from` in HuggingFace tensor `tensor`. Where the
 // parameter has more dimensions (stacked experts), the tensor is seen with leading dimensions of 1 (Promoted()).
@@ -73,7 +74,8 @@ struct RankDescription {
   uint32_t rank = 0;   // of the engine's group
   uint32_t world = 1;  // ranks of the group
   EnginePlace place;
-  std::vector<uint64_t> memories;  // the bytes of each
+  std::vector<std::string> ignore;  // patterns (fnmatch(3)) of tensors that no parameter need take
+  std::vector<uint64_t> memories;   // the bytes of each
   std::vector<EngineParameter> parameters;
 };
 

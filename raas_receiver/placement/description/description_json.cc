@@ -127,6 +127,10 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
     return top.Bad(Cat("is of rank ", description.rank, " of ", description.world, "; the limit is ", kMaxEngineRanks));
   }
   LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
+  const auto read_pattern = [](const json::Json& json, const json::JsonPath& path, std::string& pattern) {
+    return json::ReadValue(json, path, pattern);
+  };
+  LS_RETURN_IF_ERROR(object.ReadOptionalList("ignore", kMaxPatterns, description.ignore, read_pattern));
   LS_RETURN_IF_ERROR(object.ReadList("memories", kMaxMemories, description.memories, ReadMemory));
   LS_RETURN_IF_ERROR(ReadParameters(object, description));
   LS_RETURN_IF_ERROR(object.Finish());

@@ -1,3 +1,5 @@
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -22,11 +24,26 @@ std::string FormOf(model::DType dtype, const layout::Extents& shape) {
   return Cat(model::FindDType(dtype)->name, " ", layout::ShapeText(shape));
 }
 
+// Whether no tensor of the model has fewer bits than float32: its trainer did not say that they are to be rounded.
+bool IsFloat32(const model::ModelLayout& layout) {
+  return std::ranges::none_of(layout.tensors(), [](const model::TensorMeta& tensor) {
+    return tensor.dtype == model::DType::kBF16 || tensor.dtype == model::DType::kF16;
+  });
+}
+
 // Whether `parameter` has the form that the model gives it, or is widened.
 Status CheckForm(const EngineParameter& parameter, model::DType dtype, const layout::Extents& shape,
-                 std::string_view hint) {
+                 const model::ModelLayout& layout, std::string_view hint) {
   const bool holds = parameter.dtype == dtype || IsWidened(dtype, parameter.dtype);
   if (holds && parameter.shape == shape) return OkStatus();
+  const bool rounds = parameter.dtype == model::DType::kBF16 || parameter.dtype == model::DType::kF16;
+  if (dtype == model::DType::kF32 && rounds && parameter.shape == shape && IsFloat32(layout)) {
+    const std::string_view own = model::FindDType(parameter.dtype)->name;
+    const std::string remedy =
+        parameter.dtype == model::DType::kBF16 ? "publish with dtype=torch.bfloat16" : Cat("publish ", own, " tensors");
+    return {ErrorCode::kBadData,
+            Cat("parameter ", parameter.name, ": the trainer publishes F32, the engine has ", own, "; ", remedy)};
+  }
   return {ErrorCode::kBadData,
           Cat("parameter ", parameter.name, " is ", FormOf(parameter.dtype, parameter.shape), " and should be ",
               FormOf(dtype, shape), hint,
@@ -60,7 +77,7 @@ Result<Names> CompleteWhole(const model::ModelLayout& layout, RankDescription& d
       return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name, " is no tensor of the model"));
     }
     const model::TensorMeta& tensor = *found->second;
-    LS_RETURN_IF_ERROR(CheckForm(parameter, tensor.dtype, tensor.shape, ""));
+    LS_RETURN_IF_ERROR(CheckForm(parameter, tensor.dtype, tensor.shape, layout, ""));
     const layout::Extents origin(tensor.shape.size());
     parameter.slices = {{tensor.name, origin, tensor.shape, origin}};
     taken.insert(tensor.name);
@@ -71,7 +88,9 @@ Result<Names> CompleteWhole(const model::ModelLayout& layout, RankDescription& d
 // What a rank lists against what its place has.
 class Matcher {
  public:
-  explicit Matcher(Expansion expansion) : expansion_(std::move(expansion)), listed_(expansion_.parameters.size()) {
+  // `layout` outlives it.
+  Matcher(const model::ModelLayout& layout, Expansion expansion)
+      : layout_(layout), expansion_(std::move(expansion)), listed_(expansion_.parameters.size()) {
     for (size_t k = 0; k < expansion_.parameters.size(); ++k) {
       by_name_.emplace(expansion_.parameters[k].parameter.name, k);
       for (const std::string& name : expansion_.parameters[k].other_names) by_name_.emplace(name, k);
@@ -91,7 +110,7 @@ class Matcher {
     listed_[found->second] = true;
     ExpandedParameter& expanded = expansion_.parameters[found->second];
     const bool heads = expanded.cut == ParameterCut::kQkv && place.key_value_heads == 0;
-    LS_RETURN_IF_ERROR(CheckForm(parameter, expanded.parameter.dtype, expanded.parameter.shape,
+    LS_RETURN_IF_ERROR(CheckForm(parameter, expanded.parameter.dtype, expanded.parameter.shape, layout_,
                                  heads ? " (key_value_heads is not given)" : ""));
     parameter.slices = std::move(expanded.parameter.slices);
     parameter.padding = std::move(expanded.parameter.padding);
@@ -121,6 +140,7 @@ class Matcher {
   Names TakeUnused() { return std::move(expansion_.unused); }
 
  private:
+  const model::ModelLayout& layout_;
   Expansion expansion_;
   std::vector<bool> listed_;  // by parameter of the expansion
   std::unordered_map<std::string_view, size_t> by_name_;
@@ -133,7 +153,7 @@ Result<Names> CompleteByRules(const model::ModelLayout& layout, std::optional<La
     LS_ASSIGN_OR_RETURN(index, LayoutIndex::Create(layout));
   }
   LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(*index, description.place));
-  Matcher matcher(std::move(expansion));
+  Matcher matcher(layout, std::move(expansion));
   for (EngineParameter& parameter : description.parameters) {
     LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
   }
@@ -151,6 +171,33 @@ Result<Names> Complete(const model::ModelLayout& layout, std::optional<LayoutInd
   }
   if (description.place.engine == "huggingface") return CompleteWhole(layout, description);
   return CompleteByRules(layout, index, description);
+}
+
+bool HasRules(const RankDescription& rank) {
+  return rank.place.engine != "huggingface" && rank.place.engine != "described";
+}
+
+bool Ignores(const RankDescription& rank, const std::string& tensor) {
+  return std::ranges::any_of(rank.ignore,
+                             [&](const auto& pattern) { return ::fnmatch(pattern.c_str(), tensor.c_str(), 0) == 0; });
+}
+
+// Where no rules say what an engine leaves out, it says so itself.
+Status CheckUnused(const Names& unused, const std::vector<RankDescription>& ranks) {
+  if (std::ranges::any_of(ranks, HasRules)) return OkStatus();
+  Names refused;
+  for (const std::string& name : unused) {
+    if (std::ranges::none_of(ranks, [&](const RankDescription& rank) { return Ignores(rank, name); }))
+      refused.push_back(name);
+  }
+  if (refused.empty()) return OkStatus();
+  const size_t more = refused.size() - 1;
+  return {ErrorCode::kBadData, Cat("no parameter of the engine takes tensor ", refused[0], " of the model",
+                                   more == 0 ? "" : Cat(", nor ", more, " others"),
+                                   ": its configuration is an older one, or ties what the trainer does not; where it "
+                                   "is to do without, say so by "
+                                   "ignore=[\"",
+                                   refused[0], "\"], which takes patterns")};
 }
 
 }  // namespace
@@ -174,6 +221,7 @@ Result<std::vector<std::string>> CompleteDescriptions(const model::ModelLayout& 
     const auto found = leaving.find(tensor.name);
     if (found != leaving.end() && found->second == ranks.size()) unused.push_back(tensor.name);
   }
+  LS_RETURN_IF_ERROR(CheckUnused(unused, ranks));
   return unused;
 }
 

@@ -18,11 +18,11 @@ namespace lockstep::placement {
 // model ties it. Returns the tensors that this rank need not take; another rank may take them.
 // kBadData names a parameter that no rule knows, or one that is missing among its neighbours, or one that has another
 // dtype (but for IsWidened) or shape than its rule says. The engine has then repacked or quantised that one, and must
-// take versions from the directory.
+// take versions from the directory; or the trainer publishes float32.
 Result<std::vector<std::string>> CompleteDescription(const model::ModelLayout& layout, RankDescription& description);
 
-// The same for all ranks of an engine. Answers the tensors that none of them needs to be taken; an error names the
-// rank.
+// The same for all ranks of an engine. Answers the tensors that none of them takes. An error names the rank, or the
+// tensors that no parameter takes, where neither rules nor `ignore` of a rank allow that.
 Result<std::vector<std::string>> CompleteDescriptions(const model::ModelLayout& layout,
                                                       std::vector<RankDescription>& ranks);
 

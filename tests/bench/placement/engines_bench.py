@@ -25,7 +25,7 @@ COPIES = 14.0
 
 def all_serve(receiver: object, engines: int, version: int) -> "list[dict]":
     """What the receiver says of them, once that many serve a version."""
-    found = [one for one in receiver.model_status()["engines"] if one["serving"]["version"] == version]
+    found = [one for one in receiver.model_status()["rank_groups"] if one["serving"]["version"] == version]
     return found if len(found) == engines else []
 
 
@@ -65,7 +65,7 @@ def measure(cluster: Cluster, ranks: Ranks, layers: int, rounds: int) -> "tuple[
                         longest = max(one["last_pause_us"] for one in found) / 1e6
                         pauses.append({"engines": engines, "longest_pause": longest})
             ranks.call(leave, only=others)
-            wait_until(lambda: len(receiver.model_status()["engines"]) == 1, "one is left")
+            wait_until(lambda: len(receiver.model_status()["rank_groups"]) == 1, "one is left")
     return seconds, pauses
 
 

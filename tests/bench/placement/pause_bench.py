@@ -168,7 +168,7 @@ def measure(
         for _ in range(repeats):
             ranks.call(spoil)
             receiver.ask("pull", "--full")
-            [served] = receiver.model_status()["engines"]
+            [served] = receiver.model_status()["rank_groups"]
             wholes.append(served["last_pause_us"] / 1e6)
             ranks.call(reload, receiver.file())
     return pauses, floors, wholes, reloads
@@ -181,7 +181,7 @@ def spoil(rank: Rank) -> None:
 
 def serving(receiver: object, version: int) -> "dict":
     """What the receiver says of the engine, once it serves a version."""
-    return next((one for one in receiver.model_status()["engines"] if one["serving"]["version"] == version), {})
+    return next((one for one in receiver.model_status()["rank_groups"] if one["serving"]["version"] == version), {})
 
 
 def main() -> None:
