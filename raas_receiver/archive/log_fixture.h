@@ -17,9 +17,8 @@
 
 namespace lockstep::archive {
 
-// What the log in `store` has of `version`, by its own data; an error says what is wrong with it.
-inline Result<Bytes> MakeFromLog(versionlog::LogReader reader, Version version) {
-  LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
+// What a log has of `version`, by its own data and its `head`; an error says what is wrong with it.
+inline Result<Bytes> MakeFromLog(versionlog::LogReader& reader, const versionlog::Head& head, Version version) {
   LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(head->history(), true, {}));
   Bytes bytes(layout->data_bytes());
   std::vector<uint64_t> hashes(layout->block_count());
@@ -46,11 +45,12 @@ inline Result<Bytes> MakeFromLog(versionlog::LogReader reader, Version version) 
 // Every version that the log says it has is what it was.
 inline void CheckLogOf(const replica::TestModel& model, const std::shared_ptr<objects::ObjectStore>& store,
                        WorkerPool& transfers, WorkerPool& pool) {
-  const auto reader = [&] { return versionlog::LogReader(store, "actor", {}, transfers, pool); };
-  const v1::LogHistory history = (*reader().ReadHead({}))->history();
+  versionlog::LogReader reader(store, "actor", {}, transfers, pool);
+  const versionlog::Head head = *reader.ReadHead({});  // its objects stay for the grace time, whatever the writer does
+  const v1::LogHistory& history = head->history();
   for (Version version = history.oldest(); version <= history.newest().version(); ++version) {
     if (!versionlog::FindDigest(history, version)) continue;
-    const auto made = MakeFromLog(reader(), version);
+    const auto made = MakeFromLog(reader, head, version);
     INFO("version " << version << ": " << made.status().ToString());
     REQUIRE(made.ok());
     CHECK(*made == model.data(version));
@@ -121,7 +121,11 @@ struct LogFixture : replica::ReplicaFixture {
   }
   v1::LogHistory History() { return (*Reader().ReadHead({}))->history(); }
 
-  Result<Bytes> Make(Version version) { return MakeFromLog(Reader(), version); }
+  Result<Bytes> Make(Version version) {
+    versionlog::LogReader reader = Reader();
+    LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
+    return MakeFromLog(reader, head, version);
+  }
   void CheckLog() { CheckLogOf(model, store, transfers, pool); }
   std::vector<std::string> Objects() {
     std::vector<std::string> names;

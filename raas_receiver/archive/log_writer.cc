@@ -169,6 +169,10 @@ Status LogWriter::FindUnnamed(const std::stop_token& stop) {
     if (!of_use && versionlog::IsObjectName(options_.model, object.name))
       unnamed_.emplace(object.name, Clock::now() + options_.grace);
   }
+  std::erase_if(lost_, [&](const std::string& name) {  // a list may lack what can be read
+    const auto end = [](ByteView) { return Status(ErrorCode::kAborted, "it is there"); };
+    return options_.store->Read(name, end, stop).code() != ErrorCode::kNotFound;
+  });
   find_again_ = Clock::now() + kFindEvery;
   if (lost_.empty()) return OkStatus();
   const Status lost{ErrorCode::kCorrupt, Cat(options_.store->url(), "/", *lost_.begin(), " is lost")};

@@ -84,6 +84,15 @@ void ReplicaPair::Found(size_t replica, const VersionRef& held, std::vector<Bloc
   if (!blocks.empty() && !damaged_[replica].exchange(true)) Report(held, std::move(blocks), by);
 }
 
+// Of blocks whose copies lack their hash, those that lack it themselves. REQUIRES as Found.
+void ReplicaPair::FoundOf(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied,
+                          std::string_view by) {
+  std::erase_if(copied, [&](BlockIndex block) {
+    return model::BlockHash(replicas_[replica].file.block(block)) == state.manifest.block_hashes[block];
+  });
+  Found(replica, state.manifest.held, std::move(copied), by);
+}
+
 void ReplicaPair::Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by) {
   Status what{ErrorCode::kCorrupt,
               Cat("the bytes of block ", blocks[0], " of version ", held.version, " have changed in memory")};
@@ -165,7 +174,7 @@ Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte
     if (model::BlockHash(to.subspan(range.offset - offset, range.bytes)) == state.manifest.block_hashes[block]) {
       return OkStatus();
     }
-    Found(index, state.manifest.held, {block}, "archive");
+    FoundOf(index, state, {block}, "archive");
     return {ErrorCode::kCorrupt, Cat("block ", block, " of version ", state.manifest.held.version, " is damaged")};
   };
   LS_RETURN_IF_ERROR(pool_.ParallelTry(blocks, check));
@@ -339,7 +348,7 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
     chain.clear();
   } else if (!led) {
     bad = CopyBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
-    Found(static_cast<size_t>(current_), base.manifest.held, bad, "sync");
+    FoundOf(static_cast<size_t>(current_), base, bad, "sync");
     chain.clear();
   }
   const bool stepped = !chain.empty();
@@ -350,7 +359,7 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
       const std::vector<Version> versions(base.layout->block_count(), base.manifest.held.version);
       const std::vector<uint64_t> promised = HashesAfter(steps, versions, base.manifest.block_hashes);
       damaged = Differing(HashBlocks(*base.layout, to, pool_), promised);
-      Report(before, damaged, "sync");
+      if (!damaged.empty()) Report(before, damaged, "sync");
     }
     bad.insert(bad.end(), damaged.begin(), damaged.end());
     std::sort(bad.begin(), bad.end());

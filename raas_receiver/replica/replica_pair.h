@@ -179,6 +179,7 @@ class ReplicaPair {
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(size_t replica) const;
   void Found(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
+  void FoundOf(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied, std::string_view by);
   void Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
 
   size_t target_index() const { return current_ == 0 ? 1 : 0; }
@@ -192,7 +193,7 @@ class ReplicaPair {
   KeptDeltas kept_;
   std::array<Replica, 2> replicas_;
   // Each replica's bytes: exclusive while the session writes or drops them, shared while they are verified.
-  mutable std::array<std::shared_mutex, 2> bytes_mutexes_;
+  std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;
   // Of each replica's bytes as they are now: some block is known not to have its hash. Set while the bytes cannot

@@ -71,11 +71,18 @@ class Life {
   bool EngineIs(Version version) const {
     return std::ranges::all_of(ranks_, [&](const auto& rank) { return rank->Is(version); });
   }
+  void LoseRank() { ranks_[1]->End(); }
   void PublishNext() {
     Publish();
     Settle();
   }
   SessionFixture& receiver() { return receiver_; }
+  void Publish() {
+    if (published_ == 11) return;
+    receiver_.agent.Publish();
+    ++published_;
+    Pull();
+  }
 
   void Run() {
     for (int step = 0; step < 9; ++step) {
@@ -151,12 +158,6 @@ class Life {
     found_before_ = FoundBlocks();
   }
 
-  void Publish() {
-    if (published_ == 11) return;
-    receiver_.agent.Publish();
-    ++published_;
-    Pull();
-  }
   void Pull() { (void)receiver_.Pull(); }
   void PullFull() { (void)receiver_.Pull(true); }
   void Return() { (void)receiver_.Rollback(); }
@@ -276,6 +277,19 @@ TEST_CASE("An engine that was written from a damaged block has the trainer's byt
   CHECK(life.EngineIs(2));
   life.PublishNext();
   CHECK(life.EngineIs(3));
+}
+
+TEST_CASE("A repair does not wait for an engine that lacks a rank and reads the version before") {
+  Life life(1, /*archives=*/false);
+  life.ReplaceRanks();
+  life.LoseRank();
+  life.Publish();
+  life.FlipFrozen();
+  CHECK(life.receiver().session->Verify()->bad_blocks.size() == 1);
+  life.receiver().WaitFor([&] { return life.receiver().session->HoldsVersion(); });
+  life.receiver().Check(2);
+  life.ReplaceRanks();
+  CHECK(life.EngineIs(2));
 }
 
 TEST_CASE("An engine is not led on by a delta that did not give what it promised") {

@@ -168,6 +168,7 @@ milliseconds Engine::UntilDue() const {
 
 // Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too.
 void Engine::Track() {
+  if (context_.replicas.current().damaged) return;  // there is nothing that it could take
   const bool behind = Behind() || RanksReadPrevious();
   const bool was = behind_.load() != Clock::time_point();
   if (behind && !was) behind_ = Clock::now();
@@ -269,7 +270,8 @@ bool Engine::ReadsPrevious() const {
       if (before && before->version.path == previous.path && route_->AttemptReadsBefore()) return true;
     }
   }
-  return !late() && RanksReadPrevious();
+  // Ranks are given nothing while the current version is damaged: its repair does not wait for them.
+  return !late() && !context_.replicas.current().damaged && RanksReadPrevious();
 }
 
 void Engine::AwaitEnd() {
@@ -335,7 +337,8 @@ EngineOutcome Engine::Take() {
   }
   route_->Took(outcome);
   for (const VersionRef& held : damaged) route_->Doubt(held);
-  outcome.doubted = outcome.status.ok() && Behind() && context_.replicas.current().held == outcome.version;
+  const replica::PublishedVersion current = context_.replicas.current();
+  outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
   const VersionRef served = this->served();
   {
     std::lock_guard lock(mutex_);
@@ -370,11 +373,16 @@ Result<size_t> Engine::Verify() {
 }
 
 void Engine::Doubt(const VersionRef& damaged) {
+  bool under_way = false;
+  bool given = false;  // what is damaged
   {
     std::lock_guard lock(mutex_);
-    if (attempt_) return attempt_->damaged.push_back(damaged);
+    under_way = attempt_.has_value();
+    given = under_way && attempt_->with.current.version.held == damaged;
+    if (under_way) attempt_->damaged.push_back(damaged);
   }
-  route_->Doubt(damaged);
+  if (given) CancelAttempt(/*gives_way=*/false);
+  if (!under_way) route_->Doubt(damaged);
 }
 
 Status CheckComparable(const replica::PublishedVersion& version) {

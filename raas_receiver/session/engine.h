@@ -62,7 +62,8 @@ class Engine {
   // that came to compare. One that was restarted serves its own weights: it is behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
-  // current version that is not damaged, that the engine is notified, and that no attempt is under way.
+  // current version, that it is not known here to be damaged, that the engine is notified, and that no attempt is under
+  // way.
   void Begin(const std::string& mode, uint64_t transfer = 0);
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;
@@ -85,7 +86,8 @@ class Engine {
   // Compares the memory of its ranks that are attached with the version that it is to serve, as EngineRoute::Verify.
   // REQUIRES that no attempt is under way.
   Result<size_t> Verify();
-  // As EngineRoute::Doubt, also while an attempt is under way: what that gives it is doubted, too.
+  // As EngineRoute::Doubt, also while an attempt is under way: what that gives it is doubted, too, and it is cancelled
+  // where it gives the version that is damaged.
   void Doubt(const VersionRef& damaged);
 
  private:

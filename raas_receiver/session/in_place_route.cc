@@ -39,6 +39,11 @@ class InPlaceRoute final : public EngineRoute {
       if (outcome.status.ok() && whole) outcome.status = PausedAndResumed(attempt.current.version);
       return outcome;
     }
+    if (IsDamaged(attempt.current.version.held)) {
+      targets_.Abandon();
+      outcome.status = {ErrorCode::kState, Cat("version ", attempt.current.version.held.version, " was found damaged")};
+      return outcome;
+    }
     const telemetry::Moment pause;
     const Status written = WritePaused(attempt);
     outcome.pause_us = pause.MicrosSince();
@@ -73,6 +78,11 @@ class InPlaceRoute final : public EngineRoute {
     if (groups.empty()) return {};
     const VersionRef first = groups.front().at;
     return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : VersionRef();
+  }
+
+  bool IsDamaged(const VersionRef& held) const {
+    const auto is = [&](const replica::PublishedVersion& version) { return version.held == held && version.damaged; };
+    return is(context_.replicas.current()) || is(context_.replicas.previous());
   }
 
   Status Prepare(const EngineAttempt& attempt) {

@@ -181,7 +181,7 @@ TEST_CASE("A bit that flips in the version before is found, and that version is 
   fixture.WaitHeld(3);
 }
 
-TEST_CASE("A version that is damaged and still being loaded is not rolled back to") {
+TEST_CASE("The load of a version that is found damaged is cancelled, and no rollback leads to that version") {
   ScrubbedFixture fixture;
   const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
   fixture.engine = {
@@ -195,9 +195,10 @@ TEST_CASE("A version that is damaged and still being loaded is not rolled back t
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
-  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "no whole version 1"));
-  REQUIRE(os::WriteFileAtomic(file("may-end"), "").ok());
   fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  REQUIRE(os::WriteFileAtomic(file("may-end"), "").ok());
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 2; });
   fixture.Stop();
 }
 

@@ -319,7 +319,7 @@ Status Session::FinishServe() {
 
 // Answers the last sync once no engine is to be waited for: not one that is late, and not one that went.
 bool Session::Settle() {
-  if (!unanswered_) return false;
+  if (!unanswered_ || replicas_->current().damaged) return false;
   std::erase_if(unanswered_->waiting, IsSettled);
   if (!unanswered_->waiting.empty()) return false;
   Answer();
@@ -346,7 +346,8 @@ bool Session::DropDamaged() {
   return dropped.ok();
 }
 
-// What was found damaged since the last time, by this session or another thread. The replica is marked already.
+// What was found damaged since the last time, by this session or another thread. A replica that holds it still is
+// marked.
 bool Session::TakeDamage() {
   const std::vector<replica::Damage> damage = replicas_->TakeDamage();
   for (const replica::Damage& found : damage) {
@@ -354,7 +355,6 @@ bool Session::TakeDamage() {
                         {{"model", options_.model},
                          {"version", found.held.version},
                          {"blocks", found.blocks.size()},
-                         {"current", found.held == replicas_->current().held},
                          {"by", found.by}});
     history_.AddDamage(found.what, found.blocks.size());
     engines_.Doubt(found.held);

@@ -27,10 +27,10 @@
 // pulled and committed: one, for the replica that an engine is being told to load is not written, unless that engine is
 // late.
 //
-// What is held is hashed again meanwhile. Whoever finds damage (the scrub, a sync, an archiver, an operator's verify),
-// the replica is marked at once (ReplicaPair), and this session then doubts the engines that may have been given what
-// is wrong. A current version that is damaged is made again in the other replica by a sync of its own; another one is
-// dropped, for it can be had again.
+// What is held is hashed again meanwhile. The scrub, a sync, an archiver or an operator's verify finds damage and marks
+// the replica at once (ReplicaPair). The session then doubts the engines that may have been given what is wrong. A
+// current version that is damaged is made again in the other replica by a sync of its own; another one is dropped, for
+// it can be had again.
 //
 // It decides on what others know: Orders what the service's threads want, VersionFollower what the origin announced,
 // Engines what engines serve. Each has a lock of its own, held for no call to another.
@@ -162,11 +162,12 @@ class Session {
   void Answer();
 
   const SessionOptions options_;
+  ChangeSignal
+      changed_;  // of whatever the session's thread waits for, and of its answers; the archiver's thread uses it
   const std::unique_ptr<origin::Origin> origin_;
   const std::unique_ptr<replica::ReplicaPair> replicas_;
   const std::unique_ptr<archive::Archiver> archiver_;
   SyncFeed& feed_;
-  ChangeSignal changed_;  // of whatever the session's thread waits for, and of its answers
   Orders orders_;
   std::stop_source stop_;  // what waits for the origin, but for the sync that runs
   const SyncContext context_;

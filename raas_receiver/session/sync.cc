@@ -148,7 +148,7 @@ Result<Sync::State> Sync::Negotiate() {
       return Status(ErrorCode::kProtocol, Cat(context_.origin.name(), " calls version ", plan_.target.version,
                                               " up to date and names another digest for it than what is held"));
     }
-    record_.set_verified(true);
+    record_.set_verified(!base_.damaged);
     return State::kDone;
   }
   const replica::PublishedVersion other = context_.replicas.previous();

@@ -208,13 +208,15 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   LS_RETURN_IF_ERROR(members_.Welcome());
+  Status first;
   for (const auto& rank : members_.ranks()) {
     LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *rank, version, options_.batch_bytes));
     if (equal) continue;
     rank->SetHolds({});  // the next Prepare writes all of it
-    return {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
+    if (first.ok())
+      first = {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
   }
-  return OkStatus();
+  return first;
 }
 
 void EngineGroup::Doubt() {

@@ -189,13 +189,18 @@ def ties_that_came_apart(model: torch.nn.Module) -> "list[Tuple[str, str]]":
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or (_place(one) == _place(other) and _place(one)[0] != 0)
+    places = {_place(one), _place(other)}
+    return one is other or len(places) == 1 or None in places
 
 
-def _place(tensor: Any) -> "Tuple[Any, ...]":
-    """Address, shape and strides of what is in this process."""
+def _place(tensor: Any) -> "Tuple[Any, ...] | None":
+    """Address, shape and strides of what is in this process; None where nothing is."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.data_ptr(), tuple(local.shape), local.stride()
+    try:
+        address = local.data_ptr()
+    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
+        return None
+    return (address, tuple(local.shape), local.stride()) if address else None
 
 
 def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":

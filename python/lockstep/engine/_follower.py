@@ -177,7 +177,7 @@ class Follower:
                 raise
             raise type(error)(f"{error}: {self.error}") from None
 
-    def sleep(self, kept: bool = False) -> None:
+    def sleep(self, kept: bool = False) -> bool:
         """Call this before the parameters' memory goes, or before other code writes it, from any thread that is not
         inside ``serving``. After it returns, no reader reads the memory and the follower does not write it, until
         ``wake``.
@@ -185,12 +185,17 @@ class Follower:
         Args:
             kept: every byte will be there again at ``wake``, and the receiver compares them. Otherwise, or after
                 another call without it, the receiver then writes a whole version.
+
+        Returns:
+            Whether the memory was there until now. Where it was not, another caller has said so, and calls ``wake``.
         """
         with self._rank.lock:
             if self._stopping.is_set():
-                return
-            if self._rank.sleep(kept, given_up=self._stopping.is_set):
+                return False
+            begins = self._rank.sleep(kept, given_up=self._stopping.is_set)
+            if begins:
                 self._reconnect()
+            return begins
 
     def wake(self) -> None:
         """Call this when the memory is there again, and no other code writes it. Where parameters lie elsewhere by then,
@@ -265,7 +270,7 @@ class Follower:
             except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                 if not self._soon.is_set():
                     self._error = str(error) or repr(error)
-                refused = isinstance(error, _Refused)
+                refused = isinstance(error, (_Refused, BadDataError))  # or the module cannot be described any more
             with self._rank.lock:
                 self._rank.drop()
                 if not self._stopping.is_set():

@@ -80,11 +80,12 @@ def _written(write: Any, *arguments: Any, **options: Any) -> Any:
     """What SGLang writes itself is no version that the receiver knows: all is written again afterwards."""
     if _follower is None:
         return write(*arguments, **options)
-    _follower.sleep()
+    began = _follower.sleep()
     try:
         return write(*arguments, **options)
     finally:
-        _follower.wake()
+        if began:  # else the weights were released, and are so still
+            _follower.wake()
 
 
 def _checked(check: Any, manager: Any, request: Any) -> Any:

@@ -93,11 +93,12 @@ def _discard(wrapper: Any, tags: "tuple[str, ...] | str") -> Any:
 def _reload_weights(wrapper: Any, *arguments: Any, **options: Any) -> Any:
     """What another writes here is no version that the receiver knows: all is written again afterwards."""
     follower = _follower_of(wrapper)
-    follower.sleep()
+    began = follower.sleep()
     try:
         return wrapper.worker.reload_weights(*arguments, **options)
     finally:
-        follower.wake()
+        if began:  # else the memory was away, and is so still
+            follower.wake()
 
 
 def _incarnation(wrapper: Any) -> Any:

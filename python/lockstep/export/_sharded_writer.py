@@ -240,7 +240,7 @@ class ShardedWriter(Writer):
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.describe() for part in self._parts]
         by_gradient = any(part.frozen_by_gradient for part in self._parts)
-        self._trains = any(part.trains() for part in self._parts) if by_gradient else None
+        self._trains = any([part.trains() for part in self._parts]) if by_gradient else None
         return json.dumps(
             {"format": DESCRIPTION_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
         )

@@ -6,6 +6,7 @@ Written against transformers 5.22 and accelerate 1.15. Loops of accelerate's own
 ``publish(step)`` themselves, on every rank, with what ``accelerator.prepare`` gives back.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -72,12 +73,16 @@ class Publish(TrainerCallback):
         if self._publisher is None:
             return
         step = state.global_step
-        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            step = int(state.best_model_checkpoint.rpartition("-")[2])  # Trainer has loaded it: checkpoint-<step>
-        if step != self._step:
-            self._publish(state, step)
-        self._publisher.close()
-        self._publisher = None
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        if best is not None and os.path.isdir(best):  # Trainer has loaded it
+            _, _, number = best.rpartition("-")  # checkpoint-<step>
+            step = int(number) if number.isdigit() else step
+        try:
+            if step != self._step:
+                self._publish(state, step)
+        finally:
+            self._publisher.close()
+            self._publisher = None
 
     def _publish(self, state: Any, step: int) -> None:
         if self._publisher is None:
