@@ -385,10 +385,4 @@ void Engine::Doubt(const VersionRef& damaged) {
   if (!under_way) route_->Doubt(damaged);
 }
 
-Status CheckComparable(const replica::PublishedVersion& version) {
-  if (version.held.nothing()) return {ErrorCode::kState, "no version is held"};
-  if (!version.damaged) return OkStatus();
-  return {ErrorCode::kState, Cat("version ", version.held.version, " was found damaged: it is compared with nothing")};
-}
-
 }  // namespace lockstep::session

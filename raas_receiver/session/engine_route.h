@@ -12,6 +12,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/text.h"
 #include "common/base/worker_pool.h"
 #include "common/telemetry/timeline.h"
 #include "raas_receiver/engines/driver.h"
@@ -65,7 +66,11 @@ struct EngineOutcome {
 };
 
 // kState for what no memory is to be compared with: no version, or one that is damaged.
-Status CheckComparable(const replica::PublishedVersion& version);
+inline Status CheckComparable(const replica::PublishedVersion& version) {
+  if (version.held.nothing()) return {ErrorCode::kState, "no version is held"};
+  if (!version.damaged) return OkStatus();
+  return {ErrorCode::kState, Cat("version ", version.held.version, " was found damaged: it is compared with nothing")};
+}
 
 class EngineRoute {
  public:

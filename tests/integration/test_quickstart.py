@@ -30,3 +30,5 @@ def test_the_quickstart_prints_what_the_readme_says(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     said = re.search(r"the last command prints `(.*?)`", readme, re.MULTILINE).group(1)
     assert result.stdout.splitlines()[-1] == said
+    logged = [line for line in result.stderr.splitlines() if not line.startswith('{"ts":')]  # daemons log there
+    assert not logged
