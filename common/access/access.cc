@@ -34,31 +34,44 @@ Result<std::unique_ptr<AccessControl>> AccessControl::Create(std::string policy_
   return control;
 }
 
+bool AccessControl::IsDenied(const Identity& caller) const {
+  return caller.valid_until <= std::chrono::system_clock::now() || policy_->Denies(caller.names, caller.serial);
+}
+
 bool AccessControl::Allows(const Identity& caller, std::string_view method, const Scope& scope) {
   if (path_.empty() || caller.of_host) return true;
   const std::optional<Roles> roles = RolesFor(method);
   std::lock_guard lock(mutex_);
-  if (caller.valid_until <= std::chrono::system_clock::now() || policy_->Denies(caller.names, caller.serial))
-    return false;
-  return roles && policy_->Allows(caller.names, *roles, scope);
+  return !IsDenied(caller) && roles && policy_->Allows(caller.names, *roles, scope);
 }
 
 Status AccessControl::Check(const Identity& caller, std::string_view method, const Scope& scope) {
   if (Allows(caller, method, scope)) return OkStatus();
-  const Status refusal(ErrorCode::kPermission,
-                       Cat(caller.name, " may not call ", WhatOf(method, scope), "; ", WhyNot(caller, method)));
+  const std::optional<Roles> roles = RolesFor(method);
+  return Refuse(caller, Cat("call ", WhatOf(method, scope)), roles ? roles->ToString() : "that no role is");
+}
+
+Status AccessControl::Admit(const Identity& caller) {
+  if (path_.empty()) return OkStatus();
+  {
+    std::lock_guard lock(mutex_);
+    if (!IsDenied(caller) && policy_->KnowsOneOf(caller.names)) return OkStatus();
+  }
+  return Refuse(caller, "connect", "receiver, operator or observer");
+}
+
+Status AccessControl::Refuse(const Identity& caller, std::string_view what, std::string_view role) {
+  const Status refusal(ErrorCode::kPermission, Cat(caller.name, " may not ", what, "; ", WhyNot(caller, role)));
   std::lock_guard lock(mutex_);
   if (LogDue(caller.name)) telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}});
   return refusal;
 }
 
-std::string AccessControl::WhyNot(const Identity& caller, std::string_view method) {
+std::string AccessControl::WhyNot(const Identity& caller, std::string_view role) {
   if (caller.valid_until <= std::chrono::system_clock::now()) return "its certificate has expired";
   std::lock_guard lock(mutex_);
   if (policy_->Denies(caller.names, caller.serial)) return "this daemon's --tls-policy denies it everything";
-  const std::optional<Roles> roles = RolesFor(method);
-  return Cat("it takes the role ", roles ? roles->ToString() : "that no role is",
-             ", given by this daemon's --tls-policy");
+  return Cat("it takes the role ", role, ", given by this daemon's --tls-policy");
 }
 
 Result<Caller> AccessControl::Begin(const Identity& caller) {

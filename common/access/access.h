@@ -37,6 +37,9 @@ class AccessControl {
   // The same as a question, of which nothing is logged.
   bool Allows(const Identity& caller, std::string_view method, const Scope& scope);
 
+  // OK when `caller` has a role, for whatever it may be. kPermission says why not, and is logged as Check()'s.
+  Status Admit(const Identity& caller);
+
   // kResourceExhausted when `caller` makes too many calls at a time, or all together do.
   Result<Caller> Begin(const Identity& caller);
 
@@ -46,8 +49,10 @@ class AccessControl {
 
  private:
   explicit AccessControl(std::string policy_path) : path_(std::move(policy_path)) {}
+  bool IsDenied(const Identity& caller) const;
+  Status Refuse(const Identity& caller, std::string_view what, std::string_view role);
   bool LogDue(const std::string& identity);
-  std::string WhyNot(const Identity& caller, std::string_view method);
+  std::string WhyNot(const Identity& caller, std::string_view role);
 
   // What tells one content of a file from the next without reading it.
   using Stamp = std::tuple<uint64_t, int64_t, int64_t, int64_t>;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/rpc/peer_certificate.h"
 
 namespace lockstep::access {
 
@@ -25,8 +26,10 @@ struct Identity {
 // together, could read the same: a name with a comma, or what is no printing ASCII, or more than 2 KiB in all.
 Identity IdentityOfNames(std::vector<std::string> names);
 
-// The identity of the caller. In plaintext it has no names. On a resumed TLS session it has none either: that handshake
-// checked no certificate, and the peer's may have expired or lost its CA.
+// Of the peer with this certificate, which was verified.
+Identity IdentityOf(const rpc::PeerCertificate& certificate);
+
+// The identity of the caller. In plaintext it has no names, nor when its connection has ended.
 Identity IdentityOf(const grpc::ServerContextBase& context);
 
 }  // namespace lockstep::access

@@ -21,6 +21,10 @@ bool Matches(std::string_view pattern, std::string_view name) {
   return name == pattern;
 }
 
+bool MatchesOneOf(std::string_view pattern, const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, [&](const std::string& name) { return Matches(pattern, name); });
+}
+
 bool IsPattern(std::string_view text) {
   const size_t star = text.find('*');
   if (text.empty() || (star != std::string_view::npos && text.find('*', star + 1) != std::string_view::npos)) {
@@ -133,17 +137,18 @@ Result<Policy> Policy::Read(const std::string& path) {
 
 bool Policy::Denies(const std::vector<std::string>& names, const std::string& serial) const {
   if (std::ranges::count(denied_serials_, serial) > 0) return true;
-  return std::ranges::any_of(denied_names_, [&](const std::string& pattern) {
-    return std::ranges::any_of(names, [&](const std::string& name) { return Matches(pattern, name); });
-  });
+  return std::ranges::any_of(denied_names_, [&](const std::string& pattern) { return MatchesOneOf(pattern, names); });
+}
+
+bool Policy::KnowsOneOf(const std::vector<std::string>& names) const {
+  return std::ranges::any_of(grants_, [&](const Grant& grant) { return MatchesOneOf(grant.name, names); });
 }
 
 bool Policy::Allows(const std::vector<std::string>& names, Roles roles, const Scope& scope) const {
   return std::ranges::any_of(grants_, [&](const Grant& grant) {
     const bool covers = grant.models.empty() || scope.kind == Scope::Kind::kOwnPull ||
                         (scope.kind == Scope::Kind::kModel && std::ranges::count(grant.models, scope.model) > 0);
-    return covers && roles.Has(grant.role) &&
-           std::ranges::any_of(names, [&](const std::string& name) { return Matches(grant.name, name); });
+    return covers && roles.Has(grant.role) && MatchesOneOf(grant.name, names);
   });
 }
 

@@ -36,6 +36,9 @@ class Policy {
   // Whether a certificate with `names` and `serial` may do nothing, whatever is allowed.
   bool Denies(const std::vector<std::string>& names, const std::string& serial) const;
 
+  // Whether one of `names` has a role.
+  bool KnowsOneOf(const std::vector<std::string>& names) const;
+
   // Whether one of `names` has one of `roles` for all that `scope` says. A pull is of its own identity, so any model
   // will do.
   bool Allows(const std::vector<std::string>& names, Roles roles, const Scope& scope) const;

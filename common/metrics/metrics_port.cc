@@ -4,25 +4,25 @@
 #include <string_view>
 
 #include "common/base/text.h"
-#include "common/net/io_threads.h"
+#include "common/telemetry/log.h"
 
 namespace lockstep::metrics {
 namespace {
 
-using Connection = asio::local::stream_protocol::socket;
+using Connection = asio::ip::tcp::socket;
 
 // A request of Prometheus' is some hundred bytes.
 constexpr size_t kMaxRequestBytes = 8 << 10;
 constexpr std::chrono::seconds kTime{10};  // for a request, and for its answer
-constexpr rpc::PortLimits kLimits{.connections = 32, .unanswered_bytes = 2 * kMaxRequestBytes, .from = {}};
+constexpr net::Places::Limits kConnections{.all = 32, .per_address = 16};
 
-std::string Answer(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
+std::string Response(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
   return Cat("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
              "\r\nConnection: close\r\n\r\n", with_body ? body : "");
 }
 
 std::string Refuse(std::string_view status) {
-  return Answer(status, "text/plain", Cat(status, "; ask for GET /metrics\n"), true);
+  return Response(status, "text/plain", Cat(status, "; ask for GET /metrics\n"), true);
 }
 
 // To a request's first line, "GET /metrics HTTP/1.1".
@@ -34,7 +34,7 @@ std::string AnswerTo(std::string_view line, const MetricsPort::Page& page) {
   if (rest.find(" HTTP/1.") == std::string_view::npos) return Refuse("400 Bad Request");
   if (method != "GET" && method != "HEAD") return Refuse("405 Method Not Allowed");
   if (path != "/metrics") return Refuse("404 Not Found");
-  return Answer("200 OK", "text/plain; version=0.0.4; charset=utf-8", page(), method == "GET");
+  return Response("200 OK", "text/plain; version=0.0.4; charset=utf-8", page(), method == "GET");
 }
 
 // Ends what is done with the connection after a while.
@@ -46,7 +46,8 @@ asio::awaitable<void> EndAfter(std::shared_ptr<Connection> connection, std::shar
   if (!ended) connection->close(ignored);
 }
 
-asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, MetricsPort::Page page) {
+asio::awaitable<void> Answer(std::shared_ptr<Connection> connection, net::Places::Place,
+                             const MetricsPort::Page& page) {
   const auto timer = std::make_shared<asio::steady_timer>(connection->get_executor());
   net::Spawn(connection->get_executor(), EndAfter(connection, timer));
   asio::error_code failed;
@@ -58,19 +59,39 @@ asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, MetricsPort:
     co_await asio::async_write(*connection, asio::buffer(answer), token);
   }
   timer->cancel();
+  connection->shutdown(asio::socket_base::shutdown_send, failed);
   connection->close(failed);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<MetricsPort>> MetricsPort::Create(const std::string& address, Page page) {
-  LS_ASSIGN_OR_RETURN(std::unique_ptr<rpc::TcpPort> listening, rpc::TcpPort::Listen(address, kLimits));
-  listening->ServeBy([page = std::move(page)](Connection connection, int) {
-    const auto executor = connection.get_executor();
-    net::Spawn(executor, Serve(std::make_shared<Connection>(std::move(connection)), page));
+  std::unique_ptr<MetricsPort> port(new MetricsPort(std::move(page)));
+  LS_ASSIGN_OR_RETURN(port->port_, rpc::TcpPort::Listen(port->io_.context(), address));
+  port->port_->Start([self = port.get()](Connection connection, int) { self->Serve(std::move(connection)); });
+  return port;
+}
+
+MetricsPort::MetricsPort(Page page)
+    : page_(std::move(page)), places_(kConnections), io_(1, [](std::string_view what) {
+        telemetry::LogError("port_exception", {ErrorCode::kInternal, std::string(what)});
+      }) {}
+
+MetricsPort::~MetricsPort() {
+  port_.reset();
+  io_.Stop();
+}
+
+void MetricsPort::Serve(Connection connection) {
+  asio::error_code gone;
+  const asio::ip::address address = connection.remote_endpoint(gone).address();
+  if (gone) return;
+  const auto shared = std::make_shared<Connection>(std::move(connection));
+  net::Places::Place place = places_.Enter(address, [weak = std::weak_ptr(shared)] {
+    asio::error_code ignored;
+    if (const auto displaced = weak.lock()) displaced->close(ignored);
   });
-  listening->Start();
-  return std::unique_ptr<MetricsPort>(new MetricsPort(std::move(listening)));
+  net::Spawn(shared->get_executor(), Answer(shared, std::move(place), page_));
 }
 
 }  // namespace lockstep::metrics

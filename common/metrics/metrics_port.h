@@ -1,6 +1,6 @@
 // A port of plain HTTP that answers GET /metrics, for Prometheus, and nothing else.
 //
-// Bounded as the health port is (common/rpc/tcp_port.h): any program that reaches it may ask, and costs a connection
+// Bounded as the health port is (common/rpc/grpc_port.h): any program that reaches it may ask, and costs a connection
 // for some seconds.
 #pragma once
 
@@ -9,6 +9,8 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/net/io_threads.h"
+#include "common/net/places.h"
 #include "common/rpc/tcp_port.h"
 
 namespace lockstep::metrics {
@@ -22,14 +24,18 @@ class MetricsPort {
   // Answers at once. kBadData, kUnavailable as rpc::TcpPort::Listen().
   static Result<std::unique_ptr<MetricsPort>> Create(const std::string& address, Page page);
   // `page` is not called any more.
-  ~MetricsPort() { port_->Stop(); }
+  ~MetricsPort();
 
   int bound_port() const { return port_->bound_port(); }
 
  private:
-  explicit MetricsPort(std::unique_ptr<rpc::TcpPort> port) : port_(std::move(port)) {}
+  explicit MetricsPort(Page page);
+  void Serve(asio::ip::tcp::socket connection);
 
-  const std::unique_ptr<rpc::TcpPort> port_;
+  const Page page_;
+  net::Places places_;
+  net::IoThreads io_;
+  std::unique_ptr<rpc::TcpPort> port_;
 };
 
 }  // namespace lockstep::metrics

@@ -2,7 +2,7 @@
 //
 // For bulk data: a coroutine that sends or receives megabytes spends its time in the kernel's copy, not in waiting, and
 // the memory is only touched inside the call. A coroutine that gets nothing done waits with UntilReady (lane_io.h).
-// Lanes use it through LaneStream.
+// Lanes use it through PeerStream.
 #pragma once
 
 #include <sys/uio.h>

@@ -47,22 +47,6 @@ asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, st
   co_return OkStatus();
 }
 
-Result<tcp::acceptor> Listen(asio::io_context& context, const HostPort& address) {
-  const std::string what = Cat("listen on ", address.ToString());
-  asio::error_code error;
-  tcp::resolver resolver(context);
-  const auto endpoints = resolver.resolve(address.host, std::to_string(address.port), tcp::resolver::passive, error);
-  if (error) return NetStatus(error, what);
-  const tcp::endpoint endpoint = endpoints.begin()->endpoint();
-  tcp::acceptor acceptor(context);
-  acceptor.open(endpoint.protocol(), error);
-  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor.bind(endpoint, error);
-  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
-  if (error) return NetStatus(error, what);
-  return acceptor;
-}
-
 Status NetStatus(const asio::error_code& error, std::string_view what) {
   if (!error) return OkStatus();
   if (error == asio::error::operation_aborted) return {ErrorCode::kCancelled, Cat(what, ": cancelled")};

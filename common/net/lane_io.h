@@ -28,9 +28,6 @@ asio::awaitable<Status> UntilReady(asio::ip::tcp::socket& socket, asio::ip::tcp:
 asio::awaitable<Status> Connect(asio::ip::tcp::socket& socket, const HostPort& address,
                                 std::chrono::milliseconds timeout);
 
-// Binds and listens. kUnavailable, naming the address, when it is in use.
-Result<asio::ip::tcp::acceptor> Listen(asio::io_context& context, const HostPort& address);
-
 // An asio error as a Status; `what` says what was being done and with which peer.
 Status NetStatus(const asio::error_code& error, std::string_view what);
 

@@ -18,6 +18,11 @@ Places::Place Places::Enter(const asio::ip::address& address, Leave leave) {
   return {this, number};
 }
 
+size_t Places::taken() const {
+  std::lock_guard lock(mutex_);
+  return taken_.size();
+}
+
 Places::Map::iterator Places::InTheWayOf(const asio::ip::address& address) {
   std::map<asio::ip::address, size_t> counts;
   for (const auto& [number, one] : taken_) ++counts[one.address];

@@ -43,6 +43,8 @@ class Places {
 
   // `leave` is called, by any thread and soon, when another takes the place.
   Place Enter(const asio::ip::address& address, Leave leave);
+  // How many there are.
+  size_t taken() const;
 
  private:
   struct Taken {
@@ -56,7 +58,7 @@ class Places {
   Map::iterator InTheWayOf(const asio::ip::address& address);
 
   const Limits limits_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Map taken_;
   uint64_t next_ = 0;
 };

@@ -1,8 +1,11 @@
 #include "common/net/tls_session.h"
 
 #include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "common/base/text.h"
 #include "common/net/burst.h"
@@ -29,6 +32,22 @@ std::string LastError() {
 
 Status Unusable(std::string_view what) {
   return {ErrorCode::kInternal, Cat("TLS: ", what, ": ", LastError())};
+}
+
+using Bio = std::unique_ptr<BIO, OpenSslFree<BIO_free>>;
+using Certificate = std::unique_ptr<X509, OpenSslFree<X509_free>>;
+using PrivateKey = std::unique_ptr<EVP_PKEY, OpenSslFree<EVP_PKEY_free>>;
+
+Bio Reader(const std::string& pem) {
+  return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+}
+
+std::vector<Certificate> CertificatesOf(const std::string& pem) {
+  std::vector<Certificate> found;
+  const Bio reader = Reader(pem);
+  while (X509* one = PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr)) found.emplace_back(one);
+  ERR_clear_error();  // of the end
+  return found;
 }
 
 // The secret as OpenSSL wants it: as if a session were resumed. Null: no memory.
@@ -82,23 +101,20 @@ class RecordReader {
 
 }  // namespace
 
-Result<std::shared_ptr<const TlsContext>> TlsContext::Create(Side side) {
-  std::shared_ptr<TlsContext> made(new TlsContext);
-  made->bio_.reset(BIO_meth_new(BIO_TYPE_SOURCE_SINK, "lane"));
-  BIO_METHOD* bio = made->bio_.get();
+Status TlsContext::CreateContext(Side side) {
+  bio_.reset(BIO_meth_new(BIO_TYPE_SOURCE_SINK, "lane"));
+  BIO_METHOD* bio = bio_.get();
   const bool usable = bio != nullptr && BIO_meth_set_read(bio, TlsSession::ReadSocket) == 1 &&
                       BIO_meth_set_write(bio, TlsSession::WriteOut) == 1 &&
                       BIO_meth_set_ctrl(bio, TlsSession::Control) == 1;
   if (!usable) return Unusable("no way to sockets");
-  made->context_.reset(SSL_CTX_new(side == Side::kAccepts ? TLS_server_method() : TLS_client_method()));
-  SSL_CTX* context = made->context_.get();
+  context_.reset(SSL_CTX_new(side == Side::kAccepts ? TLS_server_method() : TLS_client_method()));
+  SSL_CTX* context = context_.get();
   const bool fit = context != nullptr && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
-                   SSL_CTX_set_ciphersuites(context, kCipher) == 1 && SSL_CTX_set1_groups_list(context, kGroup) == 1 &&
                    SSL_CTX_set_num_tickets(context, 0) == 1;
-  if (!fit) return Unusable(Cat(kCipher, " and ", kGroup, " are not there"));
+  if (!fit) return Unusable("TLS 1.3 is not there");
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
-  SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
   SSL_CTX_set_read_ahead(context, 1);
   // No side changes keys or issues tickets; to be asked for new keys again and again would cost without end.
   SSL_CTX_set_msg_callback(context, [](int sent, int, int type, const void*, size_t, SSL* ssl, void*) {
@@ -106,6 +122,17 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Create(Side side) {
     if (sent != 0 || type != SSL3_RT_HANDSHAKE || !session.established_) return;
     session.socket_status_ = {ErrorCode::kProtocol, "TLS: the peer goes on with the handshake after its end"};
   });
+  return OkStatus();
+}
+
+Result<std::shared_ptr<const TlsContext>> TlsContext::Create(Side side) {
+  std::shared_ptr<TlsContext> made(new TlsContext);
+  LS_RETURN_IF_ERROR(made->CreateContext(side));
+  SSL_CTX* context = made->context_.get();
+  if (SSL_CTX_set_ciphersuites(context, kCipher) != 1 || SSL_CTX_set1_groups_list(context, kGroup) != 1) {
+    return Unusable(Cat(kCipher, " and ", kGroup, " are not there"));
+  }
+  SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
   if (side == Side::kAccepts) {
     SSL_CTX_set_psk_find_session_callback(context, TlsSession::LookUpSecret);
   } else {
@@ -114,6 +141,42 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Create(Side side) {
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   }
+  return std::shared_ptr<const TlsContext>(std::move(made));
+}
+
+Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const std::string& cert, const std::string& key,
+                                                             const std::string& ca) {
+  std::shared_ptr<TlsContext> made(new TlsContext);
+  LS_RETURN_IF_ERROR(made->CreateContext(Side::kAccepts));
+  made->has_certificates_ = true;
+  SSL_CTX* context = made->context_.get();
+  const auto unusable = [](const char* option) {
+    return Status(ErrorCode::kConfig, Cat(option, ": TLS cannot use it: ", LastError()));
+  };
+  ERR_clear_error();
+  const std::vector<Certificate> own = CertificatesOf(cert);
+  if (own.empty() || SSL_CTX_use_certificate(context, own[0].get()) != 1) return unusable("tls-cert");
+  for (size_t i = 1; i < own.size(); ++i) {
+    if (SSL_CTX_add1_chain_cert(context, own[i].get()) != 1) return unusable("tls-cert");
+  }
+  const PrivateKey secret(PEM_read_bio_PrivateKey(Reader(key).get(), nullptr, nullptr, nullptr));
+  if (secret == nullptr || SSL_CTX_use_PrivateKey(context, secret.get()) != 1) return unusable("tls-key");
+  X509_STORE* trusted = SSL_CTX_get_cert_store(context);
+  for (const Certificate& one : CertificatesOf(ca)) {
+    if (X509_STORE_add_cert(trusted, one.get()) != 1 || SSL_CTX_add_client_CA(context, one.get()) != 1) {
+      return unusable("tls-ca");
+    }
+  }
+  X509_STORE_set_flags(trusted, X509_V_FLAG_PARTIAL_CHAIN);  // a CA need not be a root
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  const auto choose = [](SSL*, const unsigned char** chosen, unsigned char* size, const unsigned char* offered,
+                         unsigned int bytes, void*) {
+    static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
+    auto* out = const_cast<unsigned char**>(chosen);
+    const int found = SSL_select_next_proto(out, size, kHttp2, sizeof kHttp2, offered, bytes);
+    return found == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
+  };
+  SSL_CTX_set_alpn_select_cb(context, choose, nullptr);
   return std::shared_ptr<const TlsContext>(std::move(made));
 }
 
@@ -203,10 +266,13 @@ Status TlsSession::Explain(int outcome) {
   if (reason == SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC) {
     return {ErrorCode::kCorrupt, Cat(where, "bytes were changed on their way")};
   }
-  const bool refused = reason == SSL_R_BINDER_DOES_NOT_VERIFY || reason > SSL_AD_REASON_OFFSET || unknown_;
+  const bool unverified = context_->has_certificates() && reason == SSL_R_CERTIFICATE_VERIFY_FAILED;
+  const bool refused = reason == SSL_R_BINDER_DOES_NOT_VERIFY || reason == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
+                       reason > SSL_AD_REASON_OFFSET || unknown_ || unverified;
   if (!established_ && refused) {
     if (unknown_) return {ErrorCode::kPermission, Cat(where, "no such secret is known here")};
-    return {ErrorCode::kPermission, Cat(where, LastError())};
+    const char* found = unverified ? X509_verify_cert_error_string(SSL_get_verify_result(ssl_.get())) : "";
+    return {ErrorCode::kPermission, Cat(where, LastError(), unverified ? ": " : "", found)};
   }
   return {ErrorCode::kProtocol, Cat(where, LastError(), "; does the peer speak it?")};
 }
@@ -218,11 +284,15 @@ Result<bool> TlsSession::Handshake() {
   LS_RETURN_IF_ERROR(Flush());
   established_ = outcome == 1;
   // As if a session were resumed is how a secret is used; a peer that got here without one has shown something else.
-  if (established_ && SSL_session_reused(ssl_.get()) != 1) {
+  if (established_ && !context_->has_certificates() && SSL_session_reused(ssl_.get()) != 1) {
     return Status(ErrorCode::kPermission, "TLS handshake: the peer did without the secret");
   }
   if (established_) find_ = nullptr;
   return established_;
+}
+
+const X509* TlsSession::certificate() const {
+  return established_ && context_->has_certificates() ? SSL_get0_peer_certificate(ssl_.get()) : nullptr;
 }
 
 Status TlsSession::Flush() {

@@ -15,7 +15,7 @@ Result<std::unique_ptr<os::UnixServer>> StartControlSocket(const std::string& pa
     grpc::AddInsecureChannelFromFd(server, sockets.Release(connection).TakeFd().Release());
   };
   const auto failed = [path](const Status& status) {
-    telemetry::LogWarn("control_accept_failed", status, {{"address", path}});
+    telemetry::LogWarn("connection_refused", status, {{"address", path}});
   };
   return os::UnixServer::Start({.path = path}, admit, failed);
 }

@@ -10,7 +10,9 @@ namespace {
 constexpr int kMaxRequestBytes = 4096;
 constexpr size_t kMaxMemory = 16 << 20;
 constexpr int kMaxStreams = 16;
-constexpr PortLimits kLimits{.connections = 64, .unanswered_bytes = 16 << 10};
+constexpr size_t kConnections = 64;
+constexpr size_t kCalls = 256;
+constexpr size_t kUnansweredBytes = 16 << 10;
 // A program that asks again after longer, connects again. A watcher is not idle. It is no multiple of the usual
 // intervals.
 constexpr int kIdleMs = 100'000;
@@ -19,14 +21,21 @@ constexpr int kIdleMs = 100'000;
 
 Result<std::unique_ptr<HealthPort>> HealthPort::Create(const std::string& address,
                                                        const std::vector<std::string>& services) {
-  LS_ASSIGN_OR_RETURN(std::unique_ptr<TcpPort> listening, TcpPort::Listen(address, kLimits));
+  GrpcPort::Options options{.address = address,
+                            .connections = kConnections,
+                            .calls = kCalls,
+                            .calls_of_one = kMaxStreams,
+                            .unanswered_bytes = kUnansweredBytes,
+                            .from = {},
+                            .admit = {}};
+  LS_ASSIGN_OR_RETURN(std::unique_ptr<GrpcPort> listening, GrpcPort::Listen(std::move(options)));
   std::unique_ptr<HealthPort> port(new HealthPort(std::move(listening)));
   for (const std::string& service : services) port->SetServing(service, false);
   port->port_->Start();
   return port;
 }
 
-HealthPort::HealthPort(std::unique_ptr<TcpPort> port) : port_(std::move(port)) {
+HealthPort::HealthPort(std::unique_ptr<GrpcPort> port) : port_(std::move(port)) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   RefuseCompressed(builder);
@@ -35,7 +44,7 @@ HealthPort::HealthPort(std::unique_ptr<TcpPort> port) : port_(std::move(port)) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
-  port_->ServeBy(builder, grpc::InsecureServerCredentials());
+  port_->ServeBy(builder);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
 }

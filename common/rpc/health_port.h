@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/rpc/tcp_port.h"
+#include "common/rpc/grpc_port.h"
 
 namespace lockstep::rpc {
 
@@ -30,9 +30,9 @@ class HealthPort {
   void StopServing();
 
  private:
-  explicit HealthPort(std::unique_ptr<TcpPort> port);
+  explicit HealthPort(std::unique_ptr<GrpcPort> port);
 
-  const std::unique_ptr<TcpPort> port_;
+  const std::unique_ptr<GrpcPort> port_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // gRPC wants one where there is no service but its own
   std::unique_ptr<grpc::Server> server_;
 };

@@ -1,43 +1,90 @@
 #include "common/rpc/relay.h"
 
+#include <algorithm>
 #include <array>
-#include <memory>
 
+#include "common/net/burst.h"
 #include "common/net/io_threads.h"
 
 namespace lockstep::rpc {
 namespace {
 
-using Buffer = std::array<char, 16 << 10>;
+using Buffer = std::array<std::byte, 16 << 10>;
+
+// A peer that takes nothing for so long is gone.
+constexpr std::chrono::minutes kTakesNothing{1};
+constexpr std::chrono::hours kForever{24 * 365};
+
+std::chrono::milliseconds Until(std::chrono::steady_clock::time_point deadline) {
+  if (deadline == std::chrono::steady_clock::time_point::max()) return kForever;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  return std::max(left, std::chrono::milliseconds(0));
+}
+
+// What the peer said: bytes of `buffer`, none when a request should have ended by now. kUnavailable: the peer closed.
+asio::awaitable<Result<size_t>> Receive(Relay& relay, Buffer& buffer) {
+  while (true) {
+    const Result<size_t> got = relay.peer.ReceiveNow(std::array{iovec{buffer.data(), buffer.size()}});
+    if (!got.ok() || *got > 0) co_return got;
+    const Status ready = co_await relay.peer.UntilReady(asio::socket_base::wait_read, Until(relay.guard.deadline()));
+    if (ready.code() == ErrorCode::kDeadline) co_return size_t{0};
+    if (!ready.ok()) co_return ready;
+  }
+}
+
+asio::awaitable<bool> Pass(Relay& relay, ByteView bytes) {
+  asio::error_code failed;
+  co_await asio::async_write(relay.server, asio::buffer(bytes.data(), bytes.size()),
+                             asio::redirect_error(asio::use_awaitable, failed));
+  co_return !failed;
+}
+
+// kUnavailable: gRPC has closed its end. What it said before is still on its way.
+asio::awaitable<Status> PassGuarded(Relay& relay, ByteView bytes) {
+  const Status closed{ErrorCode::kUnavailable, "gRPC has closed the connection"};
+  do {
+    const Result<Http2Guard::Passed> passed = relay.guard.FromPeer(bytes);
+    if (!passed.ok()) co_return passed.status();
+    size_t done = passed->bytes;
+    if (passed->begins) {
+      if (!co_await Pass(relay, bytes.first(--done))) co_return closed;
+      if (Status begun = co_await relay.guard.Begin(); !begun.ok()) co_return begun;
+      if (!co_await Pass(relay, bytes.subspan(done++, 1))) co_return closed;
+    } else if (!co_await Pass(relay, bytes.first(done))) {
+      co_return closed;
+    }
+    bytes = bytes.subspan(done);
+  } while (!bytes.empty());
+  co_return OkStatus();
+}
 
 asio::awaitable<void> CarryToServer(std::shared_ptr<Relay> relay) {
   Buffer buffer;
-  asio::error_code failed;
-  auto token = asio::redirect_error(asio::use_awaitable, failed);
   while (true) {
-    const size_t bytes = co_await relay->peer.async_read_some(asio::buffer(buffer), token);
-    if (failed) break;
-    relay->unanswered += bytes;
-    if (relay->unanswered > relay->most_unanswered) {
-      relay->refused();
+    const Result<size_t> got = co_await Receive(*relay, buffer);
+    if (!got.ok()) break;
+    const Status passed = co_await PassGuarded(*relay, ByteView(buffer).first(*got));
+    if (passed.code() == ErrorCode::kUnavailable) co_return;
+    if (!passed.ok()) {
+      relay->refused(passed);
       relay->End();
       co_return;
     }
-    co_await asio::async_write(relay->server, asio::buffer(buffer, bytes), token);
-    if (failed) co_return;  // what gRPC said before it closed is still on its way
   }
-  relay->server.shutdown(asio::socket_base::shutdown_send, failed);
+  asio::error_code ignored;
+  relay->server.shutdown(asio::socket_base::shutdown_send, ignored);
 }
 
 asio::awaitable<void> CarryToPeer(std::shared_ptr<Relay> relay) {
   Buffer buffer;
-  asio::error_code failed;
-  auto token = asio::redirect_error(asio::use_awaitable, failed);
-  while (!failed) {
-    const size_t bytes = co_await relay->server.async_read_some(asio::buffer(buffer), token);
+  while (true) {
+    asio::error_code failed;
+    const size_t bytes =
+        co_await relay->server.async_read_some(asio::buffer(buffer), asio::redirect_error(asio::use_awaitable, failed));
     if (failed) break;
-    relay->unanswered = 0;
-    co_await asio::async_write(relay->peer, asio::buffer(buffer, bytes), token);
+    relay->guard.FromServer(ByteView(buffer).first(bytes));
+    const Status sent = co_await relay->peer.WriteAll(ByteView(buffer).first(bytes), kTakesNothing);
+    if (!sent.ok()) break;
   }
   relay->End();
 }
@@ -45,8 +92,9 @@ asio::awaitable<void> CarryToPeer(std::shared_ptr<Relay> relay) {
 }  // namespace
 
 void StartRelay(const std::shared_ptr<Relay>& relay) {
-  net::Spawn(relay->peer.get_executor(), CarryToServer(relay));
-  net::Spawn(relay->peer.get_executor(), CarryToPeer(relay));
+  const auto executor = relay->peer.socket().get_executor();
+  net::Spawn(executor, CarryToServer(relay));
+  net::Spawn(executor, CarryToPeer(relay));
 }
 
 }  // namespace lockstep::rpc

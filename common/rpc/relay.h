@@ -1,38 +1,39 @@
-// Internal to common/rpc: carries the bytes of one connection between a peer and gRPC, and bounds what the peer may say
-// before it is answered.
-//
-// gRPC keeps a request's headers, however long they go on, until they are whole: 30 MB of a connection and more. Here
-// they end: gRPC answers each request, and what it takes of a message it acknowledges, so that a peer that has said
-// much and got no word back is none of ours.
+// Internal to common/rpc: carries the bytes of one connection between a peer and gRPC. TLS ends here, and what a peer
+// may have gRPC keep is bounded here (http2_guard.h).
 #pragma once
 
 #include <asio.hpp>
 #include <functional>
+#include <memory>
 #include <optional>
 
+#include "common/net/peer_stream.h"
 #include "common/net/places.h"
+#include "common/rpc/http2_guard.h"
+#include "common/rpc/peer_certificate.h"
 
 namespace lockstep::rpc {
 
-// One connection's; shared by the coroutines that carry.
+// One connection's; shared by the coroutines that carry. All of its handlers run on one thread.
 struct Relay {
-  asio::ip::tcp::socket peer;
-  asio::local::stream_protocol::socket server;  // its other end is gRPC's
-  size_t most_unanswered;                       // bytes
-  std::function<void()> refused;                // called when a peer is cut off for having said more
-  std::optional<net::Places::Place> place;
+  Relay(asio::ip::tcp::socket connection, const Http2Guard::Limits& limits, CallSlots* slots)
+      : peer(std::move(connection)), server(peer.socket().get_executor()), guard(limits, slots) {}
 
-  size_t unanswered = 0;
+  net::PeerStream peer;
+  asio::local::stream_protocol::socket server;  // its other end is gRPC's
+  Http2Guard guard;
+  std::function<void(const Status&)> refused;  // called when a peer is cut off for what it said
+  std::optional<CertifiedPeer> certified;
+  std::optional<net::Places::Place> place;
 
   void End() {
     asio::error_code ignored;
-    peer.close(ignored);
+    peer.socket().close(ignored);
     server.close(ignored);
   }
 };
 
-// Until one side has closed, and the other has got what it said. REQUIRES that all of a relay's handlers run on one
-// thread.
+// Until one side has closed, and the other has got what it said. REQUIRES both ends to be connected.
 void StartRelay(const std::shared_ptr<Relay>& relay);
 
 }  // namespace lockstep::rpc

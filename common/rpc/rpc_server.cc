@@ -52,12 +52,20 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, static_cast<int>(options.tls_age.count()));
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, static_cast<int>(options.tls_age_grace.count()));
   }
-  std::unique_ptr<TcpPort> port;
+  std::unique_ptr<GrpcPort> port;
   if (!options.address.empty()) {
-    PortLimits limits{.unanswered_bytes = kMostUnanswered, .from = {}};
-    if (!options.tls.configured()) limits.from = options.tls.plain;
-    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address, std::move(limits)));
-    port->ServeBy(builder, MakeServerCredentials(options.tls));
+    GrpcPort::Options peers{.address = options.address,
+                            .calls_of_one = kMaxStreams,
+                            .unanswered_bytes = kMostUnanswered,
+                            .from = {},
+                            .admit = options.admit};
+    if (options.tls.configured()) {
+      peers.tls = &TlsCopies::Of(options.tls);
+    } else {
+      peers.from = options.tls.plain;
+    }
+    LS_ASSIGN_OR_RETURN(port, GrpcPort::Listen(std::move(peers)));
+    port->ServeBy(builder);
   }
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
@@ -76,7 +84,7 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   return started;
 }
 
-RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port)
+RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<GrpcPort> port)
     : server_(std::move(server)), port_(std::move(port)) {}
 
 RpcServer::~RpcServer() {

@@ -4,6 +4,7 @@
 #include <grpcpp/server.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,8 +13,8 @@
 
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
+#include "common/rpc/grpc_port.h"
 #include "common/rpc/health_port.h"
-#include "common/rpc/tcp_port.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
@@ -26,10 +27,13 @@ inline constexpr int kMaxRequestBytes = 1 << 20;
 class RpcServer {
  public:
   struct Options {
-    std::string address;                       // host:port; port 0 lets the system choose; empty: no TCP
-    std::string control_socket;                // for processes of our user and root; empty: none
-    std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
-    TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
+    std::string address;                   // host:port; port 0 lets the system choose; empty: no TCP
+    std::string control_socket;            // for processes of our user and root; empty: none
+    std::vector<grpc::Service*> services;  // at least one; not owned, they outlive the server
+    TlsOptions tls;                        // what peers need to get in; not configured: nothing, all is plaintext
+    // With TLS: whether the peer with this certificate may do anything here; null: each with a certificate may. One
+    // that may not is disconnected.
+    std::function<Status(const PeerCertificate&)> admit;
     std::vector<std::string> health_services;  // names that health checks may ask for at once; all NOT_SERVING
     std::string health_address;  // host:port where health is served to any peer, in plaintext; empty: nowhere
     // A TLS connection ends at this age: the next one checks the certificates. Its calls get `tls_age_grace` to end.
@@ -56,11 +60,11 @@ class RpcServer {
   void Drain(std::chrono::milliseconds timeout);
 
  private:
-  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
+  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<GrpcPort> port);
 
   const std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
-  const std::unique_ptr<TcpPort> port_;             // null: no TCP
+  const std::unique_ptr<GrpcPort> port_;            // null: no TCP
   std::unique_ptr<HealthPort> health_port_;         // null: none
   std::mutex mutex_;
   std::map<std::string, bool> serving_;  // as last reported to watchers

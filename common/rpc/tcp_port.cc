@@ -11,8 +11,6 @@
 
 #include "common/base/text.h"
 #include "common/net/host_port.h"
-#include "common/net/io_threads.h"
-#include "common/rpc/relay.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::rpc {
@@ -20,13 +18,6 @@ namespace {
 
 constexpr int kMostAttempts = 8;
 constexpr std::chrono::milliseconds kPauseAfterFailure{100};
-constexpr std::chrono::seconds kLastWords{1};
-// Of a connection: the peer's, and two between here and gRPC.
-constexpr rlim_t kDescriptorsOfOne = 3;
-// Of a process's descriptors a port's connections have this share at most.
-constexpr rlim_t kShare = 4;
-// A peer that acknowledges nothing for so long is gone.
-constexpr unsigned kUnacknowledgedMs = 10'000;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -58,15 +49,15 @@ os::UniqueFd ListenOn(const addrinfo& address) {
   const int no = 0;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (address.ai_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-  // Connections have these from their port.
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMs, sizeof kUnacknowledgedMs);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // connections have it from their port
   const bool listens =
       ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0;
   return listens ? std::move(socket) : os::UniqueFd();
 }
 
-rlim_t MostDescriptors() {
+}  // namespace
+
+size_t MostDescriptors() {
   rlimit limit{};
   (void)::getrlimit(RLIMIT_NOFILE, &limit);
   return limit.rlim_cur;
@@ -74,39 +65,25 @@ rlim_t MostDescriptors() {
 
 bool IsReserved(const os::UniqueFd& descriptor) {
   // The system gives the lowest that is free: the number says how many are taken.
-  return static_cast<rlim_t>(descriptor.get()) + kReservedDescriptors >= MostDescriptors();
+  return static_cast<size_t>(descriptor.get()) + kReservedDescriptors >= MostDescriptors();
 }
 
-net::Places::Limits PlacesOf(const PortLimits& limits) {
-  const size_t most = std::max<size_t>(MostDescriptors() / kDescriptorsOfOne / kShare, 2);
-  const size_t all = std::min(limits.connections, most);
-  return {.all = all, .per_address = (all + 1) / 2};
+Status NoDescriptors() {
+  return {ErrorCode::kResourceExhausted,
+          Cat("the last ", kReservedDescriptors,
+              " descriptors are for what is served already; raise the limit on open files")};
 }
 
-}  // namespace
-
-void RefuseCompressed(grpc::ServerBuilder& builder) {
-  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
-    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
-  }
-  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-}
-
-Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address, PortLimits limits) {
+Result<std::unique_ptr<TcpPort>> TcpPort::Listen(asio::io_context& context, const std::string& address,
+                                                 std::optional<net::Networks> from) {
   for (int attempt = 1;; ++attempt) {
-    std::unique_ptr<TcpPort> port(new TcpPort(address, limits));
+    std::unique_ptr<TcpPort> port(new TcpPort(context, address, from));
     const Status status = port->Open();
     if (status.ok()) return port;
     // The port that the system chose on one address may be taken on another.
     if (port->bound_port_ == 0 || attempt == kMostAttempts) return status;
   }
 }
-
-TcpPort::TcpPort(std::string address, PortLimits limits)
-    : address_(std::move(address)),
-      unanswered_bytes_(limits.unanswered_bytes),
-      from_(std::move(limits.from)),
-      places_(PlacesOf(limits)) {}
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
@@ -120,7 +97,7 @@ Status TcpPort::Open() {
     if (!socket.valid()) continue;
     bound_port_ = PortOf(socket.get());
     const auto protocol = one->ai_family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
-    listening_.emplace_back(context_, protocol, socket.Release());
+    listening_.emplace_back(strand_, protocol, socket.Release());
   }
   if (listening_.empty()) return taken;
   parsed.port = static_cast<uint16_t>(bound_port_);
@@ -128,46 +105,24 @@ Status TcpPort::Open() {
   return OkStatus();
 }
 
-TcpPort::~TcpPort() {
-  Stop();
-  if (!thread_.joinable()) return;
-  (void)ended_.get_future().wait_for(kLastWords);
-  context_.stop();
-  thread_.join();
-}
-
-void TcpPort::ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials) {
-  using FromFd = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server =
-      builder.experimental().AddExternalConnectionAcceptor(FromFd::FROM_FD, std::move(credentials));
-  serve_ = [server](asio::local::stream_protocol::socket connection, int listening) {
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.listener_fd = listening;
-    parameters.fd = connection.release();
-    server->HandleNewConnection(&parameters);
-  };
-}
-
-void TcpPort::Start() {
-  for (asio::ip::tcp::acceptor& one : listening_) net::Spawn(context_.get_executor(), AcceptLoop(one));
-  thread_ = std::thread([this] {
-    context_.run();
-    ended_.set_value();
-  });
+void TcpPort::Start(Serve serve) {
+  serve_ = std::move(serve);
+  for (asio::ip::tcp::acceptor& one : listening_) {
+    loops_.push_back(asio::co_spawn(strand_, AcceptLoop(one), asio::use_future));
+  }
 }
 
 void TcpPort::Stop() {
-  if (!thread_.joinable() || context_.stopped()) return;
-  std::promise<void> closed;
-  asio::post(context_, [&] {
+  if (loops_.empty()) return;
+  asio::post(strand_, [this] {
     for (asio::ip::tcp::acceptor& one : listening_) one.close();
-    closed.set_value();
   });
-  closed.get_future().wait();
+  for (const std::future<void>& loop : loops_) loop.wait();
+  loops_.clear();
 }
 
 asio::awaitable<void> TcpPort::AcceptLoop(asio::ip::tcp::acceptor& listening) {
-  asio::steady_timer pause(context_);
+  asio::steady_timer pause(strand_);
   asio::error_code failed;
   auto token = asio::redirect_error(asio::use_awaitable, failed);
   while (true) {
@@ -175,10 +130,11 @@ asio::awaitable<void> TcpPort::AcceptLoop(asio::ip::tcp::acceptor& listening) {
     if (!listening.is_open()) co_return;
     const Status accepted = AcceptFrom(listening.native_handle());
     if (accepted.ok()) continue;
-    LogFailure(accepted);
+    LogRefusal(accepted);
     // A peer that could not be accepted is still there, and would end the wait at once.
     pause.expires_after(kPauseAfterFailure);
     co_await pause.async_wait(token);
+    if (!listening.is_open()) co_return;
   }
 }
 
@@ -192,14 +148,8 @@ Status TcpPort::AcceptFrom(int listening) {
 
 // OK also when it was closed, for want of descriptors or for where it comes from.
 Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
-  int ends[2] = {-1, -1};
-  const bool paired = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0;
-  os::UniqueFd own(ends[0]);
-  os::UniqueFd server(ends[1]);
-  if (!paired || IsReserved(server)) {
-    LogFailure({ErrorCode::kResourceExhausted,
-                Cat("a connection to ", address_, " was closed: the last ", kReservedDescriptors,
-                    " descriptors are for what is served already; raise the limit on open files")});
+  if (IsReserved(peer)) {
+    LogRefusal(NoDescriptors());
     return OkStatus();
   }
   sockaddr_storage from{};
@@ -209,33 +159,17 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
   std::memcpy(address.data(), &from, size);
   address.resize(size);
   if (from_ && !from_->Contain(address.address())) {
-    LogFailure(
-        {ErrorCode::kPermission, Cat("a connection to ", address_, " was closed: ", address.address().to_string(),
-                                     " is of no network ", "that allow-insecure-network names")});
+    LogRefusal({ErrorCode::kPermission,
+                Cat(address.address().to_string(), " is of no network that allow-insecure-network names")});
     return OkStatus();
   }
-
-  using asio::local::stream_protocol;
-  const auto relay = std::make_shared<Relay>(
-      Relay{.peer = {context_, address.protocol(), peer.Release()},
-            .server = stream_protocol::socket(context_, stream_protocol(), own.Release()),
-            .most_unanswered = unanswered_bytes_,
-            .refused = [this] {
-              LogFailure({ErrorCode::kResourceExhausted,
-                          Cat("a connection to ", address_, " was closed: its peer said more than ", unanswered_bytes_,
-                              " bytes that no request of ours has")});
-            }});
-  relay->place.emplace(places_.Enter(address.address(), [weak = std::weak_ptr(relay)] {
-    if (const auto displaced = weak.lock()) displaced->End();
-  }));
-  StartRelay(relay);
-  serve_({context_, stream_protocol(), server.Release()}, listening);
+  serve_({asio::make_strand(strand_.get_inner_executor()), address.protocol(), peer.Release()}, listening);
   return OkStatus();
 }
 
-void TcpPort::LogFailure(const Status& status) {
+void TcpPort::LogRefusal(const Status& status) {
   const uint64_t times = log_limit_.Count("");
-  if (times > 0) telemetry::LogWarn("control_accept_failed", status, {{"address", address_}, {"times", times}});
+  if (times > 0) telemetry::LogWarn("connection_refused", status, {{"address", address_}, {"times", times}});
 }
 
 }  // namespace lockstep::rpc

@@ -1,8 +1,6 @@
-// A TCP port with an accept of our own: gRPC's is deaf for good once an accept has failed for want of descriptors, and
-// bounds neither connections nor what is said on one. gRPC serves what comes here, or whatever else is told to.
+// A TCP port that peers connect to: of lanes, of gRPC, of metrics. It accepts where gRPC would be deaf for good once an
+// accept has failed for want of descriptors, and keeps descriptors for what is served already.
 #pragma once
-
-#include <grpcpp/server_builder.h>
 
 #include <asio.hpp>
 #include <functional>
@@ -11,11 +9,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/net/networks.h"
-#include "common/net/places.h"
 #include "common/os/unique_fd.h"
 #include "common/telemetry/log_limit.h"
 
@@ -24,65 +21,53 @@ namespace lockstep::rpc {
 // The last of a process's descriptors are for what it serves already: files of versions, lanes, engines. A connection
 // that would get one of them is closed at once.
 inline constexpr int kReservedDescriptors = 64;
-// For a connection's first word, where gRPC would wait for two minutes.
-inline constexpr int kHandshakeTimeoutMs = 10'000;
+bool IsReserved(const os::UniqueFd& descriptor);
+Status NoDescriptors();    // why it was closed
+size_t MostDescriptors();  // of this process
 
-// Has the server refuse what is compressed, and never unpack it: gRPC would unpack all of a message before it measures
-// it, and a thousand times its size is nothing for zeros.
-void RefuseCompressed(grpc::ServerBuilder& builder);
-
-// What the peers of a port may take.
-struct PortLimits {
-  size_t connections = 512;  // half of them from one address; fewer where this process may have few descriptors
-  size_t unanswered_bytes;   // that a peer may say before it gets a word back
-  std::optional<net::Networks> from;  // where they are let in from; nothing: from anywhere
-};
-
-// Thread-safe.
+// Thread-safe. To be stopped before its context is.
 class TcpPort {
  public:
-  // Listens on all addresses of "host:port" that this machine has; 0 lets the system choose the port. kBadData when it
-  // is malformed, kUnavailable, naming it, when it cannot be listened on.
-  static Result<std::unique_ptr<TcpPort>> Listen(const std::string& address, PortLimits limits);
-  // Ends connections that are left, once they have got what the server said, or in a second. REQUIRES that the server
-  // has shut down.
-  ~TcpPort();
+  // Listens on all addresses of "host:port" that this machine has; 0 lets the system choose the port. Peers are let in
+  // from `from`; nothing: from anywhere. kBadData when the address is malformed, kUnavailable, naming it, when it
+  // cannot be listened on. REQUIRES `context` to outlive the port.
+  static Result<std::unique_ptr<TcpPort>> Listen(asio::io_context& context, const std::string& address,
+                                                 std::optional<net::Networks> from = {});
+  ~TcpPort() { Stop(); }
 
   int bound_port() const { return bound_port_; }
+  const std::string& address() const { return address_; }  // with the port that was bound
 
-  // Gets this end of each connection, on the port's thread and its executor. `listening` is the socket it came to.
-  using Serve = std::function<void(asio::local::stream_protocol::socket connection, int listening)>;
+  // Gets each connection, on the threads of the context; the executor of the socket is a strand. `listening` is the
+  // socket that it came to.
+  using Serve = std::function<void(asio::ip::tcp::socket connection, int listening)>;
 
-  // What serves what comes here: either, once, before Start().
-  void ServeBy(Serve serve) { serve_ = std::move(serve); }
-  // The server that `builder` builds, which asks for `credentials`.
-  void ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials);
-
-  // Accepts from now on; peers that came before have waited. Without descriptors they wait on. REQUIRES that the server
-  // runs.
-  void Start();
-  // No peer gets in any more, and those that are in stay. To be called before the server shuts down; idempotent.
+  // Accepts from now on; peers that came before have waited. Without descriptors they wait on. REQUIRES that the
+  // context runs, or will.
+  void Start(Serve serve);
+  // No peer gets in any more, and those that are in stay. Idempotent. REQUIRES not to be called by the context's
+  // thread.
   void Stop();
 
+  // Says once a minute why connections were closed.
+  void LogRefusal(const Status& status);
+
  private:
-  TcpPort(std::string address, PortLimits limits);
+  TcpPort(asio::io_context& context, std::string address, std::optional<net::Networks> from)
+      : strand_(asio::make_strand(context)), address_(std::move(address)), from_(std::move(from)) {}
   Status Open();
   asio::awaitable<void> AcceptLoop(asio::ip::tcp::acceptor& listening);
   Status AcceptFrom(int listening);
   Status LetIn(os::UniqueFd peer, int listening);
-  void LogFailure(const Status& status);
 
-  std::string address_;  // with the port that was bound
-  const size_t unanswered_bytes_;
+  const asio::strand<asio::io_context::executor_type> strand_;  // what follows is used on it, once started
+  std::string address_;
   const std::optional<net::Networks> from_;
   int bound_port_ = 0;
   Serve serve_;
   telemetry::LogLimit log_limit_;
-  net::Places places_;
-  asio::io_context context_{1};  // what follows runs on its one thread
   std::list<asio::ip::tcp::acceptor> listening_;
-  std::promise<void> ended_;  // no thread listens, and all connections are over
-  std::thread thread_;
+  std::vector<std::future<void>> loops_;  // one of each
 };
 
 }  // namespace lockstep::rpc

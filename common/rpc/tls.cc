@@ -70,15 +70,6 @@ std::optional<std::chrono::system_clock::time_point> CertificateEnd(const TlsOpt
   return *end;
 }
 
-std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsOptions& tls) {
-  if (!tls.configured()) return grpc::InsecureServerCredentials();
-  grpc::experimental::TlsServerCredentialsOptions options(Files(tls));
-  options.watch_root_certs();
-  options.watch_identity_key_cert_pairs();
-  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  return grpc::experimental::TlsServerCredentials(options);
-}
-
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TlsOptions& tls) {
   if (!tls.configured()) return grpc::InsecureChannelCredentials();
   grpc::experimental::TlsChannelCredentialsOptions options;

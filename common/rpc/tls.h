@@ -37,7 +37,6 @@ Status PrepareTls(const TlsOptions& tls);
 std::optional<std::chrono::system_clock::time_point> CertificateEnd(const TlsOptions& tls);
 
 // Plaintext where TLS is not configured. REQUIRES PrepareTls(tls) before.
-std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsOptions& tls);
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TlsOptions& tls);
 
 }  // namespace lockstep::rpc

@@ -71,6 +71,11 @@ std::string TlsCopies::PathOf(const os::UniqueFd& copy) {
   return Cat("/proc/self/fd/", copy.get());
 }
 
+std::shared_ptr<const net::TlsContext> TlsCopies::context() const {
+  std::lock_guard lock(mutex_);
+  return context_;
+}
+
 TlsCopies::Stamp TlsCopies::StampNow() const {
   Stamp stamp;
   auto* next = stamp.begin();
@@ -97,6 +102,8 @@ void TlsCopies::Look() {
 
 Status TlsCopies::Take() {
   LS_ASSIGN_OR_RETURN(const TlsFiles files, ReadTlsFiles(tls_.cert, tls_.key, tls_.ca));
+  LS_ASSIGN_OR_RETURN(std::shared_ptr<const net::TlsContext> context,
+                      net::TlsContext::Create(files.cert, files.key, files.ca));
   // Nothing is replaced before there is room for all.
   LS_ASSIGN_OR_RETURN(const os::UniqueFd ca, CopyOf(files.ca));
   LS_ASSIGN_OR_RETURN(const os::UniqueFd key, CopyOf(files.key));
@@ -104,6 +111,8 @@ Status TlsCopies::Take() {
   Replace(ca_, ca);
   Replace(key_, key);
   Replace(cert_, cert);
+  std::lock_guard lock(mutex_);
+  context_ = std::move(context);
   return OkStatus();
 }
 

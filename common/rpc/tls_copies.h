@@ -1,14 +1,17 @@
-// Internal to common/rpc: PEM files as gRPC gets to see them. It watches files by itself, but takes whatever it finds,
-// and then lets no peer in; so it watches copies, which change when the files have changed to what can be used.
+// Internal to common/rpc: PEM files, as they are when they can be used: for servers as a TLS context, for clients as
+// copies that gRPC watches. It would take whatever it finds in the files, and then reach no peer.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include "common/base/status.h"
+#include "common/net/tls_session.h"
 #include "common/os/unique_fd.h"
 #include "common/rpc/tls.h"
 
@@ -23,6 +26,8 @@ class TlsCopies {
   std::string cert() const { return PathOf(cert_); }
   std::string key() const { return PathOf(key_); }
   std::string ca() const { return PathOf(ca_); }
+  // For connections that are accepted from now on. REQUIRES that the files could be used at least once.
+  std::shared_ptr<const net::TlsContext> context() const;
 
  private:
   // What tells one content of the files, and their permissions, from the next without reading them.
@@ -38,6 +43,8 @@ class TlsCopies {
   const os::UniqueFd cert_;  // memory; the number stays, what it refers to is replaced
   const os::UniqueFd key_;
   const os::UniqueFd ca_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const net::TlsContext> context_;
   Stamp seen_;                    // at the last look
   std::optional<Stamp> taken_;    // of what was copied
   std::optional<Stamp> refused_;  // of what was last said to be of no use

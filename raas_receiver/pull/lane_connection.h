@@ -13,7 +13,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
-#include "common/net/lane_stream.h"
+#include "common/net/peer_stream.h"
 #include "common/wire/frame.h"
 #include "raas_receiver/pull/lane_peer.h"
 
@@ -61,7 +61,7 @@ class LaneConnection {
   const LanePeer& peer_;
   const std::string_view kind_;
   const uint32_t number_;
-  net::LaneStream stream_;
+  net::PeerStream stream_;
   Bytes buffer_;
   bool large_ = false;  // payloads are: what follows a header is not to be copied through the buffer
   size_t begin_ = 0;    // of what is buffered

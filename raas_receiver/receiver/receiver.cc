@@ -180,12 +180,16 @@ Status Receiver::Listen() {
     }
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(models)));
   }
-  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = net::ToString(config_.listen),
-                                                       .control_socket = config_.control_socket,
-                                                       .services = {&service_},
-                                                       .tls = config_.tls.files,
-                                                       .health_services = {kLiveness, kReadiness, kReplica},
-                                                       .health_address = net::ToString(config_.health_listen)}));
+  LS_ASSIGN_OR_RETURN(
+      server_,
+      rpc::RpcServer::Create(
+          {.address = net::ToString(config_.listen),
+           .control_socket = config_.control_socket,
+           .services = {&service_},
+           .tls = config_.tls.files,
+           .admit = [this](const rpc::PeerCertificate& peer) { return access_->Admit(access::IdentityOf(peer)); },
+           .health_services = {kLiveness, kReadiness, kReplica},
+           .health_address = net::ToString(config_.health_listen)}));
   if (config_.metrics_listen) {
     LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(config_.metrics_listen),
                                                                     [this] { return MetricsPage(); }));

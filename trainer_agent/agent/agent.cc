@@ -128,12 +128,15 @@ Status Agent::Listen() {
                                                       .drop = [this](const std::string& model) { return Drop(model); }};
   service_ = std::make_unique<serve::AgentService>(access_.get(), &catalog_, &scrubber_, &pulls_, publish_side, Build(),
                                                    lanes, options_.local_socket, &timeline_);
-  LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = net::ToString(options_.listen_address),
-                                                    .control_socket = options_.control_socket,
-                                                    .services = {service_.get()},
-                                                    .tls = options_.tls.files,
-                                                    .health_services = {kLiveness, kReadiness},
-                                                    .health_address = net::ToString(options_.health_address)}));
+  LS_ASSIGN_OR_RETURN(
+      rpc_, rpc::RpcServer::Create(
+                {.address = net::ToString(options_.listen_address),
+                 .control_socket = options_.control_socket,
+                 .services = {service_.get()},
+                 .tls = options_.tls.files,
+                 .admit = [this](const rpc::PeerCertificate& peer) { return access_->Admit(access::IdentityOf(peer)); },
+                 .health_services = {kLiveness, kReadiness},
+                 .health_address = net::ToString(options_.health_address)}));
   const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone,
                                    std::string* lacking) {
     return serve::AwaitServed(catalog_, pulls_.reports(), question, gone, lacking);

@@ -22,7 +22,7 @@ constexpr size_t kRefusedReadBytes = 4 << 10;
 constexpr milliseconds kRefusedReadTimeout{1'000};
 
 // Lets the peer read why it is refused.
-asio::awaitable<void> Dismiss(net::LaneStream& stream) {
+asio::awaitable<void> Dismiss(net::PeerStream& stream) {
   asio::error_code ignored;
   stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
   std::array<std::byte, kRefusedReadBytes> rest;
@@ -45,9 +45,14 @@ Result<std::unique_ptr<LaneServer>> LaneServer::Start(const LaneServerOptions& o
   if (options.encrypted) {
     LS_ASSIGN_OR_RETURN(server->tls_, net::TlsContext::Create(net::TlsContext::Side::kAccepts));
   }
-  LS_ASSIGN_OR_RETURN(tcp::acceptor acceptor, net::Listen(server->io_.context(), options.address));
-  server->port_ = acceptor.local_endpoint().port();
-  net::Spawn(server->io_.context().get_executor(), server->AcceptLoop(std::move(acceptor)));
+  std::optional<net::Networks> from;
+  if (!options.encrypted) from = options.plain;
+  LS_ASSIGN_OR_RETURN(server->port_,
+                      rpc::TcpPort::Listen(server->io_.context(), options.address.ToString(), std::move(from)));
+  server->port_->Start([self = server.get()](tcp::socket connection, int) {
+    const auto strand = connection.get_executor();
+    net::Spawn(strand, self->ServeLane(std::move(connection)));
+  });
   return server;
 }
 
@@ -61,27 +66,8 @@ LaneServer::LaneServer(LaneServerOptions options, PullTable* pulls)
       }) {}
 
 LaneServer::~LaneServer() {
+  port_->Stop();
   gate_->Close();
-}
-
-asio::awaitable<void> LaneServer::AcceptLoop(tcp::acceptor acceptor) {
-  while (true) {
-    tcp::socket socket(asio::make_strand(io_.context()));
-    asio::error_code error;
-    co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
-    if (error == asio::error::operation_aborted) co_return;
-    if (error) {
-      // Out of descriptors, mostly: the pause lets lanes end.
-      const uint64_t times = log_limit_.Count("");
-      if (times > 0)
-        telemetry::LogWarn("lane_accept_failed", net::NetStatus(error, "accepting a lane"), {{"times", times}});
-      asio::steady_timer pause(io_.context(), milliseconds(100));
-      co_await pause.async_wait(asio::use_awaitable);
-      continue;
-    }
-    const auto strand = socket.get_executor();
-    net::Spawn(strand, ServeLane(std::move(socket)));
-  }
 }
 
 // At most one line a minute for each peer address.
@@ -90,13 +76,13 @@ void LaneServer::LogRefusal(const Status& status, const std::string& peer) {
   if (times > 0) telemetry::LogWarn("lane_refused", status, {{"peer", peer}, {"times", times}});
 }
 
-asio::awaitable<Status> LaneServer::ReadHello(net::LaneStream& stream, milliseconds timeout, wire::LaneHello& hello) {
+asio::awaitable<Status> LaneServer::ReadHello(net::PeerStream& stream, milliseconds timeout, wire::LaneHello& hello) {
   Status status = co_await stream.ReadExact(std::as_writable_bytes(std::span(&hello, 1)), timeout);
   co_return status.ok() ? wire::CheckHello(hello) : status;
 }
 
 // The ticket is the one that the handshake was made with.
-asio::awaitable<Status> LaneServer::ReadEncryptedHello(net::LaneStream& stream, wire::LaneHello& hello) {
+asio::awaitable<Status> LaneServer::ReadEncryptedHello(net::PeerStream& stream, wire::LaneHello& hello) {
   const auto deadline = std::chrono::steady_clock::now() + options_.hello_timeout;
   uint64_t pull_id = 0;
   Ticket ticket;
@@ -118,7 +104,7 @@ asio::awaitable<Status> LaneServer::ReadEncryptedHello(net::LaneStream& stream, 
   co_return status;
 }
 
-asio::awaitable<Result<Pull::LaneLease>> LaneServer::Welcome(net::LaneStream& stream) {
+asio::awaitable<Result<Pull::LaneLease>> LaneServer::Welcome(net::PeerStream& stream) {
   wire::LaneHello hello;
   Status status;
   if (tls_ == nullptr) {
@@ -136,7 +122,7 @@ asio::awaitable<Result<Pull::LaneLease>> LaneServer::Welcome(net::LaneStream& st
   co_return pull;
 }
 
-asio::awaitable<Result<Pull::LaneLease>> LaneServer::LetIn(std::shared_ptr<net::LaneStream> stream,
+asio::awaitable<Result<Pull::LaneLease>> LaneServer::LetIn(std::shared_ptr<net::PeerStream> stream,
                                                            const tcp::endpoint& peer) {
   const auto leave = [weak = std::weak_ptr(stream)] {
     const auto still_there = weak.lock();
@@ -156,14 +142,9 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   asio::error_code ignored;
   const auto peer = socket.remote_endpoint(ignored);
   const std::string peer_name = Cat(peer.address().to_string(), ":", peer.port());
-  if (tls_ == nullptr && !options_.plain.Contain(peer.address())) {
-    LogRefusal({ErrorCode::kPermission, "it is of no network that allow-insecure-network names"},
-               peer.address().to_string());
-    co_return;
-  }
   socket.set_option(tcp::no_delay(true), ignored);
   net::KeepAlive(socket);
-  const auto stream = std::make_shared<net::LaneStream>(std::move(socket));
+  const auto stream = std::make_shared<net::PeerStream>(std::move(socket));
   const Result<Pull::LaneLease> pull = co_await LetIn(stream, peer);
   if (!pull.ok()) {
     // A peer that left was refused nothing: a lane that others were faster than may end before its first word.

@@ -13,9 +13,10 @@
 
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
-#include "common/net/lane_stream.h"
 #include "common/net/networks.h"
+#include "common/net/peer_stream.h"
 #include "common/net/places.h"
+#include "common/rpc/tcp_port.h"
 #include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/serve/pull_table.h"
@@ -44,18 +45,17 @@ class LaneServer {
   // Closes every lane.
   ~LaneServer();
 
-  uint16_t port() const { return port_; }
+  int port() const { return port_->bound_port(); }
 
  private:
   LaneServer(LaneServerOptions options, PullTable* pulls);
 
-  asio::awaitable<void> AcceptLoop(asio::ip::tcp::acceptor acceptor);
   asio::awaitable<void> ServeLane(asio::ip::tcp::socket socket);
-  asio::awaitable<Result<Pull::LaneLease>> LetIn(std::shared_ptr<net::LaneStream> stream,
+  asio::awaitable<Result<Pull::LaneLease>> LetIn(std::shared_ptr<net::PeerStream> stream,
                                                  const asio::ip::tcp::endpoint& peer);
-  asio::awaitable<Result<Pull::LaneLease>> Welcome(net::LaneStream& stream);
-  asio::awaitable<Status> ReadHello(net::LaneStream& stream, std::chrono::milliseconds timeout, wire::LaneHello& hello);
-  asio::awaitable<Status> ReadEncryptedHello(net::LaneStream& stream, wire::LaneHello& hello);
+  asio::awaitable<Result<Pull::LaneLease>> Welcome(net::PeerStream& stream);
+  asio::awaitable<Status> ReadHello(net::PeerStream& stream, std::chrono::milliseconds timeout, wire::LaneHello& hello);
+  asio::awaitable<Status> ReadEncryptedHello(net::PeerStream& stream, wire::LaneHello& hello);
   void LogRefusal(const Status& status, const std::string& peer);
 
   const LaneServerOptions options_;
@@ -65,8 +65,8 @@ class LaneServer {
   telemetry::LogLimit log_limit_;
   std::shared_ptr<const net::TlsContext> tls_;  // null: lanes are plain
   const std::shared_ptr<WakeupGate> gate_ = std::make_shared<WakeupGate>();
-  uint16_t port_ = 0;
-  net::IoThreads io_;  // last: its threads use the rest
+  net::IoThreads io_;  // its threads use the rest
+  std::unique_ptr<rpc::TcpPort> port_;
 };
 
 }  // namespace lockstep::serve

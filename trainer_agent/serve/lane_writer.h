@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/net/lane_stream.h"
+#include "common/net/peer_stream.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/serve/lane_limits.h"
 #include "trainer_agent/serve/pull.h"
@@ -35,7 +35,7 @@ class LaneWriter {
   static constexpr size_t kBurstBytes = 1 << 20;
 
   // `timeout` is for each burst. Everything given outlives this.
-  LaneWriter(net::LaneStream& stream, std::chrono::milliseconds timeout, LanePace pace, Pull& pull, ServeSpan& span)
+  LaneWriter(net::PeerStream& stream, std::chrono::milliseconds timeout, LanePace pace, Pull& pull, ServeSpan& span)
       : stream_(stream), timeout_(timeout), pace_(std::move(pace)), pull_(pull), span_(span) {}
 
   // A frame to be sent with the next Flush or SendLent; `payload` must stay until then. REQUIRES !full().
@@ -64,7 +64,7 @@ class LaneWriter {
   void Skip(size_t bytes);
   uint32_t KeepCutFrame(size_t sent);
 
-  net::LaneStream& stream_;
+  net::PeerStream& stream_;
   const std::chrono::milliseconds timeout_;
   LanePace pace_;
   Pull& pull_;

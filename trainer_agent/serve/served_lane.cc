@@ -15,7 +15,7 @@ LaneAnswer WrongKind() {
 
 }  // namespace
 
-ServedLane::ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
+ServedLane::ServedLane(net::PeerStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
                        std::shared_ptr<WakeupGate> gate, ServeSpan& span)
     : stream_(stream),
       idle_timeout_(pull.standing() ? kStandingIdle : timeouts.idle),

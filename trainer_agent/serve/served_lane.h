@@ -22,7 +22,7 @@ struct LaneTimeouts {
 // Runs on the strand of `stream`; everything it is given outlives it.
 class ServedLane {
  public:
-  ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
+  ServedLane(net::PeerStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
              std::shared_ptr<WakeupGate> gate, ServeSpan& span);
 
   // Until the peer closes (OK) or the lane fails.
@@ -32,7 +32,7 @@ class ServedLane {
   asio::awaitable<Status> Answer(const wire::BlockRequest& request);
   asio::awaitable<Result<LaneAnswer>> Send(const wire::BlockRequest& request);
 
-  net::LaneStream& stream_;
+  net::PeerStream& stream_;
   const std::chrono::milliseconds idle_timeout_;
   Pull& pull_;
   ServeSpan& span_;

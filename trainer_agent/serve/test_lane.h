@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <memory>
 
-#include "common/net/lane_stream.h"
+#include "common/net/peer_stream.h"
 #include "common/wire/frame.h"
 #include "common/wire/lane_identity.h"
 #include "trainer_agent/serve/lane_server.h"
@@ -94,7 +94,7 @@ class TestLane {
   }
 
   asio::io_context context_;
-  net::LaneStream stream_;
+  net::PeerStream stream_;
   bool encrypted_ = false;
 };
 

@@ -1,4 +1,4 @@
-#include "common/net/lane_stream.h"
+#include "common/net/peer_stream.h"
 
 #include <algorithm>
 #include <array>
@@ -26,22 +26,22 @@ class Deadline {
 
 }  // namespace
 
-asio::awaitable<Status> LaneStream::Connect(const HostPort& address, milliseconds timeout) {
+asio::awaitable<Status> PeerStream::Connect(const HostPort& address, milliseconds timeout) {
   tls_.reset();
   return net::Connect(socket_, address, timeout);
 }
 
-asio::awaitable<Status> LaneStream::ConnectTls(std::shared_ptr<const TlsContext> context, Bytes identity,
+asio::awaitable<Status> PeerStream::ConnectTls(std::shared_ptr<const TlsContext> context, Bytes identity,
                                                TlsSecret secret, milliseconds timeout) {
   return Shake(TlsSession::Connect(std::move(context), socket_, std::move(identity), secret), timeout);
 }
 
-asio::awaitable<Status> LaneStream::AcceptTls(std::shared_ptr<const TlsContext> context, TlsSession::FindSecret find,
+asio::awaitable<Status> PeerStream::AcceptTls(std::shared_ptr<const TlsContext> context, TlsSession::FindSecret find,
                                               milliseconds timeout) {
   return Shake(TlsSession::Accept(std::move(context), socket_, std::move(find)), timeout);
 }
 
-asio::awaitable<Status> LaneStream::Shake(Result<std::unique_ptr<TlsSession>> session, milliseconds timeout) {
+asio::awaitable<Status> PeerStream::Shake(Result<std::unique_ptr<TlsSession>> session, milliseconds timeout) {
   if (!session.ok()) co_return session.status();
   tls_ = *std::move(session);
   const Deadline deadline(timeout);
@@ -56,25 +56,25 @@ asio::awaitable<Status> LaneStream::Shake(Result<std::unique_ptr<TlsSession>> se
   }
 }
 
-Result<size_t> LaneStream::SendNow(std::span<const iovec> pieces) {
+Result<size_t> PeerStream::SendNow(std::span<const iovec> pieces) {
   return tls_ == nullptr ? net::SendNow(socket_, pieces) : tls_->SendNow(pieces);
 }
 
-Result<size_t> LaneStream::ReceiveNow(std::span<const iovec> pieces) {
+Result<size_t> PeerStream::ReceiveNow(std::span<const iovec> pieces) {
   return tls_ == nullptr ? net::ReceiveNow(socket_, pieces) : tls_->ReceiveNow(pieces);
 }
 
-asio::awaitable<Status> LaneStream::UntilReady(tcp::socket::wait_type what, milliseconds timeout) {
+asio::awaitable<Status> PeerStream::UntilReady(tcp::socket::wait_type what, milliseconds timeout) {
   return net::UntilReady(socket_, what, "wait for peer", timeout);
 }
 
-void LaneStream::SetLowWater(size_t bytes) {
+void PeerStream::SetLowWater(size_t bytes) {
   // Of a record that is not whole all but the last byte may be here already.
   constexpr size_t kRecord = SSL3_RT_MAX_PLAIN_LENGTH;
   net::SetLowWater(socket_, tls_ == nullptr ? bytes : bytes - std::min(bytes - 1, kRecord));
 }
 
-asio::awaitable<Status> LaneStream::ReadExact(std::span<std::byte> bytes, milliseconds timeout) {
+asio::awaitable<Status> PeerStream::ReadExact(std::span<std::byte> bytes, milliseconds timeout) {
   const Deadline deadline(timeout);
   while (true) {
     const Result<size_t> got = ReceiveNow(std::array{Piece(bytes)});
@@ -86,7 +86,7 @@ asio::awaitable<Status> LaneStream::ReadExact(std::span<std::byte> bytes, millis
   }
 }
 
-asio::awaitable<Status> LaneStream::WriteAll(ByteView bytes, milliseconds timeout) {
+asio::awaitable<Status> PeerStream::WriteAll(ByteView bytes, milliseconds timeout) {
   const Deadline deadline(timeout);
   while (true) {
     const Result<size_t> sent = SendNow(std::array{Piece(bytes)});

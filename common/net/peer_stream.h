@@ -1,4 +1,5 @@
-// LaneStream: one TCP connection of a lane, plain or encrypted: what both ends of a lane read from and write to.
+// PeerStream: one TCP connection, plain or encrypted: what both ends of a lane, and a port of the control plane, read
+// from and write to.
 //
 // Without waiting it moves what the socket takes or has, so that memory is touched inside the call only (burst.h);
 // with deadlines, as coroutines, what is small (lane_io.h has the rules and outcomes). One that is encrypted has
@@ -19,12 +20,12 @@
 
 namespace lockstep::net {
 
-class LaneStream {
+class PeerStream {
  public:
   // A plain one. The executor of `socket` is a strand.
-  explicit LaneStream(asio::ip::tcp::socket socket) : socket_(std::move(socket)) {}
-  LaneStream(const LaneStream&) = delete;
-  LaneStream& operator=(const LaneStream&) = delete;
+  explicit PeerStream(asio::ip::tcp::socket socket) : socket_(std::move(socket)) {}
+  PeerStream(const PeerStream&) = delete;
+  PeerStream& operator=(const PeerStream&) = delete;
 
   // For options, and to be closed or cancelled: what is in progress ends with an error.
   asio::ip::tcp::socket& socket() { return socket_; }
@@ -38,6 +39,8 @@ class LaneStream {
                                      std::chrono::milliseconds timeout);
   asio::awaitable<Status> AcceptTls(std::shared_ptr<const TlsContext> context, TlsSession::FindSecret find,
                                     std::chrono::milliseconds timeout);
+  // Null: the stream is plain.
+  const TlsSession* tls() const { return tls_.get(); }
 
   // As those of burst.h; of what was taken some may be unsent() here, encrypted, and goes with the next SendNow.
   Result<size_t> SendNow(std::span<const iovec> pieces);

@@ -1,0 +1,137 @@
+#include "common/rpc/peer_certificate.h"
+
+#include <openssl/bn.h>
+#include <openssl/x509v3.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string_view>
+
+#include "common/base/text.h"
+
+namespace lockstep::rpc {
+namespace {
+
+// Connections that have ended, and are still found.
+constexpr size_t kEndedKept = 512;
+
+// gRPC's name for a peer is this, and a number. The abstract names of a host are shared by its processes, so this
+// process has a random part.
+const std::string& NamePrefix() {
+  static const std::string& prefix = *new std::string([] {
+    std::random_device random;
+    return Cat("lockstep-peer-", random(), "-", random(), "-");
+  }());
+  return prefix;
+}
+
+std::string Scheme() {
+  return "unix-abstract:" + NamePrefix();
+}
+
+class Certificates {
+ public:
+  uint64_t Add(PeerCertificate certificate) {
+    std::lock_guard lock(mutex_);
+    certificates_.emplace(next_, std::move(certificate));
+    return next_++;
+  }
+  void End(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    ended_.push_back(number);
+    if (ended_.size() <= kEndedKept) return;
+    certificates_.erase(ended_.front());
+    ended_.pop_front();
+  }
+  std::optional<PeerCertificate> Find(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    const auto found = certificates_.find(number);
+    return found == certificates_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, PeerCertificate> certificates_;
+  std::deque<uint64_t> ended_;  // of them, as they ended
+  uint64_t next_ = 1;
+};
+
+Certificates& All() {
+  static Certificates& all = *new Certificates;
+  return all;
+}
+
+std::string SerialOf(const X509& certificate) {
+  const std::unique_ptr<BIGNUM, decltype(&::BN_free)> number(
+      ASN1_INTEGER_to_BN(X509_get0_serialNumber(&certificate), nullptr), &::BN_free);
+  const std::unique_ptr<char, void (*)(char*)> hex(BN_bn2hex(number.get()), [](char* text) { OPENSSL_free(text); });
+  return hex.get();
+}
+
+// The end of what the certificate says, or now where it says nothing that can be read.
+std::chrono::system_clock::time_point EndOf(const X509& certificate) {
+  std::tm end{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(&certificate), &end) != 1) return std::chrono::system_clock::now();
+  return std::chrono::system_clock::from_time_t(::timegm(&end));
+}
+
+std::vector<std::string> NamesOf(const X509& certificate) {
+  const auto free = [](GENERAL_NAMES* names) { GENERAL_NAMES_free(names); };
+  const std::unique_ptr<GENERAL_NAMES, decltype(free)> all(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(&certificate, NID_subject_alt_name, nullptr, nullptr)), free);
+  std::vector<std::string> names;
+  for (const int type : {GEN_URI, GEN_DNS}) {
+    for (int i = 0; i < sk_GENERAL_NAME_num(all.get()); ++i) {  // none of null
+      const GENERAL_NAME* name = sk_GENERAL_NAME_value(all.get(), i);
+      if (name->type != type) continue;
+      const ASN1_IA5STRING* text = type == GEN_URI ? name->d.uniformResourceIdentifier : name->d.dNSName;
+      names.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
+                         static_cast<size_t>(ASN1_STRING_length(text)));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+PeerCertificate ReadPeerCertificate(const X509& certificate) {
+  return {.names = NamesOf(certificate), .serial = SerialOf(certificate), .valid_until = EndOf(certificate)};
+}
+
+CertifiedPeer::CertifiedPeer(const PeerCertificate& certificate)
+    : certificate_(certificate), number_(All().Add(certificate)) {}
+
+CertifiedPeer::~CertifiedPeer() {
+  All().End(number_);
+}
+
+Status CertifiedPeer::Name(int socket) const {
+  const std::string name = Cat(NamePrefix(), number_);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // below 80 bytes, of 107
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (::bind(socket, reinterpret_cast<const sockaddr*>(&address), size) == 0) return OkStatus();
+  return ErrnoStatus(errno, "name a connection for gRPC");
+}
+
+bool HasCertificate(const std::string& peer) {
+  return peer.starts_with(Scheme());
+}
+
+std::optional<PeerCertificate> CertificateOf(const std::string& peer) {
+  if (!HasCertificate(peer)) return std::nullopt;
+  return All().Find(std::strtoull(peer.c_str() + Scheme().size(), nullptr, 10));
+}
+
+}  // namespace lockstep::rpc
