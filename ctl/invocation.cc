@@ -215,7 +215,7 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     app.exit(success, out, out);
     return std::optional<Invocation>();
   } catch (const CLI::ParseError& error) {
-    return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
+    return Status(ErrorCode::kUsage, Cat(WithoutPasswords(error.what()), " (see --help)"));
   }
   if (man) {
     out << config::ManPage(app, kAbout) << std::flush;

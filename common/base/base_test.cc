@@ -154,6 +154,19 @@ TEST_CASE("What others say is made fit to be shown") {
   CHECK(CleanText(std::string("a\0b", 3)) == "a?b");
 }
 
+TEST_CASE("A user and a password in a URL are not shown, and other uses of an '@' are") {
+  CHECK(WithoutPasswords("http://admin:s3cr3t@host:1/path") == "http://***@host:1/path");
+  CHECK(WithoutPasswords("a=vllm:https://token@host") == "a=vllm:https://***@host");
+  CHECK(WithoutPasswords("http://admin:p@s/s://@host is no URL") == "http://***@host is no URL");
+  CHECK(WithoutPasswords("hook:curl 'http://a:b@c'\thttp://d:e@f") == "hook:curl 'http://***@c'\thttp://***@f");
+  CHECK(WithoutPasswords("vllm:admin:s3cr3t@host:1") == "***@host:1");
+  CHECK(WithoutPasswords("http://***@host") == "http://***@host");
+  for (const char* kept :
+       {"", " ", "hook:ssh user@host:x", "unix:/run/receiver@actor/s", "file:///a@b", "http://host"}) {
+    CHECK(WithoutPasswords(kept) == kept);
+  }
+}
+
 TEST_CASE("Byte counts read well") {
   CHECK(HumanBytes(12) == "12 B");
   CHECK(HumanBytes(1536) == "1.5 KiB");

@@ -38,6 +38,27 @@ std::string CleanText(std::string_view text, size_t max_bytes) {
   return clean;
 }
 
+std::string WithoutPasswords(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  constexpr std::string_view kScheme = "://";
+  std::string shown;
+  while (!text.empty()) {
+    const bool blank = kBlanks.find(text[0]) != kBlanks.npos;
+    const size_t end = blank ? text.find_first_not_of(kBlanks) : text.find_first_of(kBlanks);
+    const std::string_view word = text.substr(0, end);
+    text.remove_prefix(word.size());
+    const size_t at = word.rfind('@');
+    const std::string_view before = word.substr(0, at == word.npos ? 0 : at);
+    const size_t scheme = before.find(kScheme);
+    const size_t user = scheme == before.npos ? 0 : scheme + kScheme.size();
+    // Paths may have an '@', and so may user@host of a hook's command.
+    const bool has_host = scheme == before.npos ? before.find('/') == before.npos && before.find(':') != before.npos
+                                                : !before.substr(user).starts_with('/');
+    shown += has_host && at != word.npos ? Cat(word.substr(0, user), "***", word.substr(at)) : std::string(word);
+  }
+  return shown;
+}
+
 std::string_view NextPart(std::string_view& text) {
   const std::string_view part = text.substr(0, text.find('|'));
   text.remove_prefix(std::min(part.size() + 1, text.size()));

@@ -24,6 +24,10 @@ size_t Utf8Length(std::string_view text);
 // line breaks and tabs become '?', and the whole is cut, between characters, to `max_bytes`.
 std::string CleanText(std::string_view text, size_t max_bytes = 4096);
 
+// Text with URLs that a user wrote, fit for logs and errors: in each word "***" stands for what may be a user and a
+// password, from "://", or else from the word's start, to its last '@'.
+std::string WithoutPasswords(std::string_view text);
+
 // The first of `text`'s '|'-separated parts; `text` loses it and its separator.
 std::string_view NextPart(std::string_view& text);
 

@@ -38,7 +38,7 @@ class ConfigParser::CommandLine {
     } catch (const CLI::ParseError& error) {
       std::string now;
       for (const std::string& word : app_.remaining()) now += now.empty() ? parser_.NowNamed(word) : "";
-      return Status(ErrorCode::kUsage, Cat(error.what(), now, " (see --help)"));
+      return Status(ErrorCode::kUsage, Cat(WithoutPasswords(error.what()), now, " (see --help)"));
     }
   }
 
@@ -142,7 +142,8 @@ Status ConfigParser::Set(Option& option, const std::vector<std::string>& words) 
   if (option.kind != Kind::kTables) return option.set(words);
   option.tables->clear();
   const std::string where = option.written_as.empty() ? Cat("--", option.name) : option.written_as;
-  for (const std::string& word : words) option.tables->emplace_back(Cat(where, " ", CleanText(word, 200)), word);
+  for (const std::string& word : words)
+    option.tables->emplace_back(Cat(where, " ", CleanText(WithoutPasswords(word), 200)), word);
   return OkStatus();
 }
 

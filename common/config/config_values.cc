@@ -89,7 +89,7 @@ std::string NumberToml(uint64_t number) {
 
 std::string QuoteToml(std::string_view text) {
   std::string quoted = "\"";
-  for (const char c : text) {
+  for (const char c : WithoutPasswords(text)) {
     if (c == '"' || c == '\\') {
       quoted += {'\\', c};
     } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {

@@ -51,7 +51,7 @@ bool HasPart(CURLU* url, CURLUPart part) {
 }
 
 Status WrongUrl(const std::string& url, std::string_view why) {
-  return {ErrorCode::kConfig, Cat("the URL ", CleanText(url, 200), " ", why)};
+  return {ErrorCode::kConfig, Cat("the URL ", CleanText(WithoutPasswords(url), 200), " ", why)};
 }
 
 // One request in libcurl's hands: what it points into lives as long as this.

@@ -11,7 +11,7 @@ namespace {
 
 // A peer may have said it.
 std::string Shown(std::string_view text) {
-  return CleanText(text, 128);
+  return CleanText(WithoutPasswords(text), 128);
 }
 
 Status Malformed(std::string_view text, std::string_view why) {
@@ -41,7 +41,7 @@ Result<HostPort> ParseHostPort(std::string_view text) {
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
   if (host.empty()) return Malformed(text, "has no host");
-  if (host.find_first_of("[] /") != std::string_view::npos) return Malformed(text, "has a malformed host");
+  if (host.find_first_of("[] /@") != std::string_view::npos) return Malformed(text, "has a malformed host");
   if ((host.find(':') != std::string_view::npos) != bracketed) return Malformed(text, "has a malformed IPv6 host");
   uint16_t port = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);

@@ -12,8 +12,8 @@ Result<std::shared_ptr<ObjectStore>> OpenObjectStore(const std::string& url, net
   constexpr std::string_view kFile = "file://";
   if (url.starts_with(Cat(kFile, "/"))) return DirectoryStore::Open(url.substr(kFile.size()));
   if (url.starts_with("s3://")) return S3Store::Open(url, std::move(plain));
-  return Status(ErrorCode::kConfig,
-                Cat("\"", CleanText(url, 200), "\" is neither file:///DIRECTORY nor s3://BUCKET/PREFIX"));
+  return Status(ErrorCode::kConfig, Cat("\"", CleanText(WithoutPasswords(url), 200),
+                                        "\" is neither file:///DIRECTORY nor s3://BUCKET/PREFIX"));
 }
 
 Result<Bytes> ReadWhole(ObjectStore& store, const std::string& name, uint64_t max_bytes, std::stop_token stop) {

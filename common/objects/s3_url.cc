@@ -21,7 +21,8 @@ struct Written {
 
 Result<Written> ReadQuery(const std::string& url) {
   const auto wrong = [&](std::string_view why) {
-    return Status(ErrorCode::kConfig, Cat("the URL ", CleanText(url.substr(0, url.find('?')), 200), " ", why));
+    const std::string shown = WithoutPasswords(url);
+    return Status(ErrorCode::kConfig, Cat("the URL ", CleanText(shown.substr(0, shown.find('?')), 200), " ", why));
   };
   std::string_view rest = std::string_view(url).substr(std::string_view("s3://").size());
   const std::string_view query = rest.find('?') == rest.npos ? "" : rest.substr(rest.find('?') + 1);
@@ -86,7 +87,7 @@ Result<S3Place> ParseS3Url(const std::string& url) {
   if (!IsPlain(region)) return Status(ErrorCode::kConfig, Cat("region=", CleanText(region, 40), " is none"));
   const size_t host = endpoint.find("://");
   if (host == std::string::npos)
-    return Status(ErrorCode::kConfig, Cat("endpoint=", CleanText(endpoint, 200), " is no URL"));
+    return Status(ErrorCode::kConfig, Cat("endpoint=", CleanText(WithoutPasswords(endpoint), 200), " is no URL"));
   const std::string base = style == "path"
                                ? Cat(endpoint, "/", place.bucket)
                                : Cat(endpoint.substr(0, host + 3), place.bucket, ".", endpoint.substr(host + 3));

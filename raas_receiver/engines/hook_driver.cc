@@ -75,7 +75,8 @@ Status CheckProgram(const std::string& command) {
     if (outcome.wait_status != 0) found = {ErrorCode::kConfig, Cat("there is no ", program, " in PATH")};
   }
   return found.ok() ? found
-                    : Status(ErrorCode::kConfig, Cat("hook \"", CleanText(command, 200), "\": ", found.message()));
+                    : Status(ErrorCode::kConfig,
+                             Cat("hook \"", CleanText(WithoutPasswords(command), 200), "\": ", found.message()));
 }
 
 class HookDriver final : public EngineDriver {

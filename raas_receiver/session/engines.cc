@@ -127,7 +127,7 @@ Status Engines::CheckServer(const targets::RankConnection& link) const {
                         });
   if (admitted) return OkStatus();
   return {ErrorCode::kPermission,
-          Cat(link.Label(), ": its server ", link.server(), " is none of this receiver's, and not ",
+          Cat(link.Label(), ": its server ", WithoutPasswords(link.server()), " is none of this receiver's, and not ",
               "one of those that may come by themselves (--allow-engines)")};
 }
 

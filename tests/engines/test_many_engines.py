@@ -161,8 +161,8 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
             allow_engines=[first.number, f"{second.number}-{second.number}"],
         )
 
-        def join(process: int, name: str, port: int) -> None:
-            url = f"http://127.0.0.1:{port}"
+        def join(process: int, name: str, port: int, user: str = "") -> None:
+            url = f"http://{user}127.0.0.1:{port}"
             job = Job(
                 "vllm",
                 name,
@@ -188,9 +188,10 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
                 assert ranks.call(differences, 1, checkpoint, only=[0]) == [[]]
                 wait_until(lambda: table()["rollout"]["state"] == "serving", "it serves")
                 assert (table()["rollout"]["kind"], table()["rollout"]["url"]) == ("vllm", server.url)
-                join(1, "elsewhere", other.number)
+                join(1, "elsewhere", other.number, user="admin:s3cr3t@")
                 [reason] = ranks.call(refusal, only=[1])
                 assert "is none of this receiver's, and not one of those that may come by themselves" in reason
+                assert f"http://***@127.0.0.1:{other.number}" in reason
                 ranks.call(leave, only=[1])
                 join(1, "imposter", first.number)
                 [reason] = ranks.call(refusal, only=[1])

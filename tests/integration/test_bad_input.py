@@ -94,6 +94,40 @@ def test_the_error_for_an_impossible_value_names_the_option_variable_or_line_tha
     assert result.returncode == CONFIG and "--listen: address 'bad'" in result.stderr
 
 
+def test_no_error_and_no_printed_configuration_shows_a_password_of_a_url(cluster):
+    user = "admin:s3cr3t@"
+    receiver = command("raas_receiver", cluster.directory)
+    config = cluster.directory / "receiver.toml"
+    config.write_text(f'[[engine]]\nurl = "http://{user}127.0.0.1:1"\n')
+    endpoint = {"AWS_ENDPOINT_URL": f"https://{user}127.0.0.1:1"}
+    log = "s3://bucket/prefix"
+    cases = [
+        ([*receiver, "--engine", f"a=vllm:http://{user}127.0.0.1:1"], {}),
+        ([*receiver, "--engine", f"vllm:{user}127.0.0.1:1"], {}),
+        ([*receiver, "--engine", f"hook:/no/such/command http://{user}127.0.0.1:1"], {}),
+        ([*receiver, "--config", str(config)], {}),
+        ([*receiver, "--source", f"http://{user}127.0.0.1:1"], {}),
+        ([*receiver, "--source", f"{user}127.0.0.1:1"], {}),
+        ([*receiver, "--source", f"{log}?endpoint=http://{user}127.0.0.1:1"], {}),
+        ([*receiver, "--archive", log], endpoint),
+        ([*receiver, "--archive", f"{log}?endpoint={user}127.0.0.1"], {}),
+        ([*receiver, "--archive", f"s3://{user}bucket"], {}),
+        ([*receiver, f"http://{user}127.0.0.1:1"], {}),
+        ([str(LOCKSTEPCTL), "log", "ls", log], endpoint),
+        ([str(LOCKSTEPCTL), "status", f"http://{user}127.0.0.1:1"], {}),
+        ([str(LOCKSTEPCTL), "--agent", f"{user}127.0.0.1:1", "status"], {}),
+    ]
+    for arguments, environment in cases:
+        refused = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"} | environment
+        )
+        assert refused.returncode in (USAGE, CONFIG), arguments
+        assert "s3cr3t" not in refused.stdout + refused.stderr, arguments
+        assert "***@" in refused.stderr, arguments
+    printed = run([*receiver, "--print-config", "--engine", f"http://{user}127.0.0.1:1", "--config", str(config)])
+    assert printed.returncode == 0 and "s3cr3t" not in printed.stdout and "http://***@127.0.0.1:1" in printed.stdout
+
+
 @DAEMONS
 def test_a_port_in_use_is_named(cluster, daemon):
     with socket.create_server(("127.0.0.1", 0)) as taken:

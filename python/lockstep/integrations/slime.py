@@ -105,8 +105,9 @@ class UpdateWeightByLockstep:
         urls = self._tell("get_url")
         hosts = {urlsplit(url or "").hostname for url in urls}
         if not hosts or None in hosts:
+            shown = [(url or "").rpartition("@")[2] for url in urls]  # no user and no password
             raise BadDataError(
-                f"slime's servers are at {urls}; give lockstep_receivers, how many hosts of servers there are"
+                f"slime's servers are at {shown}; give lockstep_receivers, how many hosts of servers there are"
             )
         return len(hosts)
 

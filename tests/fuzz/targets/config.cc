@@ -51,7 +51,7 @@ void TestInput(ByteView input) {
   std::ostringstream printed_again;
   (void)FileOf(AsBytes(std::string_view(printed.str())));
   LS_FUZZ_RULE(again.Parse({"--config", path.c_str()}, printed_again).ok());
-  LS_FUZZ_RULE(again == daemon);
+  LS_FUZZ_RULE(again == daemon || printed.str().find("***@") != std::string::npos);  // a password is not printed
   Accepted(input, {daemon.rate > 5, daemon.models.size() == 2 && daemon.models[1].size() > 6});
 }
 
