@@ -34,10 +34,6 @@ std::chrono::milliseconds Timeout(uint32_t given_ms, std::chrono::milliseconds u
 // What both kinds of options have, under the same names.
 template <typename Options>
 Status ConvertCommon(const lockstep_options& given, Options& to) {
-  if (given.abi_version != LOCKSTEP_ABI_VERSION) {
-    return {ErrorCode::kProtocol,
-            Cat("built against ABI version ", given.abi_version, "; this library has ", LOCKSTEP_ABI_VERSION)};
-  }
   if (given.socket_path == nullptr || given.model == nullptr) {
     return {ErrorCode::kBadData, "socket_path and model must be given"};
   }

@@ -64,6 +64,11 @@ int Sharded(lockstep_publisher* publisher, Body body) {
 
 Status Open(const lockstep_options* options, lockstep_publisher** out) {
   if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and publisher must be given"};
+  // Before all else: a struct of another version may be shorter.
+  if (options->abi_version != LOCKSTEP_ABI_VERSION) {
+    return {ErrorCode::kProtocol,
+            Cat("built against ABI version ", options->abi_version, "; this library has ", LOCKSTEP_ABI_VERSION)};
+  }
   auto publisher = std::make_unique<lockstep_publisher>();
   if (options->descriptions == nullptr) {
     LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, abi::ToRankOptions(*options));
@@ -217,11 +222,15 @@ const char* lockstep_describe(lockstep_publisher* publisher) {
 }
 
 void lockstep_leave(lockstep_publisher* publisher) {
-  if (publisher != nullptr && publisher->in_place != nullptr) publisher->in_place->Leave();
+  if (publisher == nullptr || publisher->in_place == nullptr) return;
+  (void)InPlace(publisher, [](abi::InPlace& model) {
+    model.Leave();
+    return OkStatus();
+  });
 }
 
 void lockstep_close(lockstep_publisher* publisher) {
-  delete publisher;
+  delete publisher;  // destructors throw nothing
 }
 
 const char* lockstep_last_error(const lockstep_publisher* publisher) {

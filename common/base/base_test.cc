@@ -1,11 +1,15 @@
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <set>
+#include <stdexcept>
+#include <thread>
 
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
@@ -104,6 +108,47 @@ TEST_CASE("ParallelTry answers the first item's error, and begins no more items 
   CHECK(runs == 7);
   CHECK(pool.ParallelTry(100, fail_at).message() == "7");
   CHECK(runs < 107);
+}
+
+TEST_CASE("What an item throws reaches the caller after all threads have left the items, whichever thread ran it") {
+  WorkerPool pool(3);
+  const std::thread::id caller = std::this_thread::get_id();
+  for (const bool caller_throws : {true, false}) {
+    std::atomic<size_t> begun = 0, ended = 0;  // by threads that throw nothing
+    const auto body = [&](size_t) {
+      if ((std::this_thread::get_id() == caller) == caller_throws) {
+        while (begun == 0) std::this_thread::yield();
+        throw std::runtime_error("thrown");
+      }
+      begun++;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ended++;
+    };
+    CHECK_THROWS_WITH(pool.ParallelFor(100'000, body), "thrown");
+    CHECK(begun > 0);
+    CHECK(ended == begun);
+  }
+  std::atomic<int> hits = 0;
+  pool.ParallelFor(100, [&](size_t) { hits++; });
+  CHECK(hits == 100);
+}
+
+TEST_CASE("A pool that gets too few threads throws, and ends those that it has") {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const rlimit few{uint64_t{1} << 30, uint64_t{1} << 30};  // address space; a thread's stack takes 8 MiB
+    if (::setrlimit(RLIMIT_AS, &few) != 0) ::_exit(2);
+    try {
+      const WorkerPool pool(10'000);
+    } catch (const std::exception&) {
+      ::_exit(0);
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("In a forked process its parent's pool goes at once, and the parent's works on") {

@@ -4,20 +4,31 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <new>
 
 namespace lockstep {
 
 WorkerPool::WorkerPool(size_t threads) : process_(::getpid()), state_(std::make_unique<State>()) {
   state_->threads.reserve(threads);
-  for (size_t i = 0; i < threads; ++i) state_->threads.emplace_back([this] { Loop(); });
+  try {
+    for (size_t i = 0; i < threads; ++i) state_->threads.emplace_back([this] { Loop(); });
+  } catch (...) {
+    Stop();
+    throw;
+  }
 }
 
 WorkerPool::~WorkerPool() {
-  if (::getpid() != process_) {
+  if (::getpid() == process_) {
+    Stop();
+  } else {
     (void)state_.release();  // its lock may be held, and its condition waited for, by threads that are not here
-    return;
   }
+}
+
+void WorkerPool::Stop() {
   {
     std::lock_guard lock(state_->mutex);
     state_->stopping = true;
@@ -51,32 +62,79 @@ void WorkerPool::Loop() {
 namespace {
 
 // Shared by the caller and its helpers; a helper that starts after the last item is taken finds nothing and goes.
-struct Loop {
-  std::atomic<size_t> next{0};
-  std::atomic<size_t> done{0};
-  std::mutex mutex;
-  std::condition_variable finished;
-};
+class SharedLoop {
+ public:
+  explicit SharedLoop(size_t count) : count_(count) {}
 
-void RunItems(Loop& loop, size_t count, const std::function<void(size_t)>& body) {
-  size_t ran = 0;
-  for (size_t i = loop.next++; i < count; i = loop.next++, ++ran) body(i);
-  if (ran == 0 || loop.done.fetch_add(ran) + ran < count) return;
-  std::lock_guard lock(loop.mutex);
-  loop.finished.notify_all();
-}
+  // Runs items until none is left. After one that throws, those that have not begun are left out.
+  void Run(const std::function<void(size_t)>& body) {
+    size_t taken = 0;
+    try {
+      for (size_t i = next_++; i < count_; i = next_++) {
+        ++taken;
+        body(i);
+      }
+    } catch (...) {
+      taken += count_ - std::min(next_.exchange(count_), count_);
+      {
+        std::lock_guard lock(mutex_);
+        if (thrown_ == nullptr) thrown_ = std::current_exception();
+      }
+      CountDone(taken);
+      throw;
+    }
+    CountDone(taken);
+  }
+
+  // Until no thread is in `body`, and none will be.
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return done_ == count_; });
+  }
+
+  // After Wait(). Null: no item has thrown.
+  const std::exception_ptr& thrown() const { return thrown_; }
+
+ private:
+  void CountDone(size_t items) {
+    if (items == 0 || done_.fetch_add(items) + items < count_) return;
+    std::lock_guard lock(mutex_);
+    finished_.notify_all();
+  }
+
+  const size_t count_;
+  std::atomic<size_t> next_{0};
+  std::atomic<size_t> done_{0};
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::exception_ptr thrown_;  // the first
+};
 
 }  // namespace
 
 void WorkerPool::ParallelFor(size_t count, const std::function<void(size_t)>& body) {
   if (count == 0) return;
-  auto loop = std::make_shared<struct Loop>();
+  auto loop = std::make_shared<SharedLoop>(count);
+  const auto help = [loop, &body] {
+    try {
+      loop->Run(body);
+    } catch (...) {  // the caller throws it
+    }
+  };
   const size_t helpers = std::min(size(), count - 1);
-  // `body` is only touched while items remain, and the caller does not return before all are done.
-  for (size_t i = 0; i < helpers; ++i) Post([loop, count, &body] { RunItems(*loop, count, body); });
-  RunItems(*loop, count, body);
-  std::unique_lock lock(loop->mutex);
-  loop->finished.wait(lock, [&] { return loop->done.load() == count; });
+  try {
+    for (size_t i = 0; i < helpers; ++i) Post(help);
+  } catch (const std::bad_alloc&) {  // the caller does what no helper does
+  }
+  // `body` is only touched while items remain, and the caller does not leave before all are done.
+  try {
+    loop->Run(body);
+  } catch (...) {
+    loop->Wait();
+    throw;
+  }
+  loop->Wait();
+  if (loop->thrown() != nullptr) std::rethrow_exception(loop->thrown());
 }
 
 Status WorkerPool::ParallelTry(size_t count, const std::function<Status(size_t)>& body) {

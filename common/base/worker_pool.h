@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-// Thread-safe. Tasks must not throw. The destructor runs what is queued, then joins; in a process that is forked off it
-// does nothing, and nothing else may be called there: the threads are the parent's.
+// Thread-safe. The destructor runs what is queued, then joins; in a process that is forked off it does nothing, and
+// nothing else may be called there: the threads are the parent's.
 class WorkerPool {
  public:
   // REQUIRES threads >= 1.
@@ -28,11 +28,10 @@ class WorkerPool {
 
   size_t size() const { return state_->threads.size(); }
 
-  void Post(std::function<void()> task);
-
   // Calls body(i) for every i in [0, count), spread over the pool and the calling thread, and returns when all are
   // done. Safe to call from several threads at once, the pool's own among them: the caller takes what no other thread
-  // has, and waits only for items that are at work.
+  // has, and waits only for items that are at work. The first exception of an item is thrown to the caller, after all
+  // threads have left `body`; items that have not begun then are left out.
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
   // The same; items that have not begun when one fails are left out. The answer is the first item's error.
   Status ParallelTry(size_t count, const std::function<Status(size_t)>& body);
@@ -46,7 +45,9 @@ class WorkerPool {
     std::vector<std::thread> threads;
   };
 
+  void Post(std::function<void()> task);  // which throws nothing
   void Loop();
+  void Stop();
 
   const pid_t process_;
   std::unique_ptr<State> state_;
