@@ -46,16 +46,56 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-// A configuration that names code: a program that loads it and trusts the model's code runs that. Nothing when it is no
-// JSON.
-std::optional<bool> NamesCode(std::string_view text) {
-  bool named = false;
+// Keys of configurations whose values name code that a program loads: transformers runs what the first two name where
+// the model's code is trusted, PEFT imports the modules that the others name.
+struct CodeKey {
+  std::string_view key;
+  std::string_view harmless;  // a value that PEFT always writes
+};
+constexpr CodeKey kCodeKeys[] = {
+    {"auto_map", ""}, {"custom_pipelines", ""}, {"auto_mapping", ""}, {"megatron_core", "megatron.core"}};
+
+// Finds such a key, at any depth, among a JSON parser's events. A value of null or nothing names no code.
+class CodeFinder {
+ public:
+  void See(Json::parse_event_t event, const Json& parsed) {
+    using Event = Json::parse_event_t;
+    const bool opens = event == Event::object_start || event == Event::array_start;
+    if (asked_ != nullptr && opens && !inside_) {
+      inside_ = true;  // the next event tells whether it is empty
+      return;
+    }
+    if (asked_ != nullptr && found_.empty() && !IsHarmless(event, parsed)) found_ = asked_->key;
+    inside_ = false;
+    asked_ = nullptr;
+    if (event != Event::key) return;
+    const auto key = std::ranges::find(kCodeKeys, parsed.get_ref<const std::string&>(), &CodeKey::key);
+    if (key != std::end(kCodeKeys)) asked_ = key;
+  }
+
+  const std::string_view& found() const { return found_; }  // empty: none
+
+ private:
+  bool IsHarmless(Json::parse_event_t event, const Json& parsed) const {
+    using Event = Json::parse_event_t;
+    if (inside_) return event == Event::object_end || event == Event::array_end;
+    return parsed.is_null() || parsed == "" || parsed == asked_->harmless;
+  }
+
+  std::string_view found_;
+  const CodeKey* asked_ = nullptr;  // whose value comes
+  bool inside_ = false;             // it is an object or array, and has begun
+};
+
+// The key by which a configuration names code; empty: none does. Nothing when it is no JSON.
+std::optional<std::string_view> CodeNamedIn(std::string_view text) {
+  CodeFinder finder;
   const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
-    named |= event == Json::parse_event_t::key && parsed.get_ref<const std::string&>() == "auto_map";
+    finder.See(event, parsed);
     return true;
   };
   if (Json::parse(text, look, /*allow_exceptions=*/false).is_discarded()) return std::nullopt;
-  return named;
+  return finder.found();
 }
 
 Status CheckAttachment(const std::string& name, const std::string& text) {
@@ -71,14 +111,12 @@ Status CheckAttachment(const std::string& name, const std::string& text) {
   }
   if (!IsUtf8(text)) return Bad(name, "it is no UTF-8 text");
   if (!name.ends_with(".json")) return OkStatus();
-  const std::optional<bool> names_code = NamesCode(text);
-  if (!names_code) return Bad(name, "it is no JSON, though it is called so");
-  if (*names_code) {
-    return Bad(name,
-               "it has \"auto_map\", which names code, and code does not travel; leave that key out, and give the "
-               "engine such a file among the receiver's --assets");
-  }
-  return OkStatus();
+  const std::optional<std::string_view> key = CodeNamedIn(text);
+  if (!key) return Bad(name, "it is no JSON, though it is called so");
+  if (key->empty()) return OkStatus();
+  return Bad(name,
+             Cat("it has \"", *key, "\", which names code, and code does not travel; leave that key out, and give ",
+                 "the engine such a file among the receiver's --assets"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "common/model/layout.h"
 
 namespace lockstep::model {
@@ -137,15 +138,34 @@ TEST_CASE("Attachments in JSON that is no object of texts, or that names one twi
 }
 
 TEST_CASE("An attachment that names code is refused, wherever it names it") {
-  for (const std::string text : {R"({"auto_map": {"AutoModel": "evil--modeling.Model"}})",
-                                 R"([{"a": {"auto_map": 1}}])", R"({"\u0061uto_map": 1})"}) {
-    CHECK_THAT(CheckAttachments({{"config.json", text}}),
-               FailsWith(ErrorCode::kBadData, "attachment \"config.json\": it has \"auto_map\", which names code"));
+  const std::pair<const char*, const char*> named[] = {
+      {R"({"auto_map": {"AutoModel": "evil--modeling.Model"}})", "auto_map"},
+      {R"([{"a": {"auto_map": 1}}])", "auto_map"},
+      {R"({"\u0061uto_map": 1})", "auto_map"},
+      {R"({"auto_map": {"a": 1}, "auto_map": null})", "auto_map"},
+      {R"({"custom_pipelines": {"text-generation": {"impl": "evil.Pipeline"}}})", "custom_pipelines"},
+      {R"({"text_config": {"custom_pipelines": [[]]}})", "custom_pipelines"},
+      {R"({"auto_mapping": {"base_model_class": "Evil", "parent_library": "evil"}})", "auto_mapping"},
+      {R"({"auto_mapping": [null]})", "auto_mapping"},
+      {R"({"megatron_config": {"a": 1}, "megatron_core": "evil"})", "megatron_core"}};
+  for (const auto& [text, key] : named) {
+    INFO(text);
+    CHECK_THAT(
+        CheckAttachments({{"config.json", text}}),
+        FailsWith(ErrorCode::kBadData, Cat("attachment \"config.json\": it has \"", key, "\", which names code")));
   }
   // What Python's parser would read and ours does not.
   CHECK_THAT(CheckAttachments({{"config.json", R"({"a": NaN, "auto_map": 1})"}}),
              FailsWith(ErrorCode::kBadData, "attachment \"config.json\": it is no JSON"));
   CHECK(CheckAttachments({{"config.json", R"({"a": "auto_map"})"}, {"notes.txt", R"({"auto_map": 1})"}}).ok());
+}
+
+TEST_CASE("A key for code that names none, as PEFT writes it, is no reason to refuse an attachment") {
+  for (const char* text : {R"({"auto_mapping": null, "megatron_config": null, "megatron_core": "megatron.core"})",
+                           R"({"auto_map": {}, "a": {"custom_pipelines": [], "b": 1}})",
+                           R"({"auto_mapping": "", "megatron_core": null, "c": {"d": [1]}})"}) {
+    CHECK_THAT(CheckAttachments({{"adapter_config.json", text}}).message(), Catch::Equals(""));
+  }
 }
 
 }  // namespace

@@ -205,6 +205,20 @@ def test_an_attachment_takes_the_place_of_an_asset_and_other_attachments_are_ano
     assert not (receiver.published() / "adapter_config.json").exists()  # loaders would look for its weights
 
 
+def test_an_adapter_that_peft_has_loaded_is_published_without_the_module_that_its_file_names(cluster, tmp_path):
+    saved = peft.get_peft_model(base_model(), peft.LoraConfig(r=4, target_modules=["q_proj"]))  # of no task
+    saved.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]["parent_library"]
+    loaded = peft.PeftModel.from_pretrained(base_model(), str(tmp_path), is_trainable=True)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with lockstep.Publisher.from_adapter(loaded, socket=agent.socket, model=MODEL) as publisher:
+        publisher.publish(version=1)
+        receiver.wait_for(peft.get_peft_model_state_dict(loaded))
+    assert json.loads((receiver.published() / "adapter_config.json").read_text())["auto_mapping"] is None
+    assert torch.equal(loaded_logits(receiver.published()), logits_of(loaded))
+
+
 @pytest.mark.parametrize(
     "attachments, sentence",
     [

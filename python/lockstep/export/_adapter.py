@@ -67,6 +67,7 @@ class AdapterPart(ShardsPart):
             self._model.peft_config[self._adapter_name].save_pretrained(directory)
             config = json.loads(Path(directory, CONFIG_FILE).read_text(encoding="utf-8"))
         config["inference_mode"] = True
+        config["auto_mapping"] = None  # names the module of the trainer's class, and code does not travel
         for key, value in config.items():  # PEFT writes sets, in an order that differs from rank to rank
             if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
                 config[key] = sorted(value)
