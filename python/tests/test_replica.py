@@ -1,6 +1,7 @@
 """Replica over directories of the shape of raas_receiver/replica/FORMAT.md, moved as a receiver moves them."""
 
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -39,7 +40,8 @@ class Published:
     def withdraw(self, directory: str) -> None:
         gone = self.path / ".lockstep" / "tmp-gone"
         (self.path / directory).rename(gone)
-        (gone / self._name).unlink()
+        for file in gone.iterdir():
+            file.unlink()
         gone.rmdir()
 
 
@@ -181,6 +183,27 @@ def test_a_version_that_is_withdrawn_between_link_and_file_is_left_for_the_newes
     monkeypatch.setattr(_replica.os, "readlink", late)
     replica = lockstep.Replica(published.path)
     assert replica.version == 2 and replica.state_dict()["scale"] == 2
+
+
+def test_run_and_label_are_of_the_weights_where_another_runs_version_took_the_name_meanwhile(published, monkeypatch):
+    def publish_of(run: str, value: float) -> None:
+        published.publish("v1", some_tensors(value))
+        said = {"run": run * 32, "version": 1, "label": f"of {run}"}
+        (published.path / "v1" / "lockstep.json").write_text(json.dumps(said))
+
+    publish_of("a", 1.0)
+    opens = os.open
+
+    def late(path, *arguments, **options):
+        if os.fspath(path).endswith("model.safetensors"):
+            monkeypatch.setattr(_replica.os, "open", opens)
+            published.withdraw("v1")
+            publish_of("b", 2.0)
+        return opens(path, *arguments, **options)
+
+    monkeypatch.setattr(_replica.os, "open", late)
+    replica = lockstep.Replica(published.path)
+    assert replica.state_dict()["scale"] == 2 and (replica.run, replica.label) == ("b" * 32, "of b")
 
 
 def test_a_file_under_the_receivers_lease_is_not_waited_for(published, monkeypatch):

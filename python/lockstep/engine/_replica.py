@@ -1,5 +1,6 @@
 """Replica: the version that a receiver publishes (raas_receiver/replica/FORMAT.md), as tensors over its file."""
 
+import contextlib
 import json
 import mmap
 import os
@@ -185,7 +186,8 @@ def _open_current(path: str) -> "Tuple[str, int, dict[str, Any]]":
 
     Between reading the link and opening the file the version may be withdrawn and its file taken for another one. Then
     the name is gone, or the receiver's lease makes opening fail: both are tried again. A file that still has its name
-    after it was opened is the version, and from then on it is not written.
+    after it was opened is the version, and from then on it is not written. Both files are looked up in one open
+    directory: another run's may take the name.
     """
     deadline = time.monotonic() + _OPEN_SECONDS
     while True:
@@ -195,34 +197,38 @@ def _open_current(path: str) -> "Tuple[str, int, dict[str, Any]]":
             raise NotFoundError(f"{path} publishes no version yet; lockstep.wait_for() waits for one") from None
         _parse_name(name, path)
         directory = os.path.join(path, name)
-        said = _said_in(directory)
-        fd = _open_weights(directory)
-        if fd is not None:
-            return directory, fd, said
+        with contextlib.suppress(FileNotFoundError):
+            opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                said = _said_in(opened)
+                fd = _open_weights(opened)
+            finally:
+                os.close(opened)
+            if fd is not None:
+                return directory, fd, said
         if time.monotonic() >= deadline:
             raise UnavailableError(f"{directory} has no weights that can be opened; is {path} a receiver's directory?")
         time.sleep(_POLL_SECONDS)
 
 
-def _said_in(directory: str) -> "dict[str, Any]":
+def _said_in(directory: int) -> "dict[str, Any]":
     """Run, label and more; nothing where a receiver before 0.2.0 published."""
     try:
-        with open(os.path.join(directory, "lockstep.json"), "rb") as file:
+        with open(os.open("lockstep.json", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}
 
 
-def _open_weights(directory: str) -> "int | None":
-    for file in _WEIGHTS:
-        path = os.path.join(directory, file)
+def _open_weights(directory: int) -> "int | None":
+    for name in _WEIGHTS:
         try:
             # Without waiting: a reader that is too late would wait for the receiver's lease to end.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
         except (FileNotFoundError, BlockingIOError):
             continue
         try:
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
+            if os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=directory)):
                 return fd
         except FileNotFoundError:
             pass
