@@ -23,8 +23,8 @@ constexpr size_t kMostModels = 64;
 constexpr std::string_view kOtherModels = "(others)";
 
 // Counted from zero on: Prometheus sees no increase in a series that begins at one.
-constexpr std::array kRefusals = {"access_refused",    "connection_refused", "control_peer_refused", "engine_rank_refused",
-                                  "lane_refused", "tls_files_refused",  "tls_policy_refused"};
+constexpr std::array kRefusals = {"access_refused", "connection_refused", "control_peer_refused", "engine_rank_refused",
+                                  "lane_refused",   "tls_files_refused",  "tls_policy_refused"};
 
 enum Name : size_t { kStageSeconds, kStageBytes, kEvents };
 

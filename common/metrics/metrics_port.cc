@@ -1,6 +1,8 @@
 #include "common/metrics/metrics_port.h"
 
+#include <algorithm>
 #include <asio.hpp>
+#include <chrono>
 #include <string_view>
 
 #include "common/base/text.h"
@@ -15,6 +17,32 @@ using Connection = asio::ip::tcp::socket;
 constexpr size_t kMaxRequestBytes = 8 << 10;
 constexpr std::chrono::seconds kTime{10};  // for a request, and for its answer
 constexpr net::Places::Limits kConnections{.all = 32, .per_address = 16};
+
+// Between two pages, the time that the first took so many times: pages take a twentieth of a core at most.
+constexpr int kRest = 19;
+constexpr std::chrono::seconds kLongestRest{5};
+
+// The last page, and the next one when it is due. Used by the port's thread.
+class KeptPage {
+ public:
+  explicit KeptPage(MetricsPort::Page make) : make_(std::move(make)) {}
+
+  const std::string& Get() {
+    const Clock::time_point begin = Clock::now();
+    if (begin < due_) return page_;
+    page_ = make_();
+    const Clock::time_point end = Clock::now();
+    due_ = end + std::min<Clock::duration>(kRest * (end - begin), kLongestRest);
+    return page_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const MetricsPort::Page make_;
+  std::string page_;
+  Clock::time_point due_ = Clock::time_point::min();
+};
 
 std::string Response(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
   return Cat("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
@@ -66,7 +94,8 @@ asio::awaitable<void> Answer(std::shared_ptr<Connection> connection, net::Places
 }  // namespace
 
 Result<std::unique_ptr<MetricsPort>> MetricsPort::Create(const std::string& address, Page page) {
-  std::unique_ptr<MetricsPort> port(new MetricsPort(std::move(page)));
+  std::unique_ptr<MetricsPort> port(
+      new MetricsPort([kept = std::make_shared<KeptPage>(std::move(page))] { return kept->Get(); }));
   LS_ASSIGN_OR_RETURN(port->port_, rpc::TcpPort::Listen(port->io_.context(), address));
   port->port_->Start([self = port.get()](Connection connection, int) { self->Serve(std::move(connection)); });
   return port;

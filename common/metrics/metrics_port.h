@@ -1,7 +1,8 @@
 // A port of plain HTTP that answers GET /metrics, for Prometheus, and nothing else.
 //
 // Bounded as the health port is (common/rpc/grpc_port.h): any program that reaches it may ask, and costs a connection
-// for some seconds.
+// for some seconds. Pages take a twentieth of a core at most, or one each five seconds: who asks before the next is due
+// gets the last one.
 #pragma once
 
 #include <functional>
@@ -18,7 +19,7 @@ namespace lockstep::metrics {
 // Thread-safe.
 class MetricsPort {
  public:
-  // Makes one answer, in Prometheus' text format. Called by the port's one thread.
+  // Makes a page, in Prometheus' text format. Called by the port's one thread.
   using Page = std::function<std::string()>;
 
   // Answers at once. kBadData, kUnavailable as rpc::TcpPort::Listen().
