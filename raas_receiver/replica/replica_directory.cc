@@ -37,6 +37,12 @@ Status WriteNote(const std::string& path, const Rollback& note) {
   return os::WriteFileAtomic(path, Cat(ToHex(version.run), " ", version.version, note.skip ? " skip\n" : "\n"), 0600);
 }
 
+// The first line of the notes of what engines serve: those of another boot are of engines that have ended.
+std::string ThisBoot() {
+  const Result<std::string> id = os::ReadFile("/proc/sys/kernel/random/boot_id");
+  return Cat("boot ", id.ok() ? id->substr(0, id->find('\n')) : "unknown");
+}
+
 }  // namespace
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
@@ -96,7 +102,9 @@ std::map<std::string, VersionRef> ReplicaDirectory::served() const {
   const Result<std::string> text = os::ReadFile(ServedPath());
   std::map<std::string, VersionRef> served;
   std::istringstream lines(text.ok() ? *text : std::string());
-  for (std::string line; std::getline(lines, line);) {
+  std::string line;
+  if (!std::getline(lines, line) || line != ThisBoot()) return served;
+  while (std::getline(lines, line)) {
     std::istringstream words(line);
     std::string run, engine;
     Version version = 0;
@@ -120,7 +128,7 @@ Status ReplicaDirectory::ForgetServed(const VersionRef& held) const {
 }
 
 Status ReplicaDirectory::WriteServed(const std::map<std::string, VersionRef>& served) const {
-  std::string lines;
+  std::string lines = ThisBoot() + "\n";
   for (const auto& [name, at] : served) {
     if (!at.nothing()) lines += Cat(ToHex(at.run), " ", at.version, " ", name, "\n");
   }

@@ -48,7 +48,7 @@ class ReplicaDirectory {
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
-  std::map<std::string, VersionRef> served() const;  // by engine
+  std::map<std::string, VersionRef> served() const;  // by engine; of this boot of the host alone
   Status MarkServed(const std::string& engine, const VersionRef& held) const;
   // No engine is known to serve `held` any more; nothing: no engine to serve anything.
   Status ForgetServed(const VersionRef& held) const;

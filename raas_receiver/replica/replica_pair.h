@@ -142,7 +142,7 @@ class ReplicaPair {
   // The other replica holds nothing from here on, and is not published.
   Status DropOther();
   // What an engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
-  // the engine does so when it comes back.
+  // the engine does so when it comes back, but not across reboots, which no engine survives.
   VersionRef served(const std::string& engine) const { return directory_.served()[engine]; }
   Status MarkServed(const std::string& engine, const VersionRef& held) { return directory_.MarkServed(engine, held); }
   // What was chosen, across restarts, and still counts: a version that stays is current, one that is skipped is not.

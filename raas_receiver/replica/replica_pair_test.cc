@@ -346,4 +346,23 @@ TEST_CASE("What the engine last took is remembered across restarts") {
   CHECK(fixture.pair().served("default") == fixture.model.held(1));
 }
 
+TEST_CASE("After a reboot no engine is known to serve anything") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  REQUIRE(fixture.pair().MarkServed("default", fixture.model.held(1)).ok());
+  const std::string notes = fixture.ModelPath(".lockstep/served");
+  const std::string written = ReplicaFixture::FileText(notes);
+  std::string boot = ReplicaFixture::FileText("/proc/sys/kernel/random/boot_id");
+  CHECK(written.starts_with("boot " + boot));
+  boot.front() = boot.front() == '0' ? '1' : '0';
+  std::ofstream(notes) << "boot " << boot << written.substr(written.find('\n') + 1);
+  fixture.Reopen();
+  CHECK(fixture.pair().served("default").nothing());
+  REQUIRE(fixture.pair().MarkServed("other", fixture.model.held(1)).ok());
+  fixture.Reopen();
+  CHECK(fixture.pair().served("default").nothing());
+  CHECK(fixture.pair().served("other") == fixture.model.held(1));
+}
+
 }  // namespace lockstep::replica
