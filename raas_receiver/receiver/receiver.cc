@@ -26,6 +26,7 @@ constexpr char kLiveness[] = "raas-receiver-liveness";
 constexpr char kReadiness[] = "raas-receiver-readiness";
 constexpr char kReplica[] = "raas-receiver-replica";
 constexpr milliseconds kTick{500};
+constexpr size_t kMostEngineThreads = 16;  // of one engine; more make no write faster
 
 void LogException(std::string_view what) {
   telemetry::Log(telemetry::LogLevel::kError, "io_exception", {{"message", what}});
@@ -115,6 +116,7 @@ Status Receiver::OpenModels() {
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
                                     .admission = config_.admission,
+                                    .engine_threads = std::min(workers_.size(), kMostEngineThreads),
                                     .timeline = &timeline_};
     std::vector<std::unique_ptr<origin::Origin>> origins;
     for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model, *replicas));
@@ -126,7 +128,7 @@ Status Receiver::OpenModels() {
     }
     sessions_[model] = std::make_unique<session::Session>(
         std::move(options), origin::NewOrderedOrigin(std::move(origins), current.committed_unix_ns),
-        std::move(replicas), std::move(archiver), std::move(table), workers_, feed_);
+        std::move(replicas), std::move(archiver), std::move(table), feed_);
   }
   return OkStatus();
 }

@@ -57,7 +57,7 @@ Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_pt
       config_(std::move(config)),
       driver_(std::move(driver)),
       backoff_(in_place() ? Backoff() : Backoff(kLongestWait, kFirstWait)),
-      targets_(TargetsOptions(), context.pool),
+      targets_(TargetsOptions()),
       route_(in_place() ? NewInPlaceRoute(context_, *driver_, targets_)
                         : NewDirectoryRoute(context_, config_, *driver_, targets_)) {
   targets_.SetChanged([this] {
@@ -70,6 +70,7 @@ targets::EngineTargetsOptions Engine::TargetsOptions() {
   targets::EngineTargetsOptions options = config_.targets;
   options.model = context_.model;
   options.engine = config_.name;
+  options.threads = context_.engine_threads;
   options.compare_only = !in_place();
   if (over_http()) options.paused_server = [this] { return driver_->Incarnations(); };
   return options;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/base/backoff.h"
+#include "common/base/worker_pool.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/session/engine_route.h"
 

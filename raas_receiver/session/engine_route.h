@@ -13,7 +13,6 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/base/text.h"
-#include "common/base/worker_pool.h"
 #include "common/telemetry/timeline.h"
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/replica/replica_pair.h"
@@ -26,7 +25,7 @@ namespace lockstep::session {
 struct EngineContext {
   std::string model;
   replica::ReplicaPair& replicas;
-  WorkerPool& pool;
+  size_t engine_threads = 2;                // that write into the ranks of each engine in place
   telemetry::Timeline* timeline = nullptr;  // null: no spans
   ChangeSignal& changed;                    // notified of ranks that come and go, and of attempts that end
 };

@@ -60,8 +60,8 @@ struct Fixture {
     for (int version = 0; version < 3; ++version) replicas.model.Advance();
     replicas.Open();
     replicas.PullFull(1);
-    context.emplace(EngineContext{
-        .model = "actor", .replicas = replicas.pair(), .pool = replicas.pool, .timeline = nullptr, .changed = changed});
+    context.emplace(
+        EngineContext{.model = "actor", .replicas = replicas.pair(), .timeline = nullptr, .changed = changed});
     Start();
   }
   void Start() { engine = std::make_unique<Engine>(*context, EngineConfig(), std::make_unique<TestDriver>(server)); }

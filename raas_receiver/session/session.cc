@@ -42,7 +42,7 @@ bool IsSettled(const std::shared_ptr<const Engine>& engine) {
 
 Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
                  std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
-                 std::vector<EngineEntry> table, WorkerPool& pool, SyncFeed& feed)
+                 std::vector<EngineEntry> table, SyncFeed& feed)
     : options_(std::move(options)),
       origin_(std::move(origin)),
       replicas_(std::move(replicas)),
@@ -55,7 +55,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
       follower_(options_.model, options_.follow, *origin_, *replicas_, changed_),
       engine_context_{.model = options_.model,
                       .replicas = *replicas_,
-                      .pool = pool,
+                      .engine_threads = options_.engine_threads,
                       .timeline = options_.timeline,
                       .changed = changed_},
       engines_(engine_context_, std::move(table), options_.admission),

@@ -75,16 +75,17 @@ struct SessionOptions {
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
   std::chrono::milliseconds unready_after{0};  // behind the origin for so long it is not ready; 0: it stays so
   EngineAdmission admission;                   // of engines that are not in the table
+  size_t engine_threads = 2;                   // that write into the ranks of each engine in place
   telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
 };
 
 class Session {
  public:
   // `origin` and `replicas` are the model's, `archiver` is theirs (null: versions go to no log), `table` are its
-  // engines, one at least; `pool` and `feed` outlive the session.
+  // engines, one at least; `feed` outlives the session.
   Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
           std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
-          std::vector<EngineEntry> table, WorkerPool& pool, SyncFeed& feed);
+          std::vector<EngineEntry> table, SyncFeed& feed);
   ~Session();
 
   void Start();

@@ -1,11 +1,13 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <future>
+#include <latch>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "raas_receiver/session/session_fixture.h"
+#include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::session {
 namespace {
@@ -280,6 +282,39 @@ TEST_CASE("A full pull while a hook runs leaves the directory that it loads") {
   CHECK(record->mode() == "full");
   fixture.WaitHeld(1);
   CHECK(fixture.Describe().served_version() == 1);
+  fixture.Stop();
+}
+
+TEST_CASE("Ranks that are stopped hold no thread of the pool that the syncs of all sessions share") {
+  SessionFixture fixture;
+  fixture.entry.in_place = true;
+  fixture.entry.targets.pause_timeout = std::chrono::minutes(10);
+  fixture.Start();
+  os::TempDir sockets;
+  auto server =
+      targets::StartTargetServer(sockets.File("engine.sock"),
+                                 {{"actor", [&](const auto& rank) { return fixture.session->engines().Find(rank); }}});
+  REQUIRE(server.ok());
+  std::vector<std::unique_ptr<targets::RankHandle>> ranks;
+  for (const uint32_t number : {0, 1}) {
+    const targets::TestRankOptions options{.socket = sockets.File("engine.sock"),
+                                           .engine = "default",
+                                           .rank = number,
+                                           .at_stage = targets::RankFault::kSilent};
+    ranks.push_back(std::make_unique<targets::RankHandle>(fixture.replicas.model, options));
+    ranks.back()->StartThread();
+  }
+  for (auto& rank : ranks) fixture.WaitFor([&] { return rank->status().batches > 0; });
+  WorkerPool& pool = fixture.replicas.pool;
+  std::latch together(static_cast<ptrdiff_t>(pool.size() + 1));
+  std::atomic<size_t> met = 0;
+  pool.ParallelFor(pool.size() + 1, [&](size_t) {
+    together.count_down();
+    if (Eventually([&] { return together.try_wait(); })) ++met;
+  });
+  CHECK(met == pool.size() + 1);
+  for (auto& rank : ranks) rank->End();
+  server->reset();
   fixture.Stop();
 }
 

@@ -51,8 +51,7 @@ struct SessionFixture {
     for (EngineEntry& other : others) table.push_back(std::move(other));
     others.clear();
     session = std::make_unique<Session>(options, origin::NewAgentOrigin(origin, io, replicas.pool),
-                                        std::move(replicas.opened), std::move(archiver), std::move(table),
-                                        replicas.pool, feed);
+                                        std::move(replicas.opened), std::move(archiver), std::move(table), feed);
     session->Start();
   }
   void Stop() {

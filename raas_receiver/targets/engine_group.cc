@@ -19,8 +19,8 @@ std::chrono::microseconds Since(Clock::time_point begin) {
 
 }  // namespace
 
-EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnection& first, WorkerPool& pool)
-    : options_(options), pool_(pool), members_(options.model, first) {}
+EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnection& first)
+    : options_(options), members_(options.model, first) {}
 
 Status EngineGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
   LS_RETURN_IF_ERROR(members_.MakeRoom(*rank));
@@ -90,7 +90,7 @@ Status EngineGroup::TryPrepare(const CommitRequest& request) {
   if (SomeWait(request)) LS_RETURN_IF_ERROR(CatchUp(request));
   LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
   if (At(request.version.held)) return OkStatus();
-  auto commit = std::make_unique<GroupCommit>(members_, request.version, request.deltas, plan_, options_, pool_);
+  auto commit = std::make_unique<GroupCommit>(members_, request.version, request.deltas, plan_, options_);
   LS_RETURN_IF_ERROR(commit->Prepare());
   commit_ = std::move(commit);
   return OkStatus();
@@ -113,7 +113,7 @@ bool EngineGroup::SomeWait(const CommitRequest& request) const {
 // not be held.
 Status EngineGroup::CatchUp(const CommitRequest& request) {
   LS_RETURN_IF_ERROR(Plan(request, *request.before->layout));
-  GroupCommit commit(members_, *request.before, request.deltas, plan_, options_, pool_);
+  GroupCommit commit(members_, *request.before, request.deltas, plan_, options_);
   LS_RETURN_IF_ERROR(commit.Prepare());
   LS_RETURN_IF_ERROR(commit.Run());
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_caught_up",

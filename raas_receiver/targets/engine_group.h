@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/targets/group_commit.h"
@@ -32,8 +31,8 @@ struct CommitRequest {
 
 class EngineGroup {
  public:
-  // `options` and `pool` outlive this. The group has the world of `first`, which has yet to Join.
-  EngineGroup(const EngineTargetsOptions& options, const RankConnection& first, WorkerPool& pool);
+  // `options` outlives this. The group has the world of `first`, which has yet to Join.
+  EngineGroup(const EngineTargetsOptions& options, const RankConnection& first);
 
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
@@ -72,7 +71,6 @@ class EngineGroup {
   Status Failed(Status status);
 
   const EngineTargetsOptions& options_;
-  WorkerPool& pool_;
   GroupMembers members_;
   std::shared_ptr<const placement::PlacementPlan> plan_;  // null: none was compiled yet
   LayoutDigest plan_layout_;                              // what plan_ is for,

@@ -28,11 +28,8 @@ void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int 
 
 }  // namespace
 
-EngineTargets::EngineTargets(EngineTargetsOptions options, WorkerPool& pool)
-    : options_(std::move(options)),
-      pool_(pool),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      watcher_([this] { Watch(); }) {}
+EngineTargets::EngineTargets(EngineTargetsOptions options)
+    : options_(std::move(options)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), watcher_([this] { Watch(); }) {}
 
 EngineTargets::~EngineTargets() {
   {
@@ -227,7 +224,7 @@ Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
     }
     if (joined.ok()) {
       std::unique_ptr<EngineGroup>& group = groups_[rank->engine()];
-      if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *rank, pool_);
+      if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *rank);
       joined = group->Join(rank, layout);
     }
     if (joined.ok()) continue;

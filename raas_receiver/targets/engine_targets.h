@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/base/worker_pool.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/targets/target_version.h"
 
@@ -32,7 +31,7 @@ class EngineTargets {
  public:
   using Clock = std::chrono::steady_clock;
 
-  EngineTargets(EngineTargetsOptions options, WorkerPool& pool);
+  explicit EngineTargets(EngineTargetsOptions options);
   // Ranks that are attached see their connection end.
   ~EngineTargets();
 
@@ -94,7 +93,6 @@ class EngineTargets {
   Status CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const;
 
   const EngineTargetsOptions options_;
-  WorkerPool& pool_;
   const Clock::time_point started_ = Clock::now();
 
   mutable std::mutex mutex_;

@@ -5,14 +5,13 @@
 namespace lockstep::targets {
 
 GroupCommit::GroupCommit(GroupMembers& members, TargetVersion version, const DeltasBetween& deltas,
-                         std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options,
-                         WorkerPool& pool)
+                         std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options)
     : members_(members),
       version_(std::move(version)),
       deltas_(deltas),
       plan_(std::move(plan)),
       options_(options),
-      pool_(pool),
+      pool_(options_.threads),
       ranks_(members.ranks().begin(), members.ranks().end()),
       held_(ranks_.size()) {
   for (const auto& rank : ranks_) {

@@ -23,11 +23,10 @@ namespace lockstep::targets {
 class GroupCommit {
  public:
   // Brings `members` to `version`, by a plan for its layout and by `deltas` from what ranks hold; the version's data
-  // and what `deltas` uses stay as they are until the commit has ended. `members`, `options` and `pool` outlive this.
+  // and what `deltas` uses stay as they are until the commit has ended. `members` and `options` outlive this.
   // REQUIRES a complete group.
   GroupCommit(GroupMembers& members, TargetVersion version, const DeltasBetween& deltas,
-              std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options,
-              WorkerPool& pool);
+              std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options);
   // What ranks have staged and not written is forgotten.
   ~GroupCommit() { DropStaged(); }
   GroupCommit(const GroupCommit&) = delete;
@@ -62,7 +61,7 @@ class GroupCommit {
   const DeltasBetween deltas_;
   const std::shared_ptr<const placement::PlacementPlan> plan_;
   const EngineTargetsOptions& options_;
-  WorkerPool& pool_;
+  WorkerPool pool_;  // its threads wait for ranks, which may be stopped: nothing else is to need them
   const std::vector<std::shared_ptr<RankConnection>> ranks_;  // of the plan: those that are lost meanwhile too
   HeldByRank held_;                                           // what those that take part held before
   GroupWrites writes_;                                        // those of the pause

@@ -24,6 +24,7 @@ struct EngineTargetsOptions {
   std::chrono::milliseconds serve_timeout{30'000};        // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;               // memory for writes worked out beforehand
   uint64_t batch_bytes = placement::kMaxWriteBatchBytes;  // that a rank gets at a time
+  size_t threads = 2;  // of one commit, beside its caller's: they make writes and wait for ranks to take them
   // Within this time a rank that has lost its connection attaches again: it tries once a second at least.
   std::chrono::milliseconds comes_back{2'500};
   // Asks the server that is paused around commits for its ranks' incarnations: of the ranks that have no gate, its own

@@ -109,7 +109,6 @@ struct TargetsFixture {
   std::atomic<int> changes{0};
   int seen = 0;
 
-  std::unique_ptr<WorkerPool> pool;
   std::unique_ptr<EngineTargets> targets;
   std::unique_ptr<os::UnixServer> server;
   std::vector<std::unique_ptr<RankHandle>> ranks;
@@ -124,8 +123,7 @@ struct TargetsFixture {
   std::string socket() const { return directory.File("engine.sock"); }
 
   Status Start() {
-    pool = std::make_unique<WorkerPool>(2);
-    targets = std::make_unique<EngineTargets>(options, *pool);
+    targets = std::make_unique<EngineTargets>(options);
     targets->SetChanged([this] { ++changes; });
     LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", Always(*targets)}}, attach_timeout));
     return OkStatus();
@@ -133,7 +131,6 @@ struct TargetsFixture {
   void Stop() {
     server.reset();
     targets.reset();
-    pool.reset();
   }
   ~TargetsFixture() {
     Stop();
