@@ -1,6 +1,9 @@
 #include "raas_receiver/receiver/engine_health.h"
 
+#include <utility>
+
 #include "common/base/text.h"
+#include "common/telemetry/log.h"
 #include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::receiver {
@@ -13,6 +16,20 @@ VersionRef ReadVersionRef(const v1::VersionRef& proto) {
 }
 
 }  // namespace
+
+// Whether the engine of this service has one.
+bool EngineHealth::Named(const std::string& service) {
+  if (known_.contains(service) || known_.size() < kMostServices) return true;
+  if (!std::exchange(full_, true)) {
+    telemetry::Log(telemetry::LogLevel::kWarn, "engine_health_full",
+                   {{"service", service},
+                    {"services", kMostServices},
+                    {"message",
+                     "so many engines had a health service since the start that further ones get none; give engines "
+                     "that start again the names that they had, and restart the receiver"}});
+  }
+  return false;
+}
 
 // A version of the run that is held, and not behind it for too long.
 bool EngineHealth::Serves(const std::string& service, const v1::ReceiverModel& model, const VersionRef& serving) {
@@ -35,16 +52,17 @@ EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {
     if (written) whole.emplace(group.engine(), true).first->second &= all;
     if (!written || group.name() == group.engine()) continue;
     const std::string service = Cat(notified, "/", group.name());
-    serving[service] = Serves(service, model, ReadVersionRef(group.serving())) && all;
+    if (Named(service)) serving[service] = Serves(service, model, ReadVersionRef(group.serving())) && all;
   }
   bool any = false;
   for (const v1::Engine& engine : model.engines()) {
     const auto ranks = whole.find(engine.name());
     if (engine.kind() == "none" && ranks == whole.end()) continue;  // no engine is notified
     const std::string service = Cat(notified, "/", engine.name());
+    any = true;
+    if (!Named(service)) continue;
     serving[service] =
         Serves(service, model, ReadVersionRef(engine.served())) && (ranks == whole.end() || ranks->second);
-    any = true;
   }
   v1::VersionRef served;
   served.set_run(model.served_run());

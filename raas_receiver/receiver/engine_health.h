@@ -22,15 +22,19 @@ class EngineHealth {
   EngineHealth(bool follows, std::chrono::milliseconds unready_after)
       : follows_(follows), unready_after_(unready_after) {}
 
-  // What is to be told now. An engine that is there no more is told as not serving, for good.
+  // What is to be told now. An engine that is there no more is told as not serving, for good. gRPC forgets no service,
+  // and engines that join choose their names: after kMostServices a new engine counts for its model alone.
+  static constexpr size_t kMostServices = 1024;
   Serving Update(const v1::ReceiverModel& model);
 
  private:
+  bool Named(const std::string& service);
   bool Serves(const std::string& service, const v1::ReceiverModel& model, const VersionRef& serving);
 
   const bool follows_;
   const std::chrono::milliseconds unready_after_;
   std::map<std::string, session::Freshness> known_;
+  bool full_ = false;  // some engine has no service; it was logged
 };
 
 }  // namespace lockstep::receiver

@@ -1,6 +1,7 @@
 #include "raas_receiver/receiver/engine_health.h"
 
 #include <catch2/catch.hpp>
+#include <set>
 #include <thread>
 
 #include "common/base/ids.h"
@@ -115,6 +116,25 @@ TEST_CASE("An attached engine serves while all its ranks are there and awake, an
   CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});
   Attach(model, {kRun, 3}).set_comparing(2);
   CHECK(health.Update(model) == EngineHealth::Serving{{kAttached, false}});
+}
+
+TEST_CASE("Engines that join under ever new names get so many health services, and then count for their model alone") {
+  EngineHealth health(true, kNever);
+  std::set<std::string> services;
+  v1::ReceiverModel model = Notified({kRun, 3}, 3, {kRun, 3});
+  v1::Engine& joined = *model.add_engines();
+  joined = model.engines(0);
+  for (int start = 0; start < 2'000; ++start) {
+    joined.set_name("start-" + std::to_string(start));
+    for (const auto& [service, serves] : health.Update(model)) services.insert(service);
+  }
+  CHECK(services.size() == 1'024);
+  CHECK(services.contains(kNotified + "/start-0"));
+  CHECK(health.Update(model).at(kNotified + "/default"));
+  CHECK(health.Update(model).at(kNotified));
+  model.set_served_version(2);
+  model.set_served_run(ToBytes(kOtherRun));
+  CHECK_FALSE(health.Update(model).at(kNotified));
 }
 
 }  // namespace lockstep::receiver
