@@ -53,6 +53,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   // Changed by tests, before what they are to act on.
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
+  std::function<void(v1::Layout&)> twist_layout = [](v1::Layout&) {};
   std::function<void(v1::VersionEvent&)> twist_event = [](v1::VersionEvent&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
@@ -70,6 +71,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout* layout) override {
     layout->set_digest(ToBytes(model_.layout()->digest()));
     layout->set_encoded(std::string(AsText(model_.layout()->encoded())));
+    twist_layout(*layout);
     return grpc::Status::OK;
   }
 

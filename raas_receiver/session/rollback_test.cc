@@ -131,6 +131,49 @@ TEST_CASE("A rollback does not wait for an agent that answers no call") {
   fixture.Stop();
 }
 
+TEST_CASE("A rollback does not wait for a layout that is asked for ahead of its version") {
+  SessionFixture fixture;
+  FollowTo(fixture, 2);
+  std::promise<void> answer;
+  const std::shared_future<void> answered = answer.get_future();
+  std::promise<void> asked;
+  fixture.agent.twist_layout = [&, once = true](v1::Layout&) mutable {
+    if (std::exchange(once, false)) asked.set_value();
+    answered.wait();
+  };
+  fixture.agent.twist_event = [&](v1::VersionEvent& event) {  // what is held, and the layout of what will come
+    *event.mutable_newest() = origin::ToProto(fixture.replicas.model.held(2));
+    event.set_manifest_digest(ToBytes(fixture.replicas.model.manifest(2).digest));
+    event.set_layout_digest(std::string(16, 'x'));
+  };
+  fixture.agent.Publish();
+  asked.get_future().wait();
+  const auto begun = std::chrono::steady_clock::now();
+  CHECK(fixture.Rollback().ok());
+  CHECK(std::chrono::steady_clock::now() - begun < kAtOnce);
+  answer.set_value();
+  CheckStays(fixture, 1);
+  fixture.Stop();
+}
+
+TEST_CASE("A rollback that comes when its version has just been given up is refused at once, and ends no sync") {
+  SessionFixture fixture;
+  fixture.origin.streaming = false;
+  std::future<Status> back;
+  fixture.replicas.options.at_edge = [&](std::string_view edge) {
+    if (edge != "withdrawn" || fixture.pair == nullptr || fixture.pair->current().held.version != 2) return;
+    if (back.valid()) return;
+    back = std::async(std::launch::async, [&] { return fixture.Rollback().status(); });
+    (void)back.wait_for(std::chrono::seconds(2));
+  };
+  FollowTo(fixture, 3);
+  REQUIRE(back.valid());
+  CHECK_THAT(back.get(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  CHECK(fixture.agent.pulls_opened == 3);
+  fixture.WaitHeld(3);
+  fixture.Stop();
+}
+
 TEST_CASE("A version that a rollback skips does not come back, across a restart, and a newer one does") {
   SessionFixture fixture;
   FollowTo(fixture, 2);

@@ -79,7 +79,7 @@ void Session::RequestStop() {
   stop_.request_stop();
   orders_.Stop();
   std::lock_guard lock(mutex_);
-  if (running_ != nullptr) running_->Cancel();
+  endable_.request_stop();
 }
 
 void Session::Join(milliseconds timeout) {
@@ -182,7 +182,9 @@ bool Session::Synchronize() {
   std::vector<Order> pulls = orders_.Take(Order::kPull);
   const VersionRef announced = follower_.newest();
   Sync sync(context_,
-            {.force_full = std::ranges::any_of(pulls, &Order::force_full),
+            {.stop = BeginEndable(),
+             .overwrite = [this] { return Overwrite(); },
+             .force_full = std::ranges::any_of(pulls, &Order::force_full),
              .layout = follower_.layout(),
              .announced = follower_.head().layout,
              .skipped = pulls.empty() ? replicas_->rollback().version : VersionRef()},
@@ -215,7 +217,13 @@ bool Session::Repair() {
   const bool due = replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_;
   if (!due || engines_.ReadPrevious()) return false;
   const telemetry::Moment begun;
-  Sync sync(context_, {.repair = true, .layout = replicas_->current().layout, .announced = {}}, state_);
+  Sync sync(context_,
+            {.stop = BeginEndable(),
+             .overwrite = [this] { return Overwrite(); },
+             .repair = true,
+             .layout = replicas_->current().layout,
+             .announced = {}},
+            state_);
   const Status status = RunSync(sync);
   if (!status.ok() && !Ended(status)) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
   Conclude(sync, status, begun);
@@ -248,16 +256,26 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
   changed_.Notify();  // for the reports
 }
 
-// Where RequestStop and Rollback can reach it.
+// What is done with this is ended by RequestStop and Rollback.
+std::stop_token Session::BeginEndable() {
+  std::lock_guard lock(mutex_);
+  endable_ = std::stop_source();
+  if (rollback_ || orders_.stopping()) endable_.request_stop();
+  return endable_.get_token();
+}
+
+// A rollback comes before this, and ends the sync, or after, and counts on the other replica no more.
+bool Session::Overwrite() {
+  std::lock_guard lock(mutex_);
+  if (endable_.stop_requested()) return false;
+  given_up_ = replicas_->previous().held;
+  return true;
+}
+
 Status Session::RunSync(Sync& sync) {
-  {
-    std::lock_guard lock(mutex_);
-    running_ = &sync;
-    if (rollback_ || orders_.stopping()) sync.Cancel();
-  }
   Status status = sync.Run();
   std::lock_guard lock(mutex_);
-  running_ = nullptr;
+  given_up_ = {};
   return status;
 }
 
@@ -293,7 +311,7 @@ bool Session::GiveWay() {
 
 // Memory for what comes next, before it comes.
 bool Session::Prepare() {
-  return follower_.Prepare(stop_.get_token()) || replicas_->WarmTarget();
+  return follower_.Prepare(BeginEndable()) || replicas_->WarmTarget();
 }
 
 void Session::BeginServe(Engines::Which which) {

@@ -155,6 +155,9 @@ class Session {
   Result<replica::Rollback> Choose(const v1::RollbackRequest& request) const;
   Status CheckHeld(const replica::Rollback& chosen) const;
   Status Return(const replica::Rollback& chosen);
+  std::stop_token BeginEndable();
+  bool Overwrite();
+  replica::PublishedVersion Other() const;
   Status RunSync(Sync& sync);
   bool Ended(const Status& status) const;
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
@@ -192,8 +195,9 @@ class Session {
   std::optional<Unanswered> unanswered_;
 
   std::mutex mutex_;
-  Sync* running_ = nullptr;                    // guarded by mutex_
   std::optional<replica::Rollback> rollback_;  // that is asked for, and not answered; guarded by mutex_
+  std::stop_source endable_;                   // what a rollback ends: the sync, or a call; guarded by mutex_
+  VersionRef given_up_;                        // of the other replica, which that sync writes over; guarded by mutex_
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;

@@ -15,7 +15,7 @@ Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, 
     }
     rollback_ = chosen;
     answer = orders_.Post(Order::kRollback);
-    if (running_ != nullptr) running_->Cancel();
+    endable_.request_stop();
   }
   LS_RETURN_IF_ERROR(orders_.Await(std::move(answer), kEngineCallTime, cancelled));
   return Describe();
@@ -25,7 +25,7 @@ Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, 
 // that were meant may not.
 Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) const {
   const VersionRef current = replicas_->current().held;
-  const VersionRef other = replicas_->previous().held;
+  const VersionRef other = Other().held;
   if (request.to_version() != 0 && request.not_version() != 0) {
     return Status(ErrorCode::kUsage, "a rollback to one version, or one that skips a version: not both");
   }
@@ -47,13 +47,19 @@ Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) co
   return chosen;
 }
 
+// What the other replica holds, unless a sync is about to write over it. REQUIRES mutex_, or the session's thread.
+replica::PublishedVersion Session::Other() const {
+  replica::PublishedVersion other = replicas_->previous();
+  return other.held == given_up_ ? replica::PublishedVersion() : other;
+}
+
 // kState when the replicas do not hold what is to be current then.
 Status Session::CheckHeld(const replica::Rollback& chosen) const {
   const VersionRef current = replicas_->current().held;
-  const VersionRef other = replicas_->previous().held;
+  const VersionRef other = Other().held;
   const bool stays = chosen.skip == (chosen.version != current);
   if (stays && !current.nothing()) return OkStatus();
-  const bool damaged = replicas_->previous().damaged;
+  const bool damaged = Other().damaged;
   const bool there = !other.nothing() && !damaged;
   if (there && (chosen.skip || chosen.version == other)) return OkStatus();
   return {ErrorCode::kState,

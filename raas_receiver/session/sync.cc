@@ -71,7 +71,7 @@ const Sync::StateRow& Sync::RowOf(State state) {
 Status Sync::Run() {
   Status status = RunStates();
   if (!status.ok()) {
-    if (stop_.stop_requested()) status = {ErrorCode::kCancelled, kCancelled};
+    if (request_.stop.stop_requested()) status = {ErrorCode::kCancelled, kCancelled};
     context_.replicas.Abandon();
     status = status.WithContext(Cat("model ", context_.model));
     record_.set_error(status.ToString());
@@ -84,7 +84,7 @@ Status Sync::RunStates() {
   State state = request_.repair ? State::kApply : State::kNegotiate;
   if (request_.repair) TargetHeld();
   while (state != State::kDone) {
-    if (stop_.stop_requested()) return {ErrorCode::kCancelled, kCancelled};
+    if (request_.stop.stop_requested()) return {ErrorCode::kCancelled, kCancelled};
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
@@ -120,7 +120,7 @@ Status Sync::OpenPull() {
                                       .digest = base_.digest,
                                       .layout = request_.layout,
                                       .whole = request_.force_full || request_.repair},
-                                     stop_.get_token());
+                                     request_.stop);
   // The trainer may have come back with another layout: ask for it again next time.
   if (opened.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!opened.ok()) return opened.status();
@@ -161,7 +161,7 @@ Status Sync::LearnLayout() {
   const bool known =
       request_.layout != nullptr && (request_.announced.IsZero() || request_.announced == request_.layout->digest());
   if (!known) {
-    LS_ASSIGN_OR_RETURN(request_.layout, context_.origin.GetLayout(stop_.get_token()));
+    LS_ASSIGN_OR_RETURN(request_.layout, context_.origin.GetLayout(request_.stop));
   }
   record_.set_model_bytes(request_.layout->data_bytes());
   return context_.replicas.Allocate(request_.layout);
@@ -180,8 +180,14 @@ Result<Sync::State> Sync::PullDelta() {
   return State::kVerify;
 }
 
+// What the other replica holds is gone from here on.
+Status Sync::GiveUpOther() const {
+  return request_.overwrite() ? OkStatus() : Status(ErrorCode::kCancelled, kCancelled);
+}
+
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
+  LS_RETURN_IF_ERROR(GiveUpOther());
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
   StageBlocks();
   LS_RETURN_IF_ERROR(pull_->FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
@@ -222,6 +228,7 @@ Result<Sync::State> Sync::Apply() {
   if (full_) {
     damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
   } else {
+    LS_RETURN_IF_ERROR(GiveUpOther());
     LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.BringForward(chain_));
   }
   return damaged_.empty() ? State::kCommit : State::kRepair;

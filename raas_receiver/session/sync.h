@@ -14,6 +14,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string_view>
@@ -41,6 +42,10 @@ struct SyncContext {
 
 // What is wanted of one sync.
 struct SyncRequest {
+  // Run ends soon then: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
+  std::stop_token stop;
+  // Asked before the other replica is written over. False: a stop was requested.
+  std::function<bool()> overwrite;
   bool force_full = false;
   bool repair = false;     // not the newest version: the current one again, which is damaged; `layout` is its
   origin::Layout layout;   // the last one known; null: none
@@ -54,10 +59,8 @@ class Sync {
   // `context` and `shown`, which status shows meanwhile, outlive this.
   Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
-  // OK: the newest version is current (or was already), or the current one is whole again. kCancelled after Cancel.
+  // OK: the newest version is current (or was already), or the current one is whole again. kCancelled after a stop.
   Status Run();
-  // Any thread. Run ends soon: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
-  void Cancel() { stop_.request_stop(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const origin::Layout& layout() const { return request_.layout; }
@@ -84,6 +87,7 @@ class Sync {
   Status LearnLayout();
   Status OpenPull();
   Status CheckWanted() const;
+  Status GiveUpOther() const;
   void TargetHeld();
   Status OpenForLost();
   Status FetchDeltas(const ManifestDigest& base_digest);
@@ -106,7 +110,6 @@ class Sync {
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
-  std::stop_source stop_;
 };
 
 }  // namespace lockstep::session

@@ -86,14 +86,19 @@ bool VersionFollower::Unprepared() const {
   return follow_ && !head_.layout.IsZero() && head_.layout != prepared_;
 }
 
-bool VersionFollower::Prepare(std::stop_token stop) {
+bool VersionFollower::Prepare(const std::stop_token& stop) {
   if (!Unprepared()) return false;
   {
     std::lock_guard lock(mutex_);
     prepared_ = head_.layout;
     if (layout_ != nullptr && layout_->digest() == prepared_) return false;
   }
-  const auto layout = origin_.GetLayout(std::move(stop));
+  const auto layout = origin_.GetLayout(stop);
+  if (!layout.ok() && stop.stop_requested()) {
+    std::lock_guard lock(mutex_);
+    prepared_ = {};
+    return true;
+  }
   const Status status = layout.ok() ? replicas_.Allocate(*layout) : layout.status();
   if (status.ok()) {
     SetLayout(*layout);

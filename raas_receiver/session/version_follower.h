@@ -56,8 +56,8 @@ class VersionFollower {
   // Whether a layout was announced that no memory was taken for.
   bool Unprepared() const;
   // Takes that memory, when Unprepared. True when it did something; what goes wrong here goes wrong again, and is
-  // reported, in the sync.
-  bool Prepare(std::stop_token stop);
+  // reported, in the sync. After a stop it is Unprepared still.
+  bool Prepare(const std::stop_token& stop);
 
  private:
   template <typename T>
