@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "common/base/text.h"
+#include "common/net/server_user.h"
 #include "common/os/deadline.h"
 
 namespace lockstep::http {
@@ -65,7 +66,7 @@ struct Call {
   size_t sent = 0;   // of the body
   std::string body;  // what came of the answer's
   bool too_long = false;
-  Status refused;                               // by `take`
+  Status refused;                               // by `take`, or the server's user is another
   Status not_called;                            // an address that plaintext is not spoken to
   std::map<std::string, std::string> answered;  // headers
   std::array<char, CURL_ERROR_SIZE> reason{};
@@ -144,6 +145,17 @@ curl_socket_t OpenSocket(void* of, curlsocktype, curl_sockaddr* called) {
   return ::socket(called->family, called->socktype | SOCK_CLOEXEC, called->protocol);
 }
 
+// Called when the connection is there, and nothing was sent.
+int CheckUser(void* of, char* server, char* here, int server_port, int here_port) {
+  Call& call = *static_cast<Call*>(of);
+  asio::error_code none;
+  const auto to = asio::ip::make_address(server, none), from = asio::ip::make_address(here, none);
+  if (!to.is_loopback() && to != from) return CURL_PREREQFUNC_OK;  // another host's
+  call.refused = net::CheckServerUser({from, static_cast<uint16_t>(here_port)},
+                                      {to, static_cast<uint16_t>(server_port)}, *call.options.user);
+  return call.refused.ok() ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
+}
+
 Headers HeadersOf(const ClientOptions& options, const Request& request) {
   curl_slist* list = nullptr;
   const auto add = [&](const std::string& header) { list = curl_slist_append(list, header.c_str()); };
@@ -195,6 +207,10 @@ void Prepare(Call& call) {
   SetPolicy(easy);
   curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, &OpenSocket);
   curl_easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &call);
+  if (options.user && options.url.starts_with("http://")) {
+    curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, &CheckUser);
+    curl_easy_setopt(easy, CURLOPT_PREREQDATA, &call);
+  }
   if (!options.keep_connections) {
     curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
     curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, 1L);

@@ -8,6 +8,8 @@
 // Each has a multi handle of its own meanwhile, and its connections with it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
 #include <map>
@@ -33,6 +35,7 @@ struct ClientOptions {
   // For calls that may be made twice: on a kept connection that has died, libcurl sends a request again by itself.
   bool keep_connections = false;
   std::optional<net::Networks> plain;  // http:// is spoken to addresses in these, and this host's; nothing: to any
+  std::optional<uid_t> user;  // http:// is spoken to a server of this host that is its, ours or root's; nothing: to any
 };
 
 // A request is signed with these, as AWS's signature version 4 of the service "s3".
@@ -71,7 +74,7 @@ class Client {
 
   // OK is a whole answer, whatever its status says.
   //   kUnavailable        there was no connection: the server has not seen the request
-  //   kPermission         likewise, as no address of it is in `plain`
+  //   kPermission         likewise, as no address of it is in `plain`, or it is not `user`'s
   //   kDeadline           no whole answer in time
   //   kCancelled          a stop was requested
   //   kResourceExhausted  the answer is longer than max_answer_bytes

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <future>
@@ -13,6 +15,7 @@
 #include "common/net/peer_stream.h"
 #include "common/net/places.h"
 #include "common/net/rate_limit.h"
+#include "common/net/server_user.h"
 
 namespace lockstep::net {
 namespace {
@@ -301,4 +304,61 @@ TEST_CASE("Connecting where none listens names the address") {
 }
 
 }  // namespace
+TEST_CASE("A server of this host is known to be ours by whatever address it listens at, taken or not") {
+  asio::io_context io;
+  const auto check = [&](const char* listens, const char* called, bool takes) {
+    tcp::acceptor acceptor(io, tcp::endpoint(asio::ip::make_address(listens), 0));
+    tcp::socket client(io), taken(io);
+    client.connect({asio::ip::make_address(called), acceptor.local_endpoint().port()});
+    if (takes) taken = acceptor.accept();
+    if (takes) acceptor.close();
+    return CheckServerUser(client.local_endpoint(), client.remote_endpoint(), 12345);
+  };
+  for (const bool takes : {false, true}) {
+    CHECK(check("127.0.0.1", "127.0.0.1", takes).ok());
+    CHECK(check("0.0.0.0", "127.0.0.2", takes).ok());
+    CHECK(check("::", "127.0.0.1", takes).ok());
+    CHECK(check("::1", "::1", takes).ok());
+    CHECK(check("::", "::1", takes).ok());
+  }
+  const tcp::endpoint nobody(asio::ip::make_address("127.0.0.1"), 1);
+  CHECK_THAT(CheckServerUser(nobody, nobody, 12345), FailsWith(ErrorCode::kUnavailable, "127.0.0.1, port 1"));
+}
+
+TEST_CASE("A server of this host is another user's by what that user listens at, or took, and nothing else") {
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can become another user");
+    return;
+  }
+  asio::io_context io;
+  const auto loopback = asio::ip::make_address("127.0.0.1");
+  const auto as_other = [](const auto& task) {  // sockets made in it are that user's
+    REQUIRE(::seteuid(65534) == 0);
+    task();
+    REQUIRE(::seteuid(0) == 0);
+  };
+  tcp::acceptor ours(io, tcp::endpoint(loopback, 0)), theirs(io), beside(io, tcp::v6());
+  as_other([&] {
+    theirs = tcp::acceptor(io, tcp::endpoint(loopback, 0));
+    beside = tcp::acceptor(io, tcp::v6());
+    beside.set_option(asio::ip::v6_only(true));
+    beside.bind({asio::ip::address_v6::any(), ours.local_endpoint().port()});
+    beside.listen();
+  });
+  const auto connect = [&](const tcp::acceptor& to) {
+    tcp::socket client(io);
+    client.connect(to.local_endpoint());
+    return client;
+  };
+  const auto check = [](const tcp::socket& client, uid_t user) {
+    return CheckServerUser(client.local_endpoint(), client.remote_endpoint(), user);
+  };
+  tcp::socket at_ours = connect(ours), at_theirs = connect(theirs), taken(io);
+  CHECK(check(at_ours, 0).ok());
+  CHECK_THAT(check(at_theirs, 0), FailsWith(ErrorCode::kPermission, "uid 65534", "127.0.0.1"));
+  CHECK(check(at_theirs, 65534).ok());
+  as_other([&] { taken = ours.accept(); });
+  CHECK_THAT(check(at_ours, 0), FailsWith(ErrorCode::kPermission, "uid 65534"));
+}
+
 }  // namespace lockstep::net

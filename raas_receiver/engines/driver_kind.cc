@@ -34,11 +34,12 @@ Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, Engine
 constexpr DriverOption kCommand{&EngineOptions::command, "command", "a command, as hook:COMMAND"};
 constexpr DriverOption kUrl{&EngineOptions::url, "url", "a URL, as http://HOST:PORT"};
 constexpr DriverOption kKeyFile{&EngineOptions::key_file, "engine-key-file"};
+constexpr DriverOption kUser{&EngineOptions::user, "engine-user"};
 constexpr DriverOption kPauseMode{&EngineOptions::pause_mode, "engine-pause-mode"};
 constexpr DriverOption kCheck{&EngineOptions::check, "engine-check"};
-constexpr std::array kOptions{kCommand, kUrl, kKeyFile, kPauseMode, kCheck};
+constexpr std::array kOptions{kCommand, kUrl, kKeyFile, kUser, kPauseMode, kCheck};
 constexpr std::array kHookOptions{kCommand};
-constexpr std::array kServerOptions{kUrl, kKeyFile, kPauseMode, kCheck};
+constexpr std::array kServerOptions{kUrl, kKeyFile, kUser, kPauseMode, kCheck};
 constexpr std::array<std::string_view, 2> kSglangPauseModes{"retract", "abort"};
 constexpr std::array<std::string_view, 3> kVllmPauseModes{"keep", "wait", "abort"};
 

@@ -25,6 +25,7 @@ struct EngineOptions {
   std::string command;
   std::string url;         // http:// or https://, HOST:PORT
   std::string key_file;    // a file with the bearer token; empty: none
+  std::string user;        // of a server on this host, called by http://; empty: ours, where there is a key
   std::string pause_mode;  // of DriverKind::pause_modes; empty: the first
   std::string check;       // kCheckChecksums: what a server has loaded is compared; empty: it is not
   // Of one call, and of the call with which a server reads a whole model, or a hook.

@@ -1,12 +1,15 @@
 #include "raas_receiver/engines/driver.h"
 
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/http/test_http_server.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 
@@ -18,6 +21,54 @@ const EngineVersion kVersion{"actor", {RunId{{0x0a}}, 7}, "/replicas/actor/v7", 
 Status Refusal(EngineOptions options) {
   return NewEngineDriver(std::move(options)).status();
 }
+
+// A process of another user that listens, and says where, and when it is sent a request.
+class OtherUsersServer {
+ public:
+  static constexpr uid_t kUser = 65534;
+
+  OtherUsersServer() {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    output_ = os::UniqueFd(ends[0]);
+    os::UniqueFd input(ends[1]);
+    process_ = ::fork();
+    REQUIRE(process_ >= 0);
+    if (process_ == 0) {
+      if (::setgid(kUser) != 0 || ::setuid(kUser) != 0) ::_exit(2);
+      const auto say = [&](const std::string& text) {
+        [[maybe_unused]] const auto written = ::write(input.get(), text.data(), text.size());
+      };
+      const http::TestHttpServer server([&](int connection) {
+        say("asked");
+        http::TestHttpServer::Reply(connection, "200 OK", "{}");
+      });
+      say(server.url() + "\n");
+      ::pause();
+    }
+    char letter = 0;
+    while (::read(output_.get(), &letter, 1) == 1 && letter != '\n') url_ += letter;
+    REQUIRE(url_.starts_with("http://"));
+  }
+  ~OtherUsersServer() { (void)EndAndSay(); }
+
+  const std::string& url() const { return url_; }
+  // What it said since: nothing, if it was sent nothing.
+  std::string EndAndSay() {
+    if (process_ < 0) return "";
+    ::kill(process_, SIGKILL);
+    ::waitpid(std::exchange(process_, -1), nullptr, 0);
+    std::string sent;
+    char letter = 0;
+    while (::read(output_.get(), &letter, 1) == 1) sent += letter;
+    return sent;
+  }
+
+ private:
+  pid_t process_ = -1;
+  os::UniqueFd output_;
+  std::string url_;
+};
 
 }  // namespace
 
@@ -112,6 +163,35 @@ TEST_CASE("A key that others may read is refused, with what to do about it") {
   REQUIRE(::chown(options.key_file.c_str(), 12345, 0) == 0);
   CHECK_THAT(Refusal(options), FailsWith(ErrorCode::kConfig, "engine-key-file: " + options.key_file,
                                          "belongs to uid 12345, which may read it; chown it to uid 0"));
+}
+
+TEST_CASE("A key is not sent to a server of this host that another user runs, unless that user is named") {
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can become another user");
+    return;
+  }
+  const os::TempDir files;
+  const std::string key = files.File("key");
+  REQUIRE(os::WriteFileAtomic(key, "sesame\n", 0600).ok());
+  const auto driver_of = [&](const std::string& url, const std::string& user = "") {
+    auto driver = NewEngineDriver({.kind = "vllm", .url = url, .key_file = key, .user = user});
+    REQUIRE(driver.ok());
+    return *std::move(driver);
+  };
+  http::TestHttpServer ours([](int connection) { http::TestHttpServer::Reply(connection, "200 OK", "{}"); });
+  CHECK(driver_of(ours.url())->Answers().ok());
+  CHECK(ours.requests().size() == 1);
+
+  OtherUsersServer named;
+  CHECK(driver_of(named.url(), "65534")->Answers().ok());
+  CHECK(named.EndAndSay() == "asked");
+  CHECK_THAT(Refusal({.kind = "vllm", .url = "http://host", .user = "no such user"}),
+             FailsWith(ErrorCode::kConfig, "engine-user: there is no user no such user"));
+
+  OtherUsersServer theirs;
+  const Status refused = driver_of(theirs.url())->Answers();
+  CHECK(theirs.EndAndSay() == "");
+  CHECK_THAT(refused, FailsWith(ErrorCode::kPermission, "uid 65534", "nothing was sent", "--engine-user"));
 }
 
 }  // namespace lockstep::engines

@@ -1,7 +1,12 @@
 #include "raas_receiver/engines/engine_server.h"
 
+#include <pwd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <vector>
 
 #include "common/base/text.h"
 #include "common/json/json_reader.h"
@@ -52,6 +57,20 @@ Result<std::string> ReadKey(const std::string& path) {
   return text;
 }
 
+// By its name, or its number.
+Result<uid_t> FindUser(const std::string& name) {
+  uid_t user = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), user);
+  if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) return user;
+  std::vector<char> storage(1 << 16);
+  passwd entry{};
+  passwd* found = nullptr;
+  (void)::getpwnam_r(name.c_str(), &entry, storage.data(), storage.size(), &found);
+  if (found != nullptr) return entry.pw_uid;
+  return Status(ErrorCode::kConfig, Cat("engine-user: there is no user ", CleanText(name, 80),
+                                        " on this host; make it, or give its number"));
+}
+
 }  // namespace
 
 bool ServerAnswer::refused() const {
@@ -73,6 +92,10 @@ Result<std::unique_ptr<EngineServer>> EngineServer::Create(const EngineOptions& 
   http::ClientOptions http{.url = options.url};
   if (!options.check.empty()) http.max_answer_bytes = kChecksumsBytes;
   LS_ASSIGN_OR_RETURN(http.token, ReadKey(options.key_file));
+  if (!http.token.empty()) http.user = ::geteuid();
+  if (!options.user.empty()) {
+    LS_ASSIGN_OR_RETURN(http.user, FindUser(options.user));
+  }
   auto client = http::Client::Create(std::move(http));
   if (!client.ok()) return client.status().WithContext(Cat("engine ", options.kind));
   return std::unique_ptr<EngineServer>(new EngineServer(*std::move(client), options, std::move(advice_404)));
@@ -115,6 +138,11 @@ Result<ServerAnswer> EngineServer::Call(http::Request request) {
                  {{"call", call},
                   {"answer", answer.ok() ? Cat(answer->status) : answer.status().ToString()},
                   {"duration_s", duration.count()}});
+  if (answer.status().code() == ErrorCode::kPermission) {
+    return Status(ErrorCode::kPermission,
+                  Cat(call, ": ", answer.status().message(), "; nothing was sent; run the server ", "as uid ",
+                      ::geteuid(), ", or name its user with --engine-user"));
+  }
   if (!answer.ok()) return answer.status();
   Result<json> parsed = lockstep::json::ParseJson(answer->body, {.key = call}, answer->body.size());
   json object = parsed.ok() && parsed->is_object() ? *std::move(parsed) : json();

@@ -91,6 +91,8 @@ const std::vector<WrittenEngines::Text>& WrittenEngines::Texts() {
       {"load", &Values::load,
        "directory: the engine loads what is published; in-place: its ranks write their parameters"},
       {"key-file", &Values::key_file, "file with the server's (admin) API key, unreadable for others"},
+      {"user", &Values::user,
+       "user or uid that may run its server on this host, beside the receiver's and root: no other gets the key"},
       {"pause-mode", &Values::pause_mode, "how requests in progress are paused"},
       {"check", &Values::check, "checksums: what it has loaded is compared by the checksums that it computes"},
   };
@@ -166,6 +168,7 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
   settings.engine.targets.serve_timeout = values.pause_timeout;
   settings.engine.targets.stage_bytes = values.stage_bytes;
   settings.driver.key_file = values.key_file;
+  settings.driver.user = values.user;
   settings.driver.pause_mode = values.pause_mode;
   settings.driver.check = values.check;
   settings.driver.timeout = values.timeout;

@@ -36,6 +36,7 @@ class WrittenEngines {
   struct Values {
     std::string load = "directory";
     std::string key_file;
+    std::string user;
     std::string pause_mode;
     std::string check;
     std::chrono::milliseconds timeout{60'000};
