@@ -1,5 +1,6 @@
 """What deploy/ holds fits the daemons of this build and the tools that read it."""
 
+import re
 import shutil
 import subprocess
 
@@ -55,6 +56,41 @@ def test_the_unit_is_valid(unit, tmp_path):
     installed.write_text(unit.read_text().replace("ExecStart=/usr/bin/", "ExecStart=/bin/true "))
     result = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True)
     assert result.returncode == 0 and str(tmp_path) not in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS.glob("*.service")), ids=lambda path: path.name)
+def test_a_unit_is_limited_and_not_spared_where_memory_is_short(unit):
+    lines = unit.read_text().splitlines()
+    assert not [line for line in lines if line.startswith("OOM")]
+    [limit] = [line.partition("=")[2] for line in lines if line.startswith("MemoryMax=")]
+    shared_memory = 50  # percent of the host's that /dev/shm may have, unless it is mounted with more
+    assert limit.endswith("%") and shared_memory + 10 <= int(limit[:-1]) < 100
+
+
+def bytes_of(text: str) -> int:
+    number, unit = re.fullmatch(r'"?(\d+)([KMG]?)i?B?"?', text).groups()
+    return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+
+
+@pytest.mark.parametrize("binary", [TRAINER_AGENT, RAAS_RECEIVER], ids=lambda path: path.name)
+def test_the_kubernetes_limits_hold_what_sizing_says(binary):
+    model, delta = 3 << 30, 300 << 20  # of the base, and a tenth of it
+    config = printed_config(binary, "--config", KUBERNETES / f"{binary.name}.toml")
+    if binary == TRAINER_AGENT:
+        manifest, name = "trainer.yaml", "segments"
+        files = 2 * model + 3 * bytes_of(config["retain_bytes"])
+        heap = delta + 700_000_000
+    else:
+        manifest, name = "inference.yaml", "replicas"
+        files = 2 * model
+        heap = bytes_of(config["keep_delta_bytes"]) + delta + bytes_of(config["engine_stage_bytes"]) + 300_000_000
+    [pod] = yaml.safe_load_all((KUBERNETES / manifest).read_text())
+    spec = pod["spec"]["template"]["spec"]
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == name]
+    [sidecar] = spec["initContainers"]
+    room = bytes_of(volume["emptyDir"]["sizeLimit"])
+    assert room >= files
+    assert bytes_of(sidecar["resources"]["limits"]["memory"]) >= room + heap
 
 
 def check_objects(text: str) -> "list[str]":
