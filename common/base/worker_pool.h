@@ -28,6 +28,9 @@ class WorkerPool {
 
   size_t size() const { return state_->threads.size(); }
 
+  // Runs `task` on one of the threads, soon. It throws nothing.
+  void Post(std::function<void()> task);
+
   // Calls body(i) for every i in [0, count), spread over the pool and the calling thread, and returns when all are
   // done. Safe to call from several threads at once, the pool's own among them: the caller takes what no other thread
   // has, and waits only for items that are at work. The first exception of an item is thrown to the caller, after all
@@ -45,7 +48,6 @@ class WorkerPool {
     std::vector<std::thread> threads;
   };
 
-  void Post(std::function<void()> task);  // which throws nothing
   void Loop();
   void Stop();
 
