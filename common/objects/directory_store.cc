@@ -44,9 +44,10 @@ Result<os::UniqueFd> OpenToRead(const std::string& path) {
   return Status(ErrorCode::kBadData, Cat(path, " is no file"));
 }
 
-// Held until the descriptor is closed, for as long as one file takes to write.
+// Held until the descriptor is closed, for as long as one file takes to write. Only the writers' user may open the
+// file: whoever opens it for reading can hold a lock that keeps writers out, by flock() and by fcntl() alike.
 Result<os::UniqueFd> Lock(const std::string& path, const std::stop_token& stop) {
-  os::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
+  os::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   if (!lock.valid()) return ErrnoStatus(errno, Cat("open ", path));
   const os::Deadline deadline(kLockTime);
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {

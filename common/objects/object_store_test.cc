@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "common/http/test_http_server.h"
 #include "common/objects/sha256.h"
 #include "common/objects/test_store.h"
+#include "common/os/child.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
@@ -169,6 +171,30 @@ TEST_CASE("What others put into a directory is not waited for") {
   });
   const auto waited = store->Replace("m", "", AsBytes("one"sv), stop.get_token());
   CHECK(waited.status().code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A user who may only read a directory does not keep its writer from writing") {
+  if (::geteuid() != 0) return;  // only root has other users at hand
+  const os::TempDir directory;
+  const auto store = *OpenObjectStore("file://" + directory.path());
+  REQUIRE(::chmod(directory.path().c_str(), 0755) == 0);
+  const std::string tag = *store->Replace("head", "", AsBytes("one"sv), {});
+  std::array<int, 2> held;
+  REQUIRE(::pipe(held.data()) == 0);
+  const os::Child reader(::fork, [&] {  // it stays in the writer's group
+    if (::setuid(65534) != 0) ::_exit(2);
+    const int lock = ::open((directory.path() + "/head.lock").c_str(), O_RDONLY);
+    (void)::flock(lock, LOCK_EX);
+    struct flock reading {};
+    reading.l_type = F_RDLCK;
+    (void)::fcntl(lock, F_OFD_SETLK, &reading);
+    (void)!::write(held[1], "h", 1);
+  });
+  char told = 0;
+  REQUIRE(::read(held[0], &told, 1) == 1);
+  const auto written = store->Replace("head", tag, AsBytes("two"sv), {});
+  INFO(written.status().ToString());
+  CHECK(written.ok());
 }
 
 TEST_CASE("A store is spoken to in plaintext only on this host and in networks that are named, whatever its name") {
