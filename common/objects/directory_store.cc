@@ -27,6 +27,9 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
 constexpr size_t kReadBytes = 1 << 20;
+// What is written is for the writer's user and its group, or that of a directory with the set-group-ID bit.
+constexpr mode_t kFileMode = 0640;
+constexpr mode_t kDirectoryMode = 0750;
 constexpr milliseconds kLockTime{10'000};
 constexpr milliseconds kLockAgain{10};
 
@@ -129,10 +132,10 @@ Status DirectoryStore::Read(const std::string& name, const Take& take, std::stop
 Status DirectoryStore::Write(const std::string& name, ByteView bytes, std::stop_token stop) {
   const std::string path = PathOf(name);
   LS_RETURN_IF_ERROR(Stopped(stop, path));
-  const Status written = os::WriteFileAtomic(path, bytes);
+  const Status written = os::WriteFileAtomic(path, bytes, kFileMode);
   if (written.code() != ErrorCode::kNotFound) return written;
-  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string()));
-  return os::WriteFileAtomic(path, bytes);
+  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string(), kDirectoryMode));
+  return os::WriteFileAtomic(path, bytes, kFileMode);
 }
 
 Result<TaggedObject> DirectoryStore::ReadTagged(const std::string& name, const std::stop_token& stop) {
@@ -166,15 +169,21 @@ Result<std::string> DirectoryStore::Replace(const std::string& name, const std::
                                             std::stop_token stop) {
   const std::string path = PathOf(name);
   LS_RETURN_IF_ERROR(Stopped(stop, path));
-  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string()));
+  LS_RETURN_IF_ERROR(os::MakeDirs(fs::path(path).parent_path().string(), kDirectoryMode));
   LS_ASSIGN_OR_RETURN(const os::UniqueFd lock, Lock(path + ".lock", stop));
   const Result<TaggedObject> present = ReadTagged(name, stop);
   if (!present.ok() && present.status().code() != ErrorCode::kNotFound) return present.status();
   if ((present.ok() ? present->tag : "") != tag) {
     return Status(ErrorCode::kAborted, Cat(path, " was written by another process"));
   }
-  LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, bytes));
+  LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, bytes, kFileMode));
   return TagOf(bytes);
+}
+
+Status DirectoryStore::CheckOwn(const std::string& directory) {
+  LS_RETURN_IF_ERROR(os::CheckOwnDir(path_));
+  const Status below = os::CheckOwnDir(PathOf(directory));
+  return below.code() == ErrorCode::kNotFound ? OkStatus() : below;
 }
 
 Result<std::vector<ListedObject>> DirectoryStore::List(const std::string& prefix, std::stop_token stop) {

@@ -21,6 +21,7 @@ class DirectoryStore final : public ObjectStore {
                                                   std::chrono::milliseconds wait, std::stop_token stop) override;
   Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                               std::stop_token stop) override;
+  Status CheckOwn(const std::string& directory) override;
   Result<std::vector<ListedObject>> List(const std::string& prefix, std::stop_token stop) override;
   Status Remove(const std::string& name, std::stop_token stop) override;
 

@@ -60,6 +60,13 @@ class ObjectStore {
   virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                       std::stop_token stop) = 0;
 
+  // kPermission, naming what to do: users other than this process's own and root may put objects into `directory`, a
+  // name's first part. A store that is no directory says by rules of its own who may.
+  virtual Status CheckOwn(const std::string& directory) {
+    (void)directory;
+    return OkStatus();
+  }
+
   // All objects with names that begin with `prefix`, also the unfinished ones that killed writers left.
   virtual Result<std::vector<ListedObject>> List(const std::string& prefix, std::stop_token stop) = 0;
   // One that is not there is removed.

@@ -173,6 +173,30 @@ TEST_CASE("What others put into a directory is not waited for") {
   CHECK(waited.status().code() == ErrorCode::kCancelled);
 }
 
+TEST_CASE("What is put into a directory is for its user and the directory's group, whatever the umask") {
+  const os::TempDir directory;
+  const auto store = *OpenObjectStore("file://" + directory.path());
+  const bool root = ::geteuid() == 0;  // who may name a group that it is not in
+  const gid_t readers = root ? 65534 : ::getegid();
+  REQUIRE(::chown(directory.path().c_str(), ::geteuid(), readers) == 0);
+  REQUIRE(::chmod(directory.path().c_str(), 02750) == 0);
+  const mode_t before = ::umask(GENERATE(0, 077));
+  const Status written = store->Write("m/chunk/a", AsBytes("a"sv), {});
+  const Status headed = store->Replace("m/head", "", AsBytes("h"sv), {}).status();
+  ::umask(before);
+  REQUIRE((written.ok() && headed.ok()));
+  const auto is = [&](const std::string& name, mode_t mode) {
+    struct stat info {};
+    REQUIRE(::stat((directory.path() + name).c_str(), &info) == 0);
+    CHECK((info.st_mode & 07777) == mode);
+    CHECK(info.st_gid == readers);
+  };
+  is("/m", 02750);
+  is("/m/chunk", 02750);
+  is("/m/chunk/a", 0640);
+  is("/m/head", 0640);
+}
+
 TEST_CASE("A user who may only read a directory does not keep its writer from writing") {
   if (::geteuid() != 0) return;  // only root has other users at hand
   const os::TempDir directory;

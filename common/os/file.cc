@@ -160,14 +160,18 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 }
 
 Status MakeDirs(const std::string& path, mode_t mode) {
-  // mkdir() alone is not enough: the umask cuts its mode.
-  const auto make = [&] { return ::mkdir(path.c_str(), mode) == 0 && ::chmod(path.c_str(), mode) == 0 ? 0 : errno; };
+  // mkdir() alone is not enough: the umask cuts its mode. chmod() alone drops the set-group-ID bit of the parent.
+  struct stat info;
+  const auto make = [&] {
+    if (::mkdir(path.c_str(), mode) != 0 || ::stat(path.c_str(), &info) != 0) return errno;
+    const mode_t whole = mode | (info.st_mode & S_ISGID);
+    return (info.st_mode & 07777) == whole || ::chmod(path.c_str(), whole) == 0 ? 0 : errno;
+  };
   int error = make();
   if (error == ENOENT && ParentOf(path) != path) {
     LS_RETURN_IF_ERROR(MakeDirs(ParentOf(path), mode));
     error = make();
   }
-  struct stat info;
   if (error == EEXIST && ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return OkStatus();
   return error == 0 ? OkStatus() : ErrnoStatus(error, Cat("make directory ", path));
 }
@@ -205,9 +209,10 @@ Status CheckOwnDir(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, Cat("directory ", path));
   if (!S_ISDIR(info.st_mode)) return {ErrorCode::kBadData, Cat(path, " is not a directory")};
-  if (info.st_uid == ::geteuid() && !OthersMayWrite(info)) return CheckWayTo(path, ::geteuid());
+  const bool ours = info.st_uid == ::geteuid() || info.st_uid == 0;
+  if (ours && !OthersMayWrite(info)) return CheckWayTo(path, ::geteuid());
   return {ErrorCode::kPermission,
-          Cat("directory ", path, " must belong to uid ", ::geteuid(), " and be writable by no other user; ",
+          Cat("directory ", path, " must belong to uid ", ::geteuid(), " or root and be writable by no other user; ",
               OwnerAndMode(info), ". Use a directory of this user's own")};
 }
 

@@ -42,8 +42,8 @@ Result<UniqueFd> ReopenReadOnly(int fd, std::string_view path);
 // Writes all of `bytes` at `offset`. `path` is for messages only.
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path);
 
-// Makes the directory and its missing parents; those it makes get `mode`, whatever the umask. An existing directory is
-// left as it is.
+// Makes the directory and its missing parents; those it makes get `mode`, whatever the umask, and their parent's
+// set-group-ID bit. An existing directory is left as it is.
 Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
@@ -56,8 +56,8 @@ Status CheckWritableDir(const std::string& path);
 // not so.
 Status CheckWayTo(const std::string& directory, uid_t user);
 
-// OK when `path` is a directory of this process's user that no other user may write, so that all in it is this user's
-// doing, and CheckWayTo() it. kPermission names the directory, its owner, and its mode.
+// OK when `path` is a directory of this process's user, or root's, that no other user may write, so that all in it is
+// theirs, and CheckWayTo() it. kPermission names the directory, its owner, and its mode.
 Status CheckOwnDir(const std::string& path);
 
 // The names of what is in the directory, in no order.

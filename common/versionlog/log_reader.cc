@@ -86,6 +86,10 @@ Head LogReader::taken() const {
 }
 
 Result<Head> LogReader::Take(const objects::TaggedObject& object, const Head& before) {
+  if (trusted_.empty()) {
+    LS_RETURN_IF_ERROR(store_->CheckOwn(model_).WithContext(
+        Cat(url(), " is read without keys, so only this user and root may write there")));
+  }
   Result<v1::LogHead> head = DecodeHead(object.bytes, model_, trusted_);
   std::lock_guard lock(mutex_);
   const Status follows = head.ok() && taken_ != nullptr ? CheckFollows(*taken_, *head) : head.status();

@@ -53,7 +53,8 @@ class LogReader {
   const std::string& url() const { return store_->url(); }
 
   // The head as it is now. kNotFound: there is none yet. kState, and it is not taken: it does not follow the one that
-  // was taken last (CheckFollows). Else as DecodeHead.
+  // was taken last (CheckFollows). kPermission without keys: other users may write it (ObjectStore::CheckOwn). Else as
+  // DecodeHead.
   Result<Head> ReadHead(std::stop_token stop);
   // The same, once it is another than `seen` (null: once there is one), or null when `wait` is over.
   Result<Head> AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop);

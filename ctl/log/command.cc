@@ -159,7 +159,7 @@ class LogCommand {
     if (!out.has_filename()) out = out.parent_path();  // "dir/"
     const std::string building = out.string() + ".part";
     LS_RETURN_IF_ERROR(os::RemoveTree(building));
-    LS_RETURN_IF_ERROR(os::MakeDirs(building));
+    LS_RETURN_IF_ERROR(os::MakeDirs(building, 0750));  // weights are for this user and its group
     Status status = Make(reader, history, version, *digest, building);
     if (status.ok() && ::rename(building.c_str(), out.c_str()) != 0) {
       status = ErrnoStatus(errno, Cat("rename ", building, " to ", options_.out));
@@ -198,7 +198,7 @@ class LogCommand {
       return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
     }
     std::error_code error;
-    fs::permissions(path, fs::perms(0644), error);
+    fs::permissions(path, fs::perms(0640), error);
     const auto described = std::ranges::find_if(
         history.steps(), [&](const v1::LogStep& step) { return step.target().version() == version; });
     const bool newest = version == history.newest().version();
@@ -208,7 +208,7 @@ class LogCommand {
     const VersionRef held{{*Bytes16(history.run())}, version};
     for (const auto& [name, text] :
          model::SmallFiles(*layout, held, digest, about.committed_unix_ns(), about.label())) {
-      LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(directory, "/", name), text));
+      LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(directory, "/", name), text, 0640));
     }
     return OkStatus();
   }

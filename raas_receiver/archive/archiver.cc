@@ -281,7 +281,8 @@ Status Archiver::LoadHashes(const std::stop_token& stop) {
   if (held.held == newest) {
     hashes_ = std::move(held.block_hashes);
   } else {
-    versionlog::LogReader reader(options_.store, options_.model, {}, transfers_, transfers_);
+    const auto own = options_.key ? options_.key->Verifier() : versionlog::TrustedKeys();
+    versionlog::LogReader reader(options_.store, options_.model, own, transfers_, transfers_);
     LS_ASSIGN_OR_RETURN(hashes_, reader.ReadManifest(*history_, stop));
   }
   hashed_ = newest;

@@ -1,6 +1,8 @@
 #include "raas_receiver/archive/archiver.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -9,6 +11,7 @@
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/telemetry/timeline.h"
 #include "common/versionlog/keys.h"
@@ -18,6 +21,14 @@ namespace lockstep::archive {
 namespace {
 
 using std::chrono::milliseconds;
+
+versionlog::SigningKey TestKey(const os::TempDir& keys) {
+  REQUIRE(std::system(Cat("umask 077; openssl genpkey -algorithm ed25519 -out ", keys.File("log.pem"), " 2>/dev/null")
+                          .c_str()) == 0);
+  auto key = versionlog::SigningKey::Read(keys.File("log.pem"));
+  REQUIRE(key.ok());
+  return *std::move(key);
+}
 
 struct Archived : LogFixture {
   Archived() {
@@ -229,11 +240,7 @@ TEST_CASE(
     "made") {
   LogFixture host;
   const os::TempDir keys;
-  REQUIRE(std::system(Cat("umask 077; openssl genpkey -algorithm ed25519 -out ", keys.File("log.pem"), " 2>/dev/null")
-                          .c_str()) == 0);
-  auto key = versionlog::SigningKey::Read(keys.File("log.pem"));
-  REQUIRE(key.ok());
-  host.archiving.key = *std::move(key);
+  host.archiving.key = TestKey(keys);
   const int64_t now = telemetry::UnixNanos() / 1'000'000'000;
   SECTION("garbage") {
     REQUIRE(host.store->Write("actor/head", AsBytes(std::string_view("nonsense")), {}).ok());
@@ -360,6 +367,45 @@ TEST_CASE("What the store has lost is written again") {
   host.CheckLog();
   host.Publish(4);
   host.CheckLog();
+}
+
+TEST_CASE("Without keys a log is neither read nor written where another user may write, or what leads there is") {
+  const os::TempDir directory;
+  const std::string path = directory.File("way/log");
+  REQUIRE(os::MakeDirs(path).ok());
+  LogFixture host;
+  host.store = host.archiving.store = *objects::OpenObjectStore("file://" + path);
+  host.Open();
+  host.StartArchiver();
+  host.Publish(1);
+  const os::TempDir keys;
+  const auto key = TestKey(keys);
+  const auto refused = [&](const std::string& what) {
+    CHECK_THAT(host.Reader().ReadHead({}), FailsWith(ErrorCode::kPermission, what, "without keys"));
+    host.archiving.key.reset();
+    host.RestartArchiver();
+    CHECK(Eventually([&] { return host.archiver->Describe().state() == v1::ARCHIVE_STATE_FAILING; }));
+    CHECK_THAT(host.archiver->Describe().last_error(), Catch::Contains(what) && Catch::Contains("without a key"));
+    host.archiving.key = key;
+    host.RestartArchiver();
+    host.Await(1);
+    CHECK(host.Reader(key.Verifier()).ReadHead({}).ok());
+  };
+  const std::string below = GENERATE("", "/actor");
+  SECTION("others may write it") {
+    const mode_t mode = GENERATE(0770, 0757, 01777);
+    REQUIRE(::chmod((path + below).c_str(), mode) == 0);
+    refused(path + below + " must belong to uid");
+  }
+  SECTION("another user owns it") {
+    if (::geteuid() != 0) return;
+    REQUIRE(::chown((path + below).c_str(), 65534, 65534) == 0);
+    refused(path + below + " must belong to uid 0");
+  }
+  SECTION("others may replace it") {
+    REQUIRE(::chmod(directory.File("way").c_str(), 0777) == 0);
+    refused(directory.File("way") + " lets others");
+  }
 }
 
 TEST_CASE("A replica that is damaged is not archived") {

@@ -29,6 +29,11 @@ LogWriter::LogWriter(LogWriterOptions options, WorkerPool& transfers)
     : options_(std::move(options)), transfers_(transfers), rate_(options_.bytes_per_s) {}
 
 Status LogWriter::TakeOver(std::stop_token stop) {
+  if (!options_.key) {
+    LS_RETURN_IF_ERROR(options_.store->CheckOwn(options_.model)
+                           .WithContext(Cat(options_.store->url(),
+                                            " is written without a key, so only this user and root may write there")));
+  }
   const std::string name = versionlog::HeadName(options_.model);
   const auto there = options_.store->ReadChanged(name, "", {}, stop);
   v1::LogHead head;

@@ -39,7 +39,7 @@ class LogWriter {
   LogWriter(LogWriterOptions options, WorkerPool& transfers);
 
   // Reads the head and writes it again with a higher epoch. kPermission, kCorrupt, kProtocol: there is one that is not
-  // to be built upon, and why.
+  // to be built upon, and why; or, without a key, other users may write it.
   Status TakeOver(std::stop_token stop);
   // As it was written last. REQUIRES TakeOver.
   const v1::LogHead& head() const { return head_; }

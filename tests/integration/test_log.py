@@ -172,6 +172,8 @@ def test_a_log_is_listed_and_its_versions_are_fetched_without_a_daemon(cluster, 
         out = cluster.directory / f"fetched-{version}"
         fetched = ctl_log("fetch", log, "--version", version, "--out", out)
         assert fetched.returncode == 0, fetched.stderr
+        assert oct(out.stat().st_mode & 0o7777) == "0o750"
+        assert {oct(path.stat().st_mode & 0o7777) for path in out.iterdir()} == {"0o640"}
         assert differing_tensor(out / "model.safetensors", tensors) is None
         assert json.loads((out / "lockstep.json").read_text())["version"] == version
     refused = ctl_log("fetch", log, "--version", 6, "--out", cluster.directory / "none")
