@@ -16,7 +16,6 @@ namespace lockstep::versionlog {
 namespace {
 
 constexpr uint64_t kMaxLayoutBytes = uint64_t{1} << 30;
-constexpr uint64_t kBatchBytes = 256 << 20;  // of deltas that are in memory at once, twice; one may be larger
 
 // The most that a delta between versions of `layout` takes: every block, whole.
 uint64_t MaxPayloadBytes(const model::ModelLayout& layout) {
@@ -295,7 +294,8 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
   uint64_t batch_bytes = 0;
   for (const v1::LogStep& step : history.steps()) {
     if (step.base() < first || step.target().version() > wanted.version) continue;
-    if (batches.empty() || batch_bytes + step.payload().bytes() > kBatchBytes) {
+    // One batch is applied while the next is read.
+    if (batches.empty() || batch_bytes + step.payload().bytes() > memory_bytes_ / 2) {
       batches.emplace_back();
       batch_bytes = 0;
     }

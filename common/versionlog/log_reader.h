@@ -28,6 +28,8 @@ namespace lockstep::versionlog {
 
 using Head = std::shared_ptr<const v1::LogHead>;
 
+inline constexpr uint64_t kLogMemoryBytes = 256 << 20;  // of deltas at once, unless a reader is told otherwise
+
 // Blocks of one version, made from a chunk and the deltas after it.
 struct BlocksToMake {
   std::vector<BlockIndex> blocks;  // rising
@@ -41,14 +43,16 @@ struct BlocksToMake {
 // Thread-safe.
 class LogReader {
  public:
-  // `transfers` runs reads of the store, a thread each, `workers` what costs CPU; both outlive the reader.
+  // `transfers` runs reads of the store, a thread each, `workers` what costs CPU; both outlive the reader. Of deltas
+  // that MakeBlocks reads, `memory_bytes` are in memory at once, and two at least.
   LogReader(std::shared_ptr<objects::ObjectStore> store, std::string model, TrustedKeys trusted, WorkerPool& transfers,
-            WorkerPool& workers)
+            WorkerPool& workers, uint64_t memory_bytes = kLogMemoryBytes)
       : store_(std::move(store)),
         model_(std::move(model)),
         trusted_(std::move(trusted)),
         transfers_(transfers),
-        workers_(workers) {}
+        workers_(workers),
+        memory_bytes_(memory_bytes) {}
 
   const std::string& url() const { return store_->url(); }
 
@@ -96,6 +100,7 @@ class LogReader {
   const TrustedKeys trusted_;
   WorkerPool& transfers_;
   WorkerPool& workers_;
+  const uint64_t memory_bytes_;
   std::atomic<uint64_t> bytes_read_ = 0;
 
   mutable std::mutex mutex_;

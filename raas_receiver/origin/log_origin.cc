@@ -34,6 +34,13 @@ Head ReadHead(const v1::LogHead& head) {
           .committed_unix_ns = history.newest().committed_unix_ns()};
 }
 
+void SetTarget(Plan& plan, const v1::LogHistory& history, const v1::LogVersion& version) {
+  plan.target = RefTo(history, version.version());
+  plan.target_digest = DigestOf(version);
+  plan.committed_unix_ns = version.committed_unix_ns();
+  plan.label = version.label();
+}
+
 // A delta goes by the version that it leads to.
 pull::DeltaStep ReadStep(const v1::LogStep& step) {
   return {.payload_id = step.target().version(),
@@ -128,7 +135,7 @@ class LogOrigin final : public Origin {
   LogOrigin(LogOriginOptions options, WorkerPool& workers)
       : options_(std::move(options)),
         transfers_(options_.connections),
-        reader_(options_.store, options_.model, options_.trusted, transfers_, workers) {
+        reader_(options_.store, options_.model, options_.trusted, transfers_, workers, options_.memory_bytes) {
     if (options_.heads_path.empty()) return;
     seen_path_ = Cat(options_.heads_path, "/", HexEncode(Hash128(AsBytes(std::string_view(reader_.url())))));
     const Result<std::string> seen = os::ReadFile(seen_path_, kMaxSeenBytes);
@@ -215,10 +222,8 @@ class LogOrigin final : public Origin {
 
   Result<Plan> PlanFor(const v1::LogHistory& history, const Want& want) const {
     const VersionRef newest = RefTo(history, history.newest().version());
-    Plan plan{.target = newest,
-              .target_digest = DigestOf(history.newest()),
-              .committed_unix_ns = history.newest().committed_unix_ns(),
-              .label = history.newest().label()};
+    Plan plan;
+    SetTarget(plan, history, history.newest());
     const bool same_run = want.held.run == newest.run && !want.held.nothing();
     if (same_run && want.held.version > newest.version) {
       if (want.whole) {
@@ -229,17 +234,24 @@ class LogOrigin final : public Origin {
       plan.target_digest = want.digest;
       return plan;
     }
-    // All deltas are in memory at once; more of them than a model are not worth it.
+    // More deltas than a model are not worth it.
     const bool long_way = versionlog::StepBytes(history, want.held.version) > want.layout->data_bytes();
     if (!same_run || want.whole || long_way || versionlog::FindDigest(history, want.held.version) != want.digest) {
       plan.full = true;
       return plan;
     }
     plan.base = want.held;
+    uint64_t bytes = 0;
     for (const v1::LogStep& step : history.steps()) {
       if (step.base() < want.held.version) continue;
+      bytes += step.payload().bytes();
+      if (bytes > options_.memory_bytes && !plan.steps.empty() && plan.target != want.skipped) {
+        plan.goes_on = true;
+        break;
+      }
       plan.steps.push_back(ReadStep(step));
       plan.changed_elements += step.changed_elements();
+      SetTarget(plan, history, step.target());
     }
     return plan;
   }

@@ -9,6 +9,7 @@
 #include "common/base/worker_pool.h"
 #include "common/objects/object_store.h"
 #include "common/versionlog/keys.h"
+#include "common/versionlog/log_reader.h"
 #include "raas_receiver/origin/origin.h"
 
 namespace lockstep::origin {
@@ -16,9 +17,11 @@ namespace lockstep::origin {
 struct LogOriginOptions {
   std::string model;
   std::shared_ptr<objects::ObjectStore> store;
-  versionlog::TrustedKeys trusted;       // none: heads need no signature
-  std::string heads_path;                // directory that remembers the heads read last; empty: none
-  size_t connections = 4;                // objects that are read side by side
+  versionlog::TrustedKeys trusted;  // none: heads need no signature
+  std::string heads_path;           // directory that remembers the heads read last; empty: none
+  size_t connections = 4;           // objects that are read side by side
+  // Of deltas that are in memory at once; a larger one comes alone.
+  uint64_t memory_bytes = versionlog::kLogMemoryBytes;
   std::chrono::milliseconds poll{1000};  // how often the head is looked at where nothing tells of a change
 };
 

@@ -37,6 +37,7 @@ struct Want {
   ManifestDigest digest;  // of it
   Layout layout;          // of the model, as the caller knows it
   bool whole = false;     // every block, whatever is held
+  VersionRef skipped;     // a version that is not to be held on the way to a newer one; nothing: any may be
 };
 
 // What a pull is to bring, checked: its numbers are within the layout and add up.
@@ -50,6 +51,7 @@ struct Plan {
   int64_t committed_unix_ns = 0;       // of the target
   std::string label;                   // of the target
   uint64_t changed_elements = 0;       // by the steps
+  bool goes_on = false;                // there are newer versions than the target: another pull has what leads there
 
   // "full", "delta", "chain" (of deltas), "up_to_date".
   std::string_view mode() const {
@@ -107,7 +109,8 @@ class Origin {
   // The layout of the model as it is now, proved by its digest. kNotFound: there is none yet.
   virtual Result<Layout> GetLayout(std::stop_token stop) = 0;
 
-  // A pull of the newest version. kState: the model has another layout than `want.layout` by now, or no version.
+  // A pull of the newest version, or of one on the way there. kState: the model has another layout than `want.layout`
+  // by now, or no version.
   virtual Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) = 0;
 
   // What follows `from` may be sent while it is made: a pull opened later has it sooner. Nothing is waited for, and

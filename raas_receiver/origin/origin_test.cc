@@ -545,6 +545,39 @@ TEST_CASE("A log brings no version that it does not have, and none that is older
 }
 
 TEST_CASE(
+    "Deltas of a log come in parts that memory has room for, none of which ends at a skipped version; a larger one "
+    "comes alone") {
+  LogHost host(2ull << 30);
+  for (Version version = 2; version <= 6; ++version) host.Publish(version);
+  const v1::LogHistory history = host.log.History();
+  const uint64_t two = history.steps(0).payload().bytes() + history.steps(1).payload().bytes();
+  const auto plan = [&](uint64_t memory_bytes, Version held, Version skipped) {
+    const auto reader = NewLogOrigin(
+        {.model = "actor", .store = host.log.store, .trusted = {}, .heads_path = "", .memory_bytes = memory_bytes},
+        host.log.pool);
+    Want want = host.Holding(held);
+    if (skipped != 0) want.skipped = host.At(skipped);
+    return (*reader->Open(want, {}))->plan();
+  };
+  const auto ends_at = [&](const Plan& planned, Version version) {
+    CHECK(planned.target == host.At(version));
+    CHECK(planned.target_digest == host.Digest(version));
+    CHECK(planned.label == Cat("step ", version));
+    CHECK(planned.committed_unix_ns == static_cast<int64_t>(version));
+    CHECK(planned.steps.back().target == version);
+    CHECK(planned.goes_on == (version < 6));
+  };
+  ends_at(plan(two, 1, 0), 3);
+  ends_at(plan(two, 1, 2), 3);
+  ends_at(plan(two, 1, 3), 4);
+  ends_at(plan(two - 1, 1, 0), 2);
+  ends_at(plan(1, 4, 0), 5);
+  ends_at(plan(1, 5, 0), 6);
+  ends_at(plan(1, 4, 5), 6);
+  ends_at(plan(1 << 30, 1, 3), 6);
+}
+
+TEST_CASE(
     "Of several origins one further down is used where the others are lost, and what it has is as new as what is "
     "held") {
   LogHost host(2ull << 30);

@@ -141,6 +141,7 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                  .trusted = config_.log_keys,
                                  .heads_path = replicas.directory().LogHeadsPath(),
                                  .connections = config_.lanes,
+                                 .memory_bytes = config_.log_memory_bytes,
                                  .poll = config_.log_poll},
                                 workers_);
   }

@@ -67,6 +67,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
   parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version");
+  parser.Add("log-memory-bytes", &config.log_memory_bytes,
+             "memory for deltas of a log, for each model: more of them come in several steps, a larger one alone");
   parser.Add("archive", &to.archive,
              "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
              "empty: none");

@@ -12,6 +12,7 @@
 #include "common/objects/object_store.h"
 #include "common/rpc/tls_config.h"
 #include "common/versionlog/keys.h"
+#include "common/versionlog/log_reader.h"
 #include "raas_receiver/receiver/engine_settings.h"
 #include "raas_receiver/session/engines.h"
 
@@ -39,6 +40,7 @@ struct ReceiverConfig {
   std::vector<Source> sources;       // one at least, in order of preference
   versionlog::TrustedKeys log_keys;  // of logs among them
   std::chrono::milliseconds log_poll{1000};
+  uint64_t log_memory_bytes = versionlog::kLogMemoryBytes;
   ArchiveConfig archive;
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths

@@ -77,6 +77,17 @@ std::vector<Order> Orders::Take(Order::Kind kind) {
   return taken;
 }
 
+void Orders::PutBack(std::vector<Order> orders) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopping_) {
+      queue_.insert(queue_.begin(), std::make_move_iterator(orders.begin()), std::make_move_iterator(orders.end()));
+      return;
+    }
+  }
+  AnswerAll(std::move(orders), Stopped());
+}
+
 void AnswerAll(std::vector<Order> orders, const Orders::Answer& answer) {
   for (Order& order : orders) order.answer.set_value(answer);
 }

@@ -53,6 +53,8 @@ class Orders {
   bool due(Order::Kind kind) const;
   // Those of that kind, which leave the queue. Every one is to be answered.
   std::vector<Order> Take(Order::Kind kind);
+  // Those that were taken and are not done yet are in the queue again, before what came meanwhile.
+  void PutBack(std::vector<Order> orders);
 
  private:
   Status Stopped() const;

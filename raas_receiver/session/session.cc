@@ -191,6 +191,15 @@ bool Session::Synchronize() {
             state_);
   const Status status = RunSync(sync);
   sync_again_ = {};
+  if (status.ok() && sync.goes_on()) {
+    // Engines wait for the newest version, and who asked for it does.
+    backoff_.Reset();
+    follower_.SetLayout(sync.layout());
+    Conclude(sync, status, begun);
+    feed_.Publish(sync.record());
+    orders_.PutBack(std::move(pulls));
+    return true;
+  }
   if (status.ok()) {
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());

@@ -119,7 +119,8 @@ Status Sync::OpenPull() {
   auto opened = context_.origin.Open({.held = base_.held,
                                       .digest = base_.digest,
                                       .layout = request_.layout,
-                                      .whole = request_.force_full || request_.repair},
+                                      .whole = request_.force_full || request_.repair,
+                                      .skipped = request_.skipped},
                                      request_.stop);
   // The trainer may have come back with another layout: ask for it again next time.
   if (opened.status().code() == ErrorCode::kState) request_.layout.reset();

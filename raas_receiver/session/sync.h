@@ -59,13 +59,15 @@ class Sync {
   // `context` and `shown`, which status shows meanwhile, outlive this.
   Sync(const SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
-  // OK: the newest version is current (or was already), or the current one is whole again. kCancelled after a stop.
+  // OK: the newest version is current (or was already), or one on the way there, or the current one is whole again.
+  // kCancelled after a stop.
   Status Run();
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const origin::Layout& layout() const { return request_.layout; }
   const replica::PublishedVersion& base() const { return base_; }  // what was current before
   bool forced() const { return request_.force_full; }
+  bool goes_on() const { return plan_.goes_on; }  // a sync more is needed for the newest version
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -142,6 +144,52 @@ def test_of_two_writers_one_stops_with_a_clear_word_and_readers_follow_the_other
         assert "taken over by second" in archive_of(first)["last_error"]
         first.wait_for(model.tensors)  # it goes on as a receiver
     assert reader.model_status()["failures"] == 0
+
+
+class PeakHeap:
+    """The most memory of its own that a process has while the block runs, in MiB."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self.mib = 0.0
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.002):
+            anonymous = next(line for line in self._status.read_text().splitlines() if line.startswith("RssAnon:"))
+            self.mib = max(self.mib, int(anonymous.split()[1]) / 1024)
+
+    def __enter__(self) -> "PeakHeap":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def test_a_reader_that_was_away_takes_many_deltas_within_the_memory_that_it_may_use(cluster, agent, log):
+    model = ToyModel(blocks=384)  # 96 MiB
+    writer = cluster.receiver(agent, name="writer", archive=log, archive_keep_bytes="1GiB")
+    bounds = {"log_memory_bytes": "16MiB", "keep_delta_bytes": "1MiB"}
+    reader = cluster.receiver(log, name="reader", **bounds)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        reader.wait_for(model.tensors)
+        reader.stop()
+        for version in range(2, 14):
+            publisher.publish(version=version, tensors=model.step(density=0.1))
+            wait_archived(writer, version)
+        deltas = [step["payload"]["bytes"] for step in json.loads(ctl_log("ls", log).stdout)[0]["history"]["steps"]]
+        assert sum(deltas) > 64 << 20 and max(deltas) < 16 << 20
+        reader.start()
+        with PeakHeap(reader.process.pid) as peak:
+            reader.wait_for(model.tensors)
+    assert peak.mib < 16 + 24, "the bound, and what the process takes"
+    modes = re.findall(r'"version_committed".*"mode":"(\w+)"', reader.log())
+    assert modes[0] == "full" and set(modes[1:]) == {"chain"} and len(modes) > 4
+    assert reader.model_status()["held"]["version"] == 13 and reader.model_status()["failures"] == 0
 
 
 def ctl_log(*arguments: object) -> subprocess.CompletedProcess:
