@@ -4,6 +4,7 @@
 #include <cstring>
 #include <future>
 #include <map>
+#include <set>
 
 #include "common/base/text.h"
 #include "common/model/manifest.h"
@@ -22,32 +23,86 @@ uint64_t MaxPayloadBytes(const model::ModelLayout& layout) {
   return sizeof(payload::PayloadHeader) + layout.block_count() * sizeof(payload::PayloadEntry) + layout.data_bytes();
 }
 
-// What of a batch of deltas is to be done to blocks, and how they come out.
+// Whether deltas lead from `version` to the newest.
+bool LeadsFrom(const v1::LogHistory& history, Version version) {
+  return version == kMaxVersion || FindDigest(history, version).has_value();
+}
+
+}  // namespace
+
+// The blocks that are wanted, and of which version each is.
 class BlockMaker {
  public:
   BlockMaker(const model::ModelLayout& layout, const BlocksToMake& wanted)
-      : layout_(layout), wanted_(wanted), state_(layout.block_count()) {}
+      : wanted_(wanted), state_(layout.block_count()) {}
 
-  // The block is there as it is in `version`.
-  void Start(BlockIndex block, Version version) { state_[block] = {.version = version}; }
+  // Those that are not there, by the chunk that has them.
+  std::vector<std::pair<uint32_t, std::vector<BlockIndex>>> Missing(const model::ModelLayout& layout,
+                                                                    uint64_t chunk_bytes) const {
+    std::map<uint32_t, std::vector<BlockIndex>> by_chunk;
+    for (const BlockIndex block : wanted_.blocks) {
+      if (state_[block].version != 0) continue;
+      by_chunk[static_cast<uint32_t>(layout.block_range(block).offset / chunk_bytes)].push_back(block);
+    }
+    return {by_chunk.begin(), by_chunk.end()};
+  }
 
-  // Consecutive deltas. A block that does not come out as promised is not made.
+  std::span<std::byte> place_of(BlockIndex block) const { return wanted_.place_of(block); }
+
+  // A chunk is read whose blocks will be there as they are in `version`. Any thread.
+  void Expect(Version version) {
+    std::lock_guard lock(mutex_);
+    expected_.insert(version);
+  }
+  // They are there. REQUIRES Expect. Any thread.
+  void Start(const std::vector<BlockIndex>& blocks, Version version) {
+    std::lock_guard lock(mutex_);
+    expected_.erase(expected_.find(version));
+    for (const BlockIndex block : blocks) state_[block] = {.version = version};
+    oldest_ = std::min(oldest_, version);
+  }
+
+  // The oldest version that a block is or will be of; kMaxVersion: none is there. Any thread.
+  Version oldest() const {
+    std::lock_guard lock(mutex_);
+    return expected_.empty() ? oldest_ : std::min(oldest_, *expected_.begin());
+  }
+
+  // Blocks that no delta of `history` leads on from are not there any more, and none is expected.
+  void Keep(const v1::LogHistory& history) {
+    expected_.clear();
+    std::map<Version, bool> leads;
+    oldest_ = kMaxVersion;
+    for (const BlockIndex block : wanted_.blocks) {
+      Version& version = state_[block].version;
+      if (version == 0) continue;
+      const auto [known, unknown] = leads.try_emplace(version, false);
+      if (unknown) known->second = LeadsFrom(history, version);
+      if (!known->second) state_[block] = {};
+      if (version != 0) oldest_ = std::min(oldest_, version);
+    }
+  }
+
+  // Consecutive deltas, from the oldest version on. A block that does not come out as promised is not made.
   void Apply(payload::ChainView chain, WorkerPool& pool) {
+    const Version target = chain.back()->target().version;
     pool.ParallelFor(wanted_.blocks.size(), [&](size_t i) {
       const BlockIndex block = wanted_.blocks[i];
       State& state = state_[block];
       if (state.version == 0 || state.failed) return;
       thread_local std::vector<payload::EntryData> entries;
       payload::FindEntries(chain, block, state.version, entries);
+      state.version = std::max(state.version, target);
       if (entries.empty()) return;
       const Result<uint64_t> hash = payload::ApplyEntries(entries, wanted_.place_of(block));
       state.failed = !hash.ok() || *hash != entries.back().entry->target_hash;
       state.hash = hash.ok() ? *hash : 0;
       state.hashed = true;
     });
+    oldest_ = std::max(oldest_, target);
   }
 
-  Status Finish(WorkerPool& pool) {
+  Status Finish(Version made, WorkerPool& pool) {
     std::atomic<int64_t> failed = -1;
     LS_RETURN_IF_ERROR(pool.ParallelTry(wanted_.blocks.size(), [&](size_t i) {
       const BlockIndex block = wanted_.blocks[i];
@@ -58,24 +113,24 @@ class BlockMaker {
       return wanted_.on_made(block, state.hash);
     }));
     if (failed < 0) return OkStatus();
-    return {ErrorCode::kCorrupt, Cat("block ", failed, " of version ", wanted_.version,
-                                     " does not come out of its chunk and deltas as they promise")};
+    return {ErrorCode::kCorrupt,
+            Cat("block ", failed, " of version ", made, " does not come out of its chunk and deltas as they promise")};
   }
 
  private:
   struct State {
-    Version version = 0;  // that it began as; 0: it is not there
+    Version version = 0;  // 0: it is not there
     uint64_t hash = 0;
     bool hashed = false;
     bool failed = false;
   };
 
-  const model::ModelLayout& layout_;
   const BlocksToMake& wanted_;
-  std::vector<State> state_;  // by block
+  mutable std::mutex mutex_;         // while chunks are read
+  std::vector<State> state_;         // by block
+  Version oldest_ = kMaxVersion;     // of the blocks that are there
+  std::multiset<Version> expected_;  // of chunks that are read
 };
-
-}  // namespace
 
 // --- The head ---
 
@@ -248,24 +303,21 @@ Status LogReader::CheckObject(std::string_view kind, const std::string& sha256, 
 
 // --- Blocks ---
 
-Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout,
-                             const BlocksToMake& wanted, std::stop_token stop) {
-  BlockMaker maker(layout, wanted);
-  std::map<uint32_t, std::vector<BlockIndex>> by_chunk;
-  for (const BlockIndex block : wanted.blocks) {
-    by_chunk[static_cast<uint32_t>(layout.block_range(block).offset / history.chunk_bytes())].push_back(block);
-  }
-  const std::vector<std::pair<uint32_t, std::vector<BlockIndex>>> chunks(by_chunk.begin(), by_chunk.end());
+Status LogReader::MovedOn() const {
+  return {ErrorCode::kAborted, Cat(url(), ": the log has moved on")};
+}
 
-  Version first = wanted.version;
-  std::mutex mutex;
-  const auto read_chunk = [&](size_t i) -> Status {
-    const uint32_t index = chunks[i].first;
-    const std::vector<BlockIndex>& blocks = chunks[i].second;
-    const v1::LogChunk* chunk = FindChunk(history, index, wanted.version);
-    if (chunk == nullptr)
-      return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", wanted.version)};
-    const ByteRange range = ChunkRange(history, index, layout.data_bytes());
+// Chunks no newer than `version` of the blocks that are not there.
+Status LogReader::ReadChunks(BlockMaker& maker, const model::ModelLayout& layout, uint64_t chunk_bytes, Version version,
+                             const NextHistory& next, const std::stop_token& stop) {
+  const auto chunks = maker.Missing(layout, chunk_bytes);
+  return transfers_.ParallelTry(chunks.size(), [&](size_t i) -> Status {
+    const auto& [index, blocks] = chunks[i];
+    const std::shared_ptr<const v1::LogHistory> history = next();
+    if (history == nullptr) return MovedOn();
+    const v1::LogChunk* chunk = FindChunk(*history, index, version);
+    if (chunk == nullptr) return {ErrorCode::kNotFound, Cat(url(), ": no chunk ", index, " of version ", version)};
+    const ByteRange range = ChunkRange(*history, index, layout.data_bytes());
     uint64_t at = range.offset;  // of the bytes that come next
     auto block = blocks.begin();
     const auto take = [&](ByteView bytes) {
@@ -275,25 +327,28 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
         const uint64_t from = std::max(place.offset, at);
         const uint64_t to = std::min(place.end(), end);
         std::ranges::copy(bytes.subspan(from - at, to - from),
-                          wanted.place_of(*block).subspan(from - place.offset).begin());
+                          maker.place_of(*block).subspan(from - place.offset).begin());
         if (place.end() > end) break;
         ++block;
       }
       at = end;
       return OkStatus();
     };
+    maker.Expect(chunk->version());
     LS_RETURN_IF_ERROR(ReadObject(kChunk, chunk->sha256(), range.bytes, take, stop));
-    std::lock_guard lock(mutex);
-    for (const BlockIndex made : blocks) maker.Start(made, chunk->version());
-    first = std::min<Version>(first, chunk->version());
+    maker.Start(blocks, chunk->version());
     return OkStatus();
-  };
-  LS_RETURN_IF_ERROR(transfers_.ParallelTry(chunks.size(), read_chunk));
+  });
+}
 
+// All that is there, by the deltas of `history`.
+Status LogReader::BringTo(BlockMaker& maker, const v1::LogHistory& history, const model::ModelLayout& layout,
+                          Version version, const std::stop_token& stop) {
+  const Version first = maker.oldest();
   std::vector<std::vector<const v1::LogStep*>> batches;
   uint64_t batch_bytes = 0;
   for (const v1::LogStep& step : history.steps()) {
-    if (step.base() < first || step.target().version() > wanted.version) continue;
+    if (step.base() < first || step.target().version() > version) continue;
     // One batch is applied while the next is read.
     if (batches.empty() || batch_bytes + step.payload().bytes() > memory_bytes_ / 2) {
       batches.emplace_back();
@@ -310,7 +365,53 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
     if (i + 1 < batches.size()) next = std::async(std::launch::async, read_batch, i + 1);
     maker.Apply(*chain, workers_);
   }
-  return maker.Finish(workers_);
+  return OkStatus();
+}
+
+Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, Version version,
+                             const BlocksToMake& wanted, std::stop_token stop) {
+  BlockMaker maker(layout, wanted);
+  const std::shared_ptr<const v1::LogHistory> same(std::shared_ptr<void>(), &history);
+  LS_RETURN_IF_ERROR(ReadChunks(
+      maker, layout, history.chunk_bytes(), version, [&] { return same; }, stop));
+  LS_RETURN_IF_ERROR(BringTo(maker, history, layout, version, stop));
+  return maker.Finish(version, workers_);
+}
+
+Status LogReader::MakeNewest(Head& head, const model::ModelLayout& layout, const BlocksToMake& wanted,
+                             std::stop_token stop) {
+  BlockMaker maker(layout, wanted);
+  std::mutex mutex;
+  const auto same_model = [&](const v1::LogHistory& history) {
+    return history.run() == head->history().run() && history.chunk_bytes() == head->history().chunk_bytes() &&
+           CheckLayout(history, layout, /*whole=*/true).ok();
+  };
+  // A newer head that another thread has read is gone on with while its deltas lead on from what is there.
+  const auto next = [&]() -> std::shared_ptr<const v1::LogHistory> {
+    std::lock_guard lock(mutex);
+    const Head now = taken();
+    if (now != nullptr && now != head && same_model(now->history())) {
+      if (!LeadsFrom(now->history(), maker.oldest())) return nullptr;
+      head = now;
+    }
+    return {head, &head->history()};
+  };
+  while (true) {
+    const Status status = ReadChunks(maker, layout, head->history().chunk_bytes(), kMaxVersion, next, stop);
+    if (!status.ok() && status.code() != ErrorCode::kAborted) return status;
+    maker.Keep(head->history());
+    const bool all = status.ok() && maker.Missing(layout, head->history().chunk_bytes()).empty();
+    if (all || next() == nullptr) {
+      const Version newest = head->history().newest().version();
+      const Status brought = BringTo(maker, head->history(), layout, newest, stop);
+      if (!brought.ok() && brought.code() != ErrorCode::kAborted) return brought;
+      if (all && brought.ok()) return maker.Finish(newest, workers_);
+    }
+    LS_ASSIGN_OR_RETURN(const Head now, ReadHead(stop));
+    if (!same_model(now->history())) return MovedOn();
+    head = now;
+    maker.Keep(head->history());
+  }
 }
 
 }  // namespace lockstep::versionlog

@@ -30,10 +30,11 @@ using Head = std::shared_ptr<const v1::LogHead>;
 
 inline constexpr uint64_t kLogMemoryBytes = 256 << 20;  // of deltas at once, unless a reader is told otherwise
 
+class BlockMaker;
+
 // Blocks of one version, made from a chunk and the deltas after it.
 struct BlocksToMake {
   std::vector<BlockIndex> blocks;  // rising
-  Version version = 0;             // oldest <= version <= newest
   // Where the bytes of a block go, writable until the call returns; called by several threads.
   std::function<std::span<std::byte>(BlockIndex)> place_of;
   // Called for each block that was made, with its hash; by several threads.
@@ -73,9 +74,14 @@ class LogReader {
   // The payloads of `steps`, whole.
   Result<payload::DeltaChain> ReadSteps(const v1::LogHistory& history, const model::ModelLayout& layout,
                                         std::span<const v1::LogStep* const> steps, std::stop_token stop);
-  // OK: every block was made. An error says why some were not; those that were are good.
-  Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, const BlocksToMake& wanted,
-                    std::stop_token stop);
+  // Of `version`, oldest <= version <= newest. OK: every block was made. An error says why some were not; those that
+  // were are good.
+  Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, Version version,
+                    const BlocksToMake& wanted, std::stop_token stop);
+  // The same of the newest version, also where the log moves on meanwhile: what was read is brought forward before the
+  // deltas that lead on from it go. `head` is, before a block is made, the one whose newest version it is of. kAborted:
+  // the log has another run or layout by now.
+  Status MakeNewest(Head& head, const model::ModelLayout& layout, const BlocksToMake& wanted, std::stop_token stop);
 
   // The bytes of a chunk, in order. As they come they are not proved yet.
   Status ReadChunk(const v1::LogChunk& chunk, uint64_t bytes, const objects::ObjectStore::Take& take,
@@ -94,6 +100,13 @@ class LogReader {
   Result<std::vector<Bytes>> ReadAll(std::string_view kind, std::span<const v1::LogBytes* const> wanted,
                                      const std::stop_token& stop);
   Status Missing(const std::string& name, const std::stop_token& stop);
+  Status MovedOn() const;
+  // Asked for before each chunk: the history that names it. Null: no more chunks are to be read.
+  using NextHistory = std::function<std::shared_ptr<const v1::LogHistory>()>;
+  Status ReadChunks(BlockMaker& maker, const model::ModelLayout& layout, uint64_t chunk_bytes, Version version,
+                    const NextHistory& next, const std::stop_token& stop);
+  Status BringTo(BlockMaker& maker, const v1::LogHistory& history, const model::ModelLayout& layout, Version version,
+                 const std::stop_token& stop);
 
   const std::shared_ptr<objects::ObjectStore> store_;
   const std::string model_;

@@ -182,7 +182,6 @@ class LogCommand {
     std::ranges::copy(header, file.data());
     std::vector<uint64_t> hashes(layout->block_count());
     const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
-                                          .version = version,
                                           .place_of =
                                               [&](BlockIndex block) {
                                                 const ByteRange range = layout->block_range(block);
@@ -193,7 +192,7 @@ class LogCommand {
                                                 hashes[block] = hash;
                                                 return OkStatus();
                                               }};
-    LS_RETURN_IF_ERROR(reader.MakeBlocks(history, *layout, wanted, {}));
+    LS_RETURN_IF_ERROR(reader.MakeBlocks(history, *layout, version, wanted, {}));
     if (model::ComputeManifestDigest(layout->digest(), hashes) != digest) {
       return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
     }

@@ -29,14 +29,13 @@ class Replay {
 
   Status Begin(Version oldest) {
     const versionlog::BlocksToMake wanted{.blocks = layout_->AllBlocks(),
-                                          .version = oldest,
                                           .place_of = [this](BlockIndex block) { return Block(block); },
                                           .on_made =
                                               [this](BlockIndex block, uint64_t hash) {
                                                 hashes_[block] = hash;
                                                 return OkStatus();
                                               }};
-    LS_RETURN_IF_ERROR(reader_.MakeBlocks(history_, *layout_, wanted, {}));
+    LS_RETURN_IF_ERROR(reader_.MakeBlocks(history_, *layout_, oldest, wanted, {}));
     return Check(oldest);
   }
 

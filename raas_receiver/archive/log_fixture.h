@@ -23,7 +23,6 @@ inline Result<Bytes> MakeFromLog(versionlog::LogReader& reader, const versionlog
   Bytes bytes(layout->data_bytes());
   std::vector<uint64_t> hashes(layout->block_count());
   const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
-                                        .version = version,
                                         .place_of =
                                             [&](BlockIndex block) {
                                               const ByteRange range = layout->block_range(block);
@@ -34,7 +33,7 @@ inline Result<Bytes> MakeFromLog(versionlog::LogReader& reader, const versionlog
                                               hashes[block] = hash;
                                               return OkStatus();
                                             }};
-  LS_RETURN_IF_ERROR(reader.MakeBlocks(head->history(), *layout, wanted, {}));
+  LS_RETURN_IF_ERROR(reader.MakeBlocks(head->history(), *layout, version, wanted, {}));
   const auto digest = versionlog::FindDigest(head->history(), version);
   if (digest != model::ComputeManifestDigest(layout->digest(), hashes)) {
     return Status(ErrorCode::kCorrupt, "the blocks do not give the version's digest");

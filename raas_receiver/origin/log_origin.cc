@@ -68,28 +68,27 @@ class LogPull final : public Pull {
 
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging) override {
     staging.Expect(request.blocks);
-    const Version version = request.exact ? request.version : plan_.target.version;
-    const v1::LogHistory& history = head_->history();
-    if (version < history.oldest() || !versionlog::FindDigest(history, version)) {
-      return {ErrorCode::kNotFound, Cat(reader_.url(), " has versions ", history.oldest(), " to ",
-                                        history.newest().version(), ", and not ", version)};
-    }
     const auto frame_of = [&](BlockIndex block) {
       return wire::FrameHeader{.block = block,
-                               .version = version,
+                               .version = request.exact ? request.version : head_->history().newest().version(),
                                .payload_bytes = static_cast<uint32_t>(layout_->block_range(block).bytes)};
     };
     const versionlog::BlocksToMake wanted{
         .blocks = std::move(request.blocks),
-        .version = version,
-        .place_of = [&](BlockIndex block) { return staging.Destination(frame_of(block)); },
+        .place_of = [&](BlockIndex block) { return staging.Destination({.block = block}); },
         .on_made =
             [&](BlockIndex block, uint64_t hash) {
               wire::FrameHeader frame = frame_of(block);
               frame.block_hash = frame.payload_hash = hash;
               return staging.Put(frame, staging.Destination(frame));
             }};
-    return reader_.MakeBlocks(history, *layout_, wanted, stop_);
+    if (!request.exact) return reader_.MakeNewest(head_, *layout_, wanted, stop_);
+    const v1::LogHistory& history = head_->history();
+    if (request.version < history.oldest() || !versionlog::FindDigest(history, request.version)) {
+      return {ErrorCode::kNotFound, Cat(reader_.url(), " has versions ", history.oldest(), " to ",
+                                        history.newest().version(), ", and not ", request.version)};
+    }
+    return reader_.MakeBlocks(history, *layout_, request.version, wanted, stop_);
   }
 
   Status FetchDeltas(DeltaStaging& staging) override {
@@ -110,8 +109,12 @@ class LogPull final : public Pull {
     return OkStatus();
   }
 
-  // All blocks are of the plan's version already.
-  Result<Plan> CatchUp(std::span<const Version>) override { return plan_; }
+  // All blocks are of one version, the newest when they were made.
+  Result<Plan> CatchUp(std::span<const Version>) override {
+    Plan plan{.transfer = plan_.transfer, .full = true};
+    SetTarget(plan, head_->history(), head_->history().newest());
+    return plan;
+  }
 
   void Close(const VersionRef&, const Status&) override {}
 
@@ -123,7 +126,7 @@ class LogPull final : public Pull {
  private:
   versionlog::LogReader& reader_;
   const bool in_plaintext_;
-  const versionlog::Head head_;
+  versionlog::Head head_;
   const Layout layout_;
   const Plan plan_;
   const std::stop_token stop_;

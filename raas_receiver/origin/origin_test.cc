@@ -2,9 +2,13 @@
 #include "raas_receiver/origin/origin.h"
 
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <condition_variable>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "common/access/access.h"
@@ -575,6 +579,96 @@ TEST_CASE(
   ends_at(plan(1, 5, 0), 6);
   ends_at(plan(1, 4, 5), 6);
   ends_at(plan(1 << 30, 1, 3), 6);
+}
+
+// The store of a reader, which waits before it reads a chunk until the log has moved on.
+struct MovingStore final : objects::ObjectStore {
+  std::shared_ptr<objects::ObjectStore> store;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<std::string> gone;  // to this reader
+  int wanted = 0;              // chunks; each waits for a move of its own
+  int moves = 0;
+  int read = 0;  // chunks
+
+  explicit MovingStore(std::shared_ptr<objects::ObjectStore> real) : store(std::move(real)) {}
+  const std::string& url() const override { return store->url(); }
+  Status Read(const std::string& name, const Take& take, std::stop_token stop) override {
+    {
+      std::unique_lock lock(mutex);
+      const bool chunk = name.find("/chunk/") != std::string::npos;
+      const int own = chunk ? ++wanted : 0;
+      changed.notify_all();
+      changed.wait(lock, [&] { return moves >= own; });
+      if (gone.contains(name)) return {ErrorCode::kNotFound, name};
+      if (chunk) ++read;
+    }
+    return store->Read(name, take, stop);
+  }
+  Status Write(const std::string& name, ByteView bytes, std::stop_token stop) override {
+    return store->Write(name, bytes, stop);
+  }
+  Result<std::optional<objects::TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
+                                                           std::chrono::milliseconds wait,
+                                                           std::stop_token stop) override {
+    return store->ReadChanged(name, tag, wait, stop);
+  }
+  Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
+                              std::stop_token stop) override {
+    return store->Replace(name, tag, bytes, stop);
+  }
+  Result<std::vector<objects::ListedObject>> List(const std::string& prefix, std::stop_token stop) override {
+    return store->List(prefix, stop);
+  }
+  Status Remove(const std::string& name, std::stop_token stop) override { return store->Remove(name, stop); }
+};
+
+TEST_CASE("A log that moves on while it is read whole, again and again, is read once, and comes as a newer version") {
+  LogHost host(1);  // what the newest version needs
+  const auto moving = std::make_shared<MovingStore>(host.log.store);
+  host.origin = NewLogOrigin({.model = "actor", .store = moving, .trusted = {}, .heads_path = "", .connections = 1},
+                             host.log.pool);
+  const auto pull = host.Open(0);
+  Memory memory(*host.layout);
+  Status fetched;
+  std::atomic<bool> ended = false;
+  std::thread fetches([&] {
+    fetched = pull->FetchBlocks({host.layout->AllBlocks(), 1, false}, memory.staging);
+    ended = true;
+  });
+  // What no head has named for some moves is gone: the grace time.
+  std::map<std::string, int> unnamed;
+  Version newest = 1;
+  while (!ended) {
+    std::unique_lock lock(moving->mutex);
+    const auto due = [&] { return moving->wanted > moving->moves; };
+    if (!moving->changed.wait_for(lock, std::chrono::milliseconds(10), due)) continue;
+    host.log.model.Advance(20);
+    host.Publish(++newest);
+    const std::set<std::string> named = versionlog::ObjectNames(**host.log.Reader().ReadHead({}));
+    for (const std::string& name : host.log.Objects()) {
+      if (!named.contains(name) && name != "actor/head" && ++unnamed[name] > 3) moving->gone.insert(name);
+    }
+    REQUIRE(host.origin->Open(host.Holding(0), {}).ok());  // looks at the head, as a watch does
+    ++moving->moves;
+    moving->changed.notify_all();
+  }
+  fetches.join();
+  INFO(fetched.ToString());
+  REQUIRE(fetched.ok());
+  const Version came = memory.staging.versions()[0];
+  for (BlockIndex block = 0; block < kBlocks; ++block) {
+    CHECK(memory.staging.versions()[block] == came);
+    CHECK(memory.Holds(host, came, block));
+  }
+  CHECK(host.log.History().steps(0).base() > 4);  // from what was read first no delta leads on any more
+  CHECK(static_cast<uint64_t>(moving->read) == versionlog::ChunkCount(host.log.History(), host.layout->data_bytes()));
+  const auto plan = pull->CatchUp(memory.staging.versions());
+  REQUIRE(plan.ok());
+  CHECK(plan->full);
+  CHECK(plan->target == host.At(came));
+  CHECK(plan->target_digest == host.Digest(came));
+  CHECK(plan->steps.empty());
 }
 
 TEST_CASE(
