@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <fstream>
@@ -367,6 +368,74 @@ TEST_CASE("What the store has lost is written again") {
   host.CheckLog();
   host.Publish(4);
   host.CheckLog();
+}
+
+// A store of a writer that is stopped, as by SIGSTOP, between its look at the head and the first chunk that it removes.
+struct StoppedStore final : objects::ObjectStore {
+  std::shared_ptr<objects::ObjectStore> store;
+  std::atomic<bool> stopped = false;
+  std::atomic<bool> goes_on = false;
+
+  explicit StoppedStore(std::shared_ptr<objects::ObjectStore> real) : store(std::move(real)) {}
+  const std::string& url() const override { return store->url(); }
+  Status Read(const std::string& name, const Take& take, std::stop_token stop) override {
+    return store->Read(name, take, stop);
+  }
+  Status Write(const std::string& name, ByteView bytes, std::stop_token stop) override {
+    return store->Write(name, bytes, stop);
+  }
+  Result<std::optional<objects::TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
+                                                           milliseconds wait, std::stop_token stop) override {
+    return store->ReadChanged(name, tag, wait, stop);
+  }
+  Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
+                              std::stop_token stop) override {
+    return store->Replace(name, tag, bytes, stop);
+  }
+  Result<std::vector<objects::ListedObject>> List(const std::string& prefix, std::stop_token stop) override {
+    return store->List(prefix, stop);
+  }
+  Status Remove(const std::string& name, std::stop_token stop) override {
+    while (name.find("/chunk/") != std::string::npos && !goes_on) {
+      stopped = true;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return store->Remove(name, stop);
+  }
+};
+
+TEST_CASE("What a writer that was stopped removes, though its successor has named it again, is written again") {
+  LogFixture first;
+  const auto stopping = std::make_shared<StoppedStore>(first.log.store());
+  first.archiving.store = stopping;
+  first.archiving.grace = milliseconds(1);
+  first.archiving.keep_bytes = 1;  // what the newest version needs
+  first.Open();
+  first.StartArchiver();
+  first.Publish(1);
+  Version newest = 1;
+  while (!stopping->stopped) {
+    first.model.Advance(20);
+    first.Pull(++newest);
+    REQUIRE(Eventually([&] { return stopping->stopped || first.archiver->Describe().newest().version() == newest; }));
+  }
+  LogFixture successor;
+  successor.model = first.model;
+  successor.store = successor.archiving.store = first.store;
+  const os::TempDir keys;
+  successor.archiving.key = TestKey(keys);  // its log starts again
+  successor.Open();
+  successor.StartArchiver();
+  successor.Pull(1);  // of which its predecessor removes a chunk
+  successor.Await(1);
+  successor.CheckLog();
+  stopping->goes_on = true;
+  first.Pull(++newest);
+  CHECK(Eventually([&] { return first.archiver->Describe().state() == v1::ARCHIVE_STATE_TAKEN_OVER; }));
+  CHECK_FALSE(successor.Make(1).ok());
+  successor.RestartArchiver();  // which looks at once, not within the hour
+  CHECK(Eventually([&] { return successor.Make(1).ok(); }));
+  successor.CheckLog();
 }
 
 TEST_CASE("Without keys a log is neither read nor written where another user may write, or what leads there is") {
