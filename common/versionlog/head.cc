@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <filesystem>
 
 #include "common/base/text.h"
 #include "common/model/label.h"
 #include "common/model/layout.h"
+#include "common/os/file.h"
 #include "common/versionlog/history.h"
 
 namespace lockstep::versionlog {
@@ -14,10 +17,25 @@ namespace {
 constexpr size_t kShaBytes = 32;
 constexpr std::string_view kPart = ".tmp-";  // os::WriteFileAtomic
 constexpr int kMaxSignatures = 16;
-constexpr uint64_t kMaxEpoch = uint64_t{1} << 62;  // there is always a higher one
+constexpr uint64_t kMaxRememberedBytes = 1 << 20;
+constexpr std::chrono::hours kClocksDiffer{24};
 
 Status Breaks(std::string_view rule) {
   return {ErrorCode::kProtocol, Cat("breaks a rule of the log's format: ", rule)};
+}
+
+bool IsId(std::string_view raw) {
+  const auto id = Bytes16(raw);
+  return id.ok() && *id != std::array<uint8_t, 16>{};
+}
+
+uint64_t UnixSeconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string IdText(const v1::LogHead& head) {
+  const auto id = Bytes16(head.id());
+  return id.ok() ? HexEncode(*id) : "unknown";
 }
 
 Status CheckBytes(const v1::LogBytes& bytes, std::string_view what) {
@@ -58,6 +76,15 @@ Status CheckSteps(const v1::LogHistory& history) {
   return led ? OkStatus() : Breaks("steps up to the newest version");
 }
 
+Status CheckCurrent(const v1::LogHistory& history) {
+  if (!history.has_current()) return OkStatus();
+  LS_RETURN_IF_ERROR(CheckVersion(history.current()));
+  const auto digest = FindDigest(history, history.current().version());
+  const bool there = history.current().version() >= history.oldest() && digest.has_value() &&
+                     ToBytes(*digest) == history.current().manifest_digest();
+  return there ? OkStatus() : Breaks("a current version that it has");
+}
+
 // The versions that steps lead on from to the newest, and that itself, rising.
 std::vector<Version> Reached(const v1::LogHistory& history) {
   std::vector<Version> versions;
@@ -96,6 +123,10 @@ Status CheckChunks(const v1::LogHistory& history, bool whole) {
 }
 
 }  // namespace
+
+bool IsEpoch(uint64_t epoch) {
+  return epoch != 0 && epoch <= UnixSeconds() + std::chrono::seconds(kClocksDiffer).count();
+}
 
 std::string HeadName(std::string_view model) {
   return Cat(model, "/head");
@@ -152,7 +183,11 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
   if (head.model() != model) {
     return Status(ErrorCode::kProtocol, Cat("is of model ", CleanText(head.model(), 128), ", not of ", model));
   }
-  if (head.epoch() == 0 || head.epoch() >= kMaxEpoch) return Breaks("an epoch");
+  if (!IsEpoch(head.epoch())) {
+    return Breaks(Cat("an epoch, which is Unix seconds; it has ", head.epoch(), ", and this host's clock says ",
+                      UnixSeconds(), "; set the clock, or remove the head"));
+  }
+  if (!IsId(head.id())) return Breaks("an id of the log, of 16 bytes");
   if (head.has_history()) LS_RETURN_IF_ERROR(CheckHistory(head.history(), /*whole=*/true));
   if (head.has_next()) LS_RETURN_IF_ERROR(CheckHistory(head.next(), /*whole=*/false));
   return head;
@@ -166,6 +201,7 @@ Status CheckHistory(const v1::LogHistory& history, bool whole) {
   LS_RETURN_IF_ERROR(CheckBytes(history.manifest(), "a manifest"));
   LS_RETURN_IF_ERROR(CheckVersion(history.newest()));
   LS_RETURN_IF_ERROR(CheckSteps(history));
+  LS_RETURN_IF_ERROR(CheckCurrent(history));
   return CheckChunks(history, whole);
 }
 
@@ -180,6 +216,9 @@ Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layo
 }
 
 Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next) {
+  if (seen.id() != next.id()) {
+    return {ErrorCode::kState, Cat("is of another log, ", IdText(next), ", than was read before, ", IdText(seen))};
+  }
   const bool older = std::pair(next.epoch(), next.serial()) < std::pair(seen.epoch(), seen.serial());
   const v1::LogHistory& from = seen.history();
   const v1::LogHistory& to = next.history();
@@ -194,6 +233,30 @@ Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next) {
     return {ErrorCode::kState, Cat("has another run in the same epoch, ", next.epoch())};
   }
   return OkStatus();
+}
+
+Status WriteRemembered(const std::string& path, const v1::LogHead& head) {
+  v1::LogHead kept = head;
+  kept.clear_next();
+  if (kept.has_history()) {
+    v1::LogHistory& history = *kept.mutable_history();
+    history.clear_steps();
+    history.clear_chunks();
+    history.clear_layout();
+    history.clear_manifest();
+    history.clear_current();
+  }
+  LS_RETURN_IF_ERROR(os::MakeDirs(std::filesystem::path(path).parent_path(), 0700));
+  return os::WriteFileAtomic(path, kept.SerializeAsString(), 0600);
+}
+
+Result<v1::LogHead> ReadRemembered(const std::string& path) {
+  const Result<std::string> text = os::ReadFile(path, kMaxRememberedBytes);
+  if (text.status().code() == ErrorCode::kNotFound) return v1::LogHead();
+  LS_RETURN_IF_ERROR(text.status());
+  v1::LogHead head;
+  if (head.ParseFromString(*text) && IsId(head.id())) return head;
+  return Status(ErrorCode::kCorrupt, Cat(path, " remembers no head of a log; remove it"));
 }
 
 }  // namespace lockstep::versionlog

@@ -19,6 +19,10 @@ namespace lockstep::versionlog {
 inline constexpr uint32_t kLogFormat = 1;
 inline constexpr uint64_t kMaxPieceBytes = 256 << 20;
 
+// Whether a writer may have made this epoch: it is of a clock, and no more than a day ahead of this host's. So there is
+// always a higher one for whoever takes the log over.
+bool IsEpoch(uint64_t epoch);
+
 // What an object is, and the directory that it lies in.
 inline constexpr std::string_view kLayout = "layout";
 inline constexpr std::string_view kManifest = "manifest";
@@ -48,8 +52,13 @@ Status CheckHistory(const v1::LogHistory& history, bool whole);
 // kProtocol.
 Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout, bool whole);
 
-// Whether `next` may be taken by a reader that has taken `seen`. kState: it is older, or of another run in the same
-// epoch.
+// Whether `next` may be taken by a reader that has taken `seen`. kState: it is of another log, older, or of another run
+// in the same epoch.
 Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next);
+
+// A file that remembers a head across restarts: as much of it as CheckFollows needs. Its directory is made.
+Status WriteRemembered(const std::string& path, const v1::LogHead& head);
+// A head without an id: nothing is remembered there. kCorrupt: the file holds something else.
+Result<v1::LogHead> ReadRemembered(const std::string& path);
 
 }  // namespace lockstep::versionlog

@@ -56,6 +56,10 @@ std::optional<ManifestDigest> FindDigest(const v1::LogHistory& history, Version 
   return ManifestDigest{*Bytes16(step->base_digest())};
 }
 
+const v1::LogVersion& Offered(const v1::LogHistory& history) {
+  return history.has_current() ? history.current() : history.newest();
+}
+
 uint64_t StepBytes(const v1::LogHistory& history, Version version) {
   uint64_t bytes = 0;
   for (const v1::LogStep& step : history.steps()) {
@@ -85,6 +89,7 @@ bool DropOldest(v1::LogHistory& history) {
       std::ranges::find_if(history.steps(), [&](const v1::LogStep& each) { return each.base() == history.oldest(); });
   if (step == history.steps().end()) return false;
   history.set_oldest(step->target().version());
+  if (history.current().version() < history.oldest()) history.clear_current();
   // Of each index the newest chunk that the oldest version can be made from, and those after it.
   v1::LogHistory kept;
   Version first = history.newest().version();

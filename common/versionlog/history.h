@@ -22,6 +22,9 @@ const v1::LogChunk* FindChunk(const v1::LogHistory& history, uint32_t index, Ver
 // The digest of the version's manifest; nothing: it is none of this history.
 std::optional<ManifestDigest> FindDigest(const v1::LogHistory& history, Version version);
 
+// What a reader takes that holds nothing newer: the version that the writer was rolled back to, or the newest.
+const v1::LogVersion& Offered(const v1::LogHistory& history);
+
 // Bytes of the deltas from `version` on.
 uint64_t StepBytes(const v1::LogHistory& history, Version version);
 

@@ -103,6 +103,7 @@ Result<TrustedKeys> TrustedKeys::Read(const std::string& path) {
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
   const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
   TrustedKeys trusted;
+  trusted.path_ = path;
   while (std::shared_ptr<void> key = Own(PEM_read_bio_PUBKEY(bio.get(), nullptr, nullptr, nullptr))) {
     if (EVP_PKEY_id(Of(key)) != EVP_PKEY_ED25519) return Wrong(path, "has a public key that is no Ed25519 key");
     trusted.keys_.push_back({IdOf(Of(key)), key});
@@ -110,6 +111,11 @@ Result<TrustedKeys> TrustedKeys::Read(const std::string& path) {
   ERR_clear_error();
   if (trusted.empty()) return Wrong(path, "has no public key in PEM; openssl pkey -pubout writes one");
   return trusted;
+}
+
+Result<TrustedKeys> TrustedKeys::Current() const {
+  if (path_.empty()) return *this;
+  return Read(path_);
 }
 
 Status TrustedKeys::Check(ByteView bytes,

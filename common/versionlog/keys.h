@@ -40,6 +40,8 @@ class TrustedKeys {
   static Result<TrustedKeys> Read(const std::string& path);
 
   bool empty() const { return keys_.empty(); }
+  // As the file has them now; an error as of Read.
+  Result<TrustedKeys> Current() const;
   // kPermission: none of `signatures` is that of a trusted key over `bytes`. OK where there are no keys.
   Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const;
 
@@ -49,6 +51,7 @@ class TrustedKeys {
     std::string id;
     std::shared_ptr<void> key;
   };
+  std::string path_;  // empty: they are of no file
   std::vector<Key> keys_;
 };
 

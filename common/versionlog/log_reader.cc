@@ -144,7 +144,8 @@ Result<Head> LogReader::Take(const objects::TaggedObject& object, const Head& be
     LS_RETURN_IF_ERROR(store_->CheckOwn(model_).WithContext(
         Cat(url(), " is read without keys, so only this user and root may write there")));
   }
-  Result<v1::LogHead> head = DecodeHead(object.bytes, model_, trusted_);
+  const Result<TrustedKeys> trusted = trusted_.Current();
+  Result<v1::LogHead> head = trusted.ok() ? DecodeHead(object.bytes, model_, *trusted) : trusted.status();
   std::lock_guard lock(mutex_);
   const Status follows = head.ok() && taken_ != nullptr ? CheckFollows(*taken_, *head) : head.status();
   // Another thread has read a newer one meanwhile.
@@ -176,9 +177,9 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
   return Take(*object, before);
 }
 
-void LogReader::Remember(v1::LogHead seen) {
+void LogReader::Remember(std::optional<v1::LogHead> seen) {
   std::lock_guard lock(mutex_);
-  taken_ = std::make_shared<const v1::LogHead>(std::move(seen));
+  taken_ = seen ? std::make_shared<const v1::LogHead>(*std::move(seen)) : nullptr;
   tag_.clear();
 }
 

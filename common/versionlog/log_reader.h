@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -63,8 +64,8 @@ class LogReader {
   Result<Head> ReadHead(std::stop_token stop);
   // The same, once it is another than `seen` (null: once there is one), or null when `wait` is over.
   Result<Head> AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop);
-  // No head is taken that does not follow this one.
-  void Remember(v1::LogHead seen);
+  // No head is taken that does not follow this one; of nothing, any is.
+  void Remember(std::optional<v1::LogHead> seen);
 
   // `whole` as for CheckLayout.
   Result<std::shared_ptr<const model::ModelLayout>> ReadLayout(const v1::LogHistory& history, bool whole,

@@ -64,6 +64,7 @@ v1::LogHead HeadOf(const v1::LogHistory& history, uint64_t epoch = 5, uint64_t s
   v1::LogHead head;
   head.set_format(kLogFormat);
   head.set_model("actor");
+  head.set_id(std::string(16, 'i'));
   head.set_epoch(epoch);
   head.set_serial(serial);
   *head.mutable_history() = history;
@@ -112,6 +113,9 @@ TEST_CASE("A head that breaks a rule is refused with the rule") {
   const std::vector<std::pair<std::string, std::function<void(v1::LogHead&)>>> breaks = {
       {"format 2", [](auto& head) { head.set_format(2); }},
       {"an epoch", [](auto& head) { head.set_epoch(0); }},
+      {"an epoch", [](auto& head) { head.set_epoch((uint64_t{1} << 62) - 1); }},
+      {"an id of the log", [](auto& head) { head.clear_id(); }},
+      {"an id of the log", [](auto& head) { head.set_id(std::string(16, '\0')); }},
       {"a run of 16 bytes", [](auto& head) { head.mutable_history()->set_run("short"); }},
       {"a run of 16 bytes", [](auto& head) { head.mutable_history()->set_run(std::string(16, '\0')); }},
       {"a layout digest", [](auto& head) { head.mutable_history()->clear_layout_digest(); }},
@@ -132,6 +136,12 @@ TEST_CASE("A head that breaks a rule is refused with the rule") {
       {"chunk 3", [](auto& head) { head.mutable_history()->mutable_chunks()->DeleteSubrange(3, 1); }},
       {"the oldest version", [](auto& head) { head.mutable_history()->set_oldest(7); }},
       {"of the oldest version", [](auto& head) { head.mutable_history()->mutable_chunks(2)->set_version(3); }},
+      {"a current version", [](auto& head) { head.mutable_history()->mutable_current()->set_version(9); }},
+      {"a current version",
+       [](auto& head) {
+         *head.mutable_history()->mutable_current() = head.history().steps(0).target();
+         head.mutable_history()->mutable_current()->set_manifest_digest(Digest(3));
+       }},
       {"a label", [](auto& head) { head.mutable_history()->mutable_newest()->set_label(std::string(100, 'x')); }},
       {"a manifest of", [](auto& head) { head.mutable_history()->mutable_manifest()->set_bytes(UINT64_MAX); }},
   };
@@ -170,6 +180,8 @@ TEST_CASE("A head follows another unless it goes back, or has another run in the
   CHECK_THAT(CheckFollows(seen, other), FailsWith(ErrorCode::kState, "another run"));
   other.set_epoch(6);
   CHECK(CheckFollows(seen, other).ok());
+  other.set_id(std::string(16, 'o'));
+  CHECK_THAT(CheckFollows(seen, other), FailsWith(ErrorCode::kState, "of another log"));
 }
 
 TEST_CASE("A version is made from the newest chunks that are no newer") {

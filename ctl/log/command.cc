@@ -94,18 +94,20 @@ class LogCommand {
   Status List() {
     LS_ASSIGN_OR_RETURN(const std::vector<std::string> models, Models());
     Json document = Json::array();
-    Table logs({"MODEL", "RUN", ">NEWEST", ">OLDEST", ">AGE", ">DELTAS", ">CHUNKS", "WRITER", ">EPOCH", ">WRITTEN"});
+    Table logs(
+        {"MODEL", "LOG", "RUN", ">NEWEST", ">OLDEST", ">AGE", ">DELTAS", ">CHUNKS", "WRITER", ">EPOCH", ">WRITTEN"});
     Table versions({"MODEL", ">VERSION", "LABEL", ">AGE", ">FROM", ">DELTA", ">CHANGED", "DIGEST"});
     for (const std::string& model : models) {
       versionlog::LogReader reader = Reader(model);
       LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
       const v1::LogHistory& history = head->history();
       document.push_back(ToJson(*head));
-      logs.AddRow({model, history.run().empty() ? "-" : Hex(history.run()).substr(0, 12),
-                   Cat(history.newest().version()), Cat(history.oldest()),
-                   history.run().empty() ? "-" : AgeText(history.newest().committed_unix_ns()),
-                   HumanBytes(versionlog::StepBytes(history, 0)), Cat(history.chunks_size()),
-                   CleanText(head->writer(), 128), Cat(head->epoch()), AgeText(head->written_unix_ns())});
+      logs.AddRow(
+          {model, Hex(head->id()).substr(0, 12), history.run().empty() ? "-" : Hex(history.run()).substr(0, 12),
+           Cat(history.newest().version(), history.has_current() ? Cat(", offers ", history.current().version()) : ""),
+           Cat(history.oldest()), history.run().empty() ? "-" : AgeText(history.newest().committed_unix_ns()),
+           HumanBytes(versionlog::StepBytes(history, 0)), Cat(history.chunks_size()), CleanText(head->writer(), 128),
+           Cat(head->epoch()), AgeText(head->written_unix_ns())});
       if (options_.model.empty()) continue;
       for (const v1::LogStep& step : history.steps()) {
         versions.AddRow(
@@ -147,7 +149,7 @@ class LogCommand {
     versionlog::LogReader reader = Reader(model);
     LS_ASSIGN_OR_RETURN(const versionlog::Head head, WholeHead(reader, model));
     const v1::LogHistory& history = head->history();
-    const Version version = options_.version == 0 ? history.newest().version() : options_.version;
+    const Version version = options_.version == 0 ? versionlog::Offered(history).version() : options_.version;
     const auto digest = versionlog::FindDigest(history, version);
     if (version < history.oldest() || !digest) {
       return {ErrorCode::kNotFound, Cat(store_->url(), ": model ", model, " has versions ", history.oldest(), " to ",

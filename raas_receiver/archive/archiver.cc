@@ -49,7 +49,8 @@ ByteView AsManifest(const std::vector<uint64_t>& hashes) {
 
 // Deltas come last: where they come faster than they are written, the log is kept in order all the same.
 const Archiver::Task Archiver::kTasks[] = {&Archiver::Begin,         &Archiver::PutInPlace, &Archiver::Shorten,
-                                           &Archiver::RemoveUnnamed, &Archiver::WriteDelta, &Archiver::WriteChunks};
+                                           &Archiver::RemoveUnnamed, &Archiver::WriteDelta, &Archiver::WriteChunks,
+                                           &Archiver::SignAgain};
 
 Result<std::unique_ptr<Archiver>> Archiver::Create(ArchiverOptions options, replica::ReplicaPair& replicas) {
   LS_ASSIGN_OR_RETURN(auto spool, Spool::Open(replicas.directory().SpoolPath()));
@@ -65,6 +66,7 @@ Archiver::Archiver(ArchiverOptions options, replica::ReplicaPair& replicas, std:
                                                            .model = options_.model,
                                                            .writer = options_.receiver,
                                                            .key = options_.key,
+                                                           .remembered_path = options_.remembered_path,
                                                            .bytes_per_s = options_.bytes_per_s,
                                                            .grace = options_.grace},
                                           transfers_)) {
@@ -149,13 +151,16 @@ void Archiver::Loop(const std::stop_token& stop) {
 Result<bool> Archiver::DoNext(const std::stop_token& stop) {
   current_ = replicas_.current();
   if (current_.held.nothing()) return false;
-  if (!replicas_.rollback().version.nothing()) return false;  // readers keep what they have
   if (!owns_) {
     LS_RETURN_IF_ERROR(writer_->TakeOver(stop));
     owns_ = true;
     ready_.clear();
     return true;
   }
+  const bool rolled_back = !replicas_.rollback().version.nothing();
+  LS_ASSIGN_OR_RETURN(const bool offered, Offer(rolled_back, stop));
+  if (offered) return true;
+  if (rolled_back) return SignAgain(stop);  // readers keep what they have
   const v1::LogHead& head = writer_->head();
   history_ = nullptr;
   if (head.has_next() && GoesOn(head.next())) history_ = &head.next();
@@ -165,6 +170,25 @@ Result<bool> Archiver::DoNext(const std::stop_token& stop) {
     if (did) return true;
   }
   return false;
+}
+
+// Readers that begin get what is current here, where the log has it.
+Result<bool> Archiver::Offer(bool rolled_back, const std::stop_token& stop) {
+  v1::LogHead head = writer_->head();
+  v1::LogHistory& history = *head.mutable_history();
+  const Version held = current_.held.version;
+  const bool is_newest = history.newest().version() == held;
+  if (history.run() != ToBytes(current_.held.run) || held < history.oldest()) return false;
+  if (versionlog::FindDigest(history, held) != current_.digest) return false;
+  if (rolled_back && !is_newest && history.current().version() != held) {
+    *history.mutable_current() = DescribeVersion(held, current_.digest, current_.committed_unix_ns, current_.label);
+  } else if (is_newest && history.has_current()) {
+    history.clear_current();
+  } else {
+    return false;
+  }
+  LS_RETURN_IF_ERROR(writer_->SetHead(std::move(head), /*new_epoch=*/false, stop));
+  return true;
 }
 
 // Whether it is of what is held and has all of its objects, and deltas lead there.
@@ -264,6 +288,7 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
   LS_ASSIGN_OR_RETURN(*history.mutable_manifest(),
                       writer_->Put(versionlog::kManifest, AsManifest(hashes), kPieceBytes, stop));
   *history.mutable_newest() = step.target();
+  if (header.target >= current_.held.version) history.clear_current();  // a rollback has ended
   AddReady(history);
   LS_RETURN_IF_ERROR(SetHistory(std::move(history), stop));
   hashed_ = {current_.held.run, delta->target};
@@ -408,6 +433,14 @@ Result<bool> Archiver::Shorten(const std::stop_token& stop) {
 
 Result<bool> Archiver::RemoveUnnamed(const std::stop_token& stop) {
   return writer_->RemoveUnnamed(stop);
+}
+
+// Readers see by it that the log does not stand still.
+Result<bool> Archiver::SignAgain(const std::stop_token& stop) {
+  const auto age = std::chrono::nanoseconds(telemetry::UnixNanos() - writer_->head().written_unix_ns());
+  if (age.count() >= 0 && age < options_.sign_every) return false;
+  LS_RETURN_IF_ERROR(writer_->SetHead(writer_->head(), /*new_epoch=*/false, stop));
+  return true;
 }
 
 void Archiver::Show(const Status& outcome, bool taken_over) {

@@ -36,12 +36,14 @@ class Spool;
 struct ArchiverOptions {
   std::shared_ptr<objects::ObjectStore> store;
   std::string model;
-  std::string receiver;                       // this one's name
-  std::optional<versionlog::SigningKey> key;  // nothing: heads are not signed
-  uint64_t keep_bytes = 0;                    // that the log may have; 0: twice the model
-  std::chrono::milliseconds keep_age{0};      // versions that are older go; 0: none does because of its age
-  std::chrono::milliseconds grace{0};         // what the head does not name any more is removed so long after
-  uint64_t bytes_per_s = 0;                   // that are written; 0: no limit
+  std::string receiver;                              // this one's name
+  std::optional<versionlog::SigningKey> key;         // nothing: heads are not signed
+  std::string remembered_path;                       // file that remembers which log it is; empty: none
+  uint64_t keep_bytes = 0;                           // that the log may have; 0: twice the model
+  std::chrono::milliseconds keep_age{0};             // versions that are older go; 0: none does because of its age
+  std::chrono::milliseconds sign_every{5 * 60'000};  // the head is written again, when there is nothing to write
+  std::chrono::milliseconds grace{0};                // what the head does not name any more is removed so long after
+  uint64_t bytes_per_s = 0;                          // that are written; 0: no limit
 };
 
 class Archiver {
@@ -69,12 +71,14 @@ class Archiver {
   using Task = Result<bool> (Archiver::*)(const std::stop_token& stop);
   static const Task kTasks[];
   Result<bool> DoNext(const std::stop_token& stop);
+  Result<bool> Offer(bool rolled_back, const std::stop_token& stop);
   Result<bool> Begin(const std::stop_token& stop);
   Result<bool> WriteDelta(const std::stop_token& stop);
   Result<bool> WriteChunks(const std::stop_token& stop);
   Result<bool> PutInPlace(const std::stop_token& stop);
   Result<bool> Shorten(const std::stop_token& stop);
   Result<bool> RemoveUnnamed(const std::stop_token& stop);
+  Result<bool> SignAgain(const std::stop_token& stop);
 
   bool GoesOn(const v1::LogHistory& history) const;
   std::vector<uint32_t> WantedChunks() const;

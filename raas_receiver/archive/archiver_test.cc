@@ -66,6 +66,29 @@ TEST_CASE("Every version goes to the log, and can be made from it, bit for bit")
   CHECK(shown.written_bytes() > host.model.layout()->data_bytes());
 }
 
+TEST_CASE(
+    "A writer that has nothing to write signs its head again, so that readers see that the log does not stand still") {
+  Archived host;
+  host.StopArchiver();
+  host.archiving.sign_every = milliseconds(100);
+  host.StartArchiver();
+  host.Publish(1);
+  if (GENERATE(false, true)) {
+    host.Publish(2);
+    REQUIRE(host.pair().RollBack({.version = {host.model.run(), 1}}).ok());
+  }
+  const v1::LogHead before = **host.Reader().ReadHead({});
+  v1::LogHead after;
+  REQUIRE(Eventually([&] {
+    host.archiver->InStep();
+    after = **host.Reader().ReadHead({});
+    return after.written_unix_ns() > before.written_unix_ns();
+  }));
+  CHECK(after.serial() > before.serial());
+  CHECK(after.epoch() == before.epoch());
+  CHECK(after.history().SerializeAsString() == before.history().SerializeAsString());
+}
+
 TEST_CASE("Versions that come faster than they are written are all written") {
   Archived host;
   for (Version version = 1; version <= 10; ++version) host.Pull(version);
@@ -250,6 +273,7 @@ TEST_CASE(
     v1::LogHead other;
     other.set_format(versionlog::kLogFormat);
     other.set_model("actor");
+    other.set_id(std::string(16, 'o'));
     const uint64_t epoch =
         GENERATE_COPY(uint64_t{7}, static_cast<uint64_t>(now) + 3600, uint64_t{1} << 61, uint64_t{1} << 62);
     other.set_epoch(epoch);
@@ -261,6 +285,37 @@ TEST_CASE(
   const uint64_t epoch = (*host.Reader().ReadHead({}))->epoch();
   CHECK(epoch >= static_cast<uint64_t>(now));
   CHECK(epoch < static_cast<uint64_t>(now) + 7200);
+  host.CheckLog();
+}
+
+TEST_CASE("A head in the place of the writer's that no reader takes after it is written over, and the log goes on") {
+  const bool is_signed = GENERATE(true, false);
+  LogFixture host;
+  const os::TempDir keys;
+  if (is_signed) host.archiving.key = TestKey(keys);
+  host.Open();
+  host.StartArchiver();
+  host.Publish(1);
+  const Bytes old = *objects::ReadWhole(*host.store, "actor/head", 1 << 20, {});
+  host.Publish(2);
+  const v1::LogHead before = **host.Reader().ReadHead({});
+  SECTION("an old one of its own") {
+    REQUIRE(host.store->Write("actor/head", old, {}).ok());
+  }
+  if (is_signed) {
+    SECTION("one of a later epoch that another key has signed, or none has") {
+      v1::LogHead other = before;
+      other.set_epoch(other.epoch() + 1000);
+      const os::TempDir elsewhere;
+      const versionlog::SigningKey key = TestKey(elsewhere);
+      REQUIRE(host.store->Write("actor/head", EncodeHead(other, GENERATE_REF(false, true) ? &key : nullptr), {}).ok());
+    }
+  }
+  host.Publish(3);
+  const v1::LogHead after = **host.Reader().ReadHead({});
+  CHECK(after.id() == before.id());
+  CHECK(after.epoch() >= before.epoch());
+  CHECK(after.history().oldest() == 1);
   host.CheckLog();
 }
 

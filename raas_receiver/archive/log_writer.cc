@@ -17,7 +17,6 @@ namespace {
 constexpr std::chrono::hours kFindEvery{1};
 constexpr std::chrono::minutes kRemoveAgain{1};  // after an error
 constexpr size_t kRemoved = 64;                  // at once
-constexpr uint64_t kClocksDiffer = 86'400;       // seconds
 
 uint64_t UnixSeconds() {
   return static_cast<uint64_t>(telemetry::UnixNanos()) / 1'000'000'000;
@@ -28,6 +27,25 @@ uint64_t UnixSeconds() {
 LogWriter::LogWriter(LogWriterOptions options, WorkerPool& transfers)
     : options_(std::move(options)), transfers_(transfers), rate_(options_.bytes_per_s) {}
 
+// What has signed the heads that this writer may build upon; nothing: any head may be.
+versionlog::TrustedKeys LogWriter::Own() const {
+  return options_.key ? options_.key->Verifier() : versionlog::TrustedKeys();
+}
+
+// The id and the epoch of what was written here before; no id: nothing was.
+Result<v1::LogHead> LogWriter::Known() const {
+  v1::LogHead known;
+  if (!head_.id().empty()) {
+    known = head_;
+  } else if (!options_.remembered_path.empty()) {
+    LS_ASSIGN_OR_RETURN(known, versionlog::ReadRemembered(options_.remembered_path));
+  }
+  known.clear_history();
+  known.clear_next();
+  if (!versionlog::IsEpoch(known.epoch())) known.clear_epoch();  // no reader has taken it
+  return known;
+}
+
 Status LogWriter::TakeOver(std::stop_token stop) {
   if (!options_.key) {
     LS_RETURN_IF_ERROR(options_.store->CheckOwn(options_.model)
@@ -35,27 +53,32 @@ Status LogWriter::TakeOver(std::stop_token stop) {
                                             " is written without a key, so only this user and root may write there")));
   }
   const std::string name = versionlog::HeadName(options_.model);
+  LS_ASSIGN_OR_RETURN(const v1::LogHead known, Known());
   const auto there = options_.store->ReadChanged(name, "", {}, stop);
-  v1::LogHead head;
+  v1::LogHead head = known;
   tag_.clear();
   if (there.ok()) {
-    const versionlog::TrustedKeys own = options_.key ? options_.key->Verifier() : versionlog::TrustedKeys();
-    auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, own);
+    auto decoded = versionlog::DecodeHead((*there)->bytes, options_.model, Own());
     const ErrorCode code = decoded.status().code();
     if (options_.key && (code == ErrorCode::kPermission || code == ErrorCode::kCorrupt)) {
-      // What this key has not signed before, it does not sign now: the log starts again. Its epoch goes on where it is
-      // one that a clock has made.
+      // What this key has not signed before, it does not sign now: the log starts again, in a later epoch.
       const auto others = versionlog::DecodeHead((*there)->bytes, options_.model, {});
-      if (others.ok() && others->epoch() < UnixSeconds() + kClocksDiffer) head.set_epoch(others->epoch());
+      if (others.ok()) head.set_epoch(std::max(head.epoch(), others->epoch()));
     } else if (!decoded.ok()) {
       return decoded.status().WithContext(Cat(options_.store->url(), "/", name));
+    } else if (!known.id().empty() && decoded->id() != known.id()) {
+      return {ErrorCode::kState, Cat(options_.store->url(), "/", name,
+                                     " is of another log than the one that was written here; remove it, or ",
+                                     options_.remembered_path, " if it is the right one")};
     } else {
       head = *std::move(decoded);
+      head.set_epoch(std::max(head.epoch(), known.epoch()));
     }
     tag_ = (*there)->tag;
   } else if (there.status().code() != ErrorCode::kNotFound) {
     return there.status();
   }
+  if (head.id().empty()) head.set_id(ToBytes(RandomId<RunId>()));
   taken_over_ = false;
   attempted_.clear();
   put_.clear();
@@ -131,6 +154,9 @@ Status LogWriter::SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop
   named_ = std::move(named);
   std::erase_if(lost_, [&](const std::string& name) { return !named_.contains(name); });
   head_ = std::move(next);
+  if (!new_epoch || options_.remembered_path.empty()) return OkStatus();
+  const Status noted = versionlog::WriteRemembered(options_.remembered_path, head_);
+  if (!noted.ok()) telemetry::LogWarn("log_head_not_noted", noted, {{"model", options_.model}});
   return OkStatus();
 }
 
@@ -154,10 +180,20 @@ Status LogWriter::FindOut(const Bytes& encoded, uint64_t epoch, const std::stop_
     tag_ = there->tag;
     return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, ": an answer was lost; tried again")};
   }
-  const auto other = versionlog::DecodeHead(there->bytes, options_.model, {});
-  if (other.status().code() == ErrorCode::kCorrupt) {  // no writer's
+  const auto other = versionlog::DecodeHead(there->bytes, options_.model, Own());
+  // What no reader takes after this writer's head stops no writer.
+  const auto place = [](const v1::LogHead& head) { return std::pair(head.epoch(), head.serial()); };
+  const ErrorCode code = other.status().code();
+  const char* why = code == ErrorCode::kCorrupt                  ? " was damaged"
+                    : code == ErrorCode::kPermission             ? " was replaced by one that this key has not signed"
+                    : other.ok() && place(*other) < place(head_) ? " was replaced by an older one"
+                                                                 : nullptr;
+  if (why != nullptr) {
     tag_ = there->tag;
-    return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, " was damaged; it is written again")};
+    // An unsigned writer that has taken the log finds a later epoch in turn, and stops.
+    const auto others = versionlog::DecodeHead(there->bytes, options_.model, {});
+    if (others.ok() && !other.ok()) head_.set_epoch(std::max(head_.epoch(), others->epoch() + 1));
+    return {ErrorCode::kUnavailable, Cat(options_.store->url(), "/", name, why, "; it is written again")};
   }
   taken_over_ = true;
   const std::string by = other.ok() ? Cat(CleanText(other->writer(), 128), ", in epoch ", other->epoch()) : "another";

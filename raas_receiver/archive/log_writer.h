@@ -28,6 +28,7 @@ struct LogWriterOptions {
   std::string model;
   std::string writer;                            // this receiver's name
   std::optional<versionlog::SigningKey> key;     // nothing: heads are not signed
+  std::string remembered_path;                   // file that remembers the log's id and epoch; empty: none
   uint64_t bytes_per_s = 0;                      // of what is written; 0: no limit
   std::chrono::milliseconds grace{15 * 60'000};  // what is not named any more is removed so long after
 };
@@ -38,8 +39,9 @@ class LogWriter {
   // `transfers` runs the writes, a thread each; it outlives this.
   LogWriter(LogWriterOptions options, WorkerPool& transfers);
 
-  // Reads the head and writes it again with a higher epoch. kPermission, kCorrupt, kProtocol: there is one that is not
-  // to be built upon, and why; or, without a key, other users may write it.
+  // Reads the head and writes it again with a higher epoch. Where there is none that goes on, the log begins anew: as
+  // the one that was written here before, if one was. kPermission, kCorrupt, kProtocol, kState: there is a head that is
+  // not to be built upon, and why; or, without a key, other users may write it.
   Status TakeOver(std::stop_token stop);
   // As it was written last. REQUIRES TakeOver.
   const v1::LogHead& head() const { return head_; }
@@ -68,6 +70,8 @@ class LogWriter {
 
  private:
   using Clock = std::chrono::steady_clock;
+  versionlog::TrustedKeys Own() const;
+  Result<v1::LogHead> Known() const;
   Status FindUnnamed(const std::stop_token& stop);
   Status TryRemove(const std::stop_token& stop);
   Status WriteObject(const std::string& name, ByteView bytes, const std::stop_token& stop);

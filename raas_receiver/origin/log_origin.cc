@@ -4,9 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
-#include "common/os/file.h"
 #include "common/telemetry/log.h"
 #include "common/versionlog/head.h"
 #include "common/versionlog/history.h"
@@ -14,8 +12,6 @@
 
 namespace lockstep::origin {
 namespace {
-
-constexpr uint64_t kMaxSeenBytes = 1 << 20;
 
 VersionRef RefTo(const v1::LogHistory& history, Version version) {
   return {{*Bytes16(history.run())}, version};
@@ -26,12 +22,14 @@ ManifestDigest DigestOf(const v1::LogVersion& version) {
 }
 
 Head ReadHead(const v1::LogHead& head) {
-  if (!head.has_history()) return {};  // the first one is being written
+  if (!head.has_history()) return {.written_unix_ns = head.written_unix_ns()};  // the first one is being written
   const v1::LogHistory& history = head.history();
-  return {.held = RefTo(history, history.newest().version()),
-          .digest = DigestOf(history.newest()),
+  const v1::LogVersion& offered = versionlog::Offered(history);
+  return {.held = RefTo(history, offered.version()),
+          .digest = DigestOf(offered),
           .layout = {*Bytes16(history.layout_digest())},
-          .committed_unix_ns = history.newest().committed_unix_ns()};
+          .committed_unix_ns = offered.committed_unix_ns(),
+          .written_unix_ns = head.written_unix_ns()};
 }
 
 void SetTarget(Plan& plan, const v1::LogHistory& history, const v1::LogVersion& version) {
@@ -68,9 +66,12 @@ class LogPull final : public Pull {
 
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging) override {
     staging.Expect(request.blocks);
+    // A version that the writer was rolled back to is made as it is, and never brought forward.
+    const bool newest = !request.exact && !head_->history().has_current();
+    const Version version = request.exact ? request.version : plan_.target.version;
     const auto frame_of = [&](BlockIndex block) {
       return wire::FrameHeader{.block = block,
-                               .version = request.exact ? request.version : head_->history().newest().version(),
+                               .version = newest ? head_->history().newest().version() : version,
                                .payload_bytes = static_cast<uint32_t>(layout_->block_range(block).bytes)};
     };
     const versionlog::BlocksToMake wanted{
@@ -82,13 +83,14 @@ class LogPull final : public Pull {
               frame.block_hash = frame.payload_hash = hash;
               return staging.Put(frame, staging.Destination(frame));
             }};
-    if (!request.exact) return reader_.MakeNewest(head_, *layout_, wanted, stop_);
+    if (newest) return reader_.MakeNewest(head_, *layout_, wanted, stop_);
     const v1::LogHistory& history = head_->history();
-    if (request.version < history.oldest() || !versionlog::FindDigest(history, request.version)) {
+    if (version < history.oldest() || !versionlog::FindDigest(history, version)) {
       return {ErrorCode::kNotFound, Cat(reader_.url(), " has versions ", history.oldest(), " to ",
-                                        history.newest().version(), ", and not ", request.version)};
+                                        history.newest().version(), ", and not ", version)};
     }
-    return reader_.MakeBlocks(history, *layout_, request.version, wanted, stop_);
+    made_newest_ = false;
+    return reader_.MakeBlocks(history, *layout_, version, wanted, stop_);
   }
 
   Status FetchDeltas(DeltaStaging& staging) override {
@@ -109,8 +111,9 @@ class LogPull final : public Pull {
     return OkStatus();
   }
 
-  // All blocks are of one version, the newest when they were made.
+  // All blocks are of one version: the newest when they were made, or the plan's.
   Result<Plan> CatchUp(std::span<const Version>) override {
+    if (!made_newest_) return plan_;
     Plan plan{.transfer = plan_.transfer, .full = true};
     SetTarget(plan, head_->history(), head_->history().newest());
     return plan;
@@ -131,6 +134,7 @@ class LogPull final : public Pull {
   const Plan plan_;
   const std::stop_token stop_;
   const uint64_t begun_;
+  bool made_newest_ = true;
 };
 
 class LogOrigin final : public Origin {
@@ -139,23 +143,27 @@ class LogOrigin final : public Origin {
       : options_(std::move(options)),
         transfers_(options_.connections),
         reader_(options_.store, options_.model, options_.trusted, transfers_, workers, options_.memory_bytes) {
-    if (options_.heads_path.empty()) return;
-    seen_path_ = Cat(options_.heads_path, "/", HexEncode(Hash128(AsBytes(std::string_view(reader_.url())))));
-    const Result<std::string> seen = os::ReadFile(seen_path_, kMaxSeenBytes);
-    v1::LogHead head;
-    if (seen.ok() && head.ParseFromString(*seen)) reader_.Remember(std::move(head));
+    if (options_.remembered_path.empty()) return;
+    auto head = versionlog::ReadRemembered(options_.remembered_path);
+    if (!head.ok()) {
+      telemetry::LogWarn("log_head_not_noted", head.status(), {{"model", options_.model}});
+    } else if (!head->id().empty()) {
+      reader_.Remember(*std::move(head));
+      remembered_ = true;
+    }
   }
 
   std::string name() const override { return reader_.url(); }
   Abilities can() const override { return {}; }
 
   Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {
+    ForgetIfRemoved();
     versionlog::Head seen;
     bool told = false;
     while (true) {
       Result<versionlog::Head> head = reader_.AwaitHead(seen, options_.poll, stop);
       const bool none = head.status().code() == ErrorCode::kNotFound;
-      if (!head.ok() && !none) return head.status();
+      if (!head.ok() && !none) return Explain(head.status());
       if (none && !std::exchange(told, true)) on_head({});
       if (none || *head == nullptr) continue;
       seen = *head;
@@ -202,32 +210,46 @@ class LogOrigin final : public Origin {
     if (none || (head.ok() && !(*head)->has_history())) {
       return Status(ErrorCode::kNotFound, Cat(name(), " has no version of model ", options_.model, " yet"));
     }
-    if (head.ok()) Note(*head);
+    if (!head.ok()) return Explain(head.status());
+    Note(*head);
     return head;
+  }
+
+  // A head that does not follow the one that is remembered is refused until an operator says otherwise.
+  Status Explain(Status refused) const {
+    if (refused.code() != ErrorCode::kState || options_.remembered_path.empty()) return refused;
+    return {ErrorCode::kState,
+            Cat(refused.message(), "; it is not read; if it is the right one, remove ", options_.remembered_path)};
+  }
+
+  void ForgetIfRemoved() {
+    std::lock_guard lock(note_mutex_);
+    if (!remembered_) return;
+    const auto there = versionlog::ReadRemembered(options_.remembered_path);
+    if (!there.ok() || !there->id().empty()) return;
+    remembered_ = false;
+    noted_ = nullptr;
+    reader_.Remember(std::nullopt);
   }
 
   // What is needed to see that a later head follows it.
   void Note(const versionlog::Head& head) {
     std::lock_guard lock(note_mutex_);
-    if (seen_path_.empty() || noted_ == head || !head->has_history()) return;
+    if (options_.remembered_path.empty() || noted_ == head || !head->has_history()) return;
     noted_ = head;
-    v1::LogHead seen = *head;
-    seen.clear_next();
-    v1::LogHistory& history = *seen.mutable_history();
-    history.clear_steps();
-    history.clear_chunks();
-    history.clear_layout();
-    history.clear_manifest();
-    Status noted = os::MakeDirs(options_.heads_path, 0700);
-    if (noted.ok()) noted = os::WriteFileAtomic(seen_path_, seen.SerializeAsString(), 0600);
+    const Status noted = versionlog::WriteRemembered(options_.remembered_path, *head);
+    remembered_ = remembered_ || noted.ok();
     if (!noted.ok()) telemetry::LogWarn("log_head_not_noted", noted, {{"model", options_.model}});
   }
 
   Result<Plan> PlanFor(const v1::LogHistory& history, const Want& want) const {
     const VersionRef newest = RefTo(history, history.newest().version());
-    Plan plan;
-    SetTarget(plan, history, history.newest());
     const bool same_run = want.held.run == newest.run && !want.held.nothing();
+    // Whoever has a newer version than the writer was rolled back to keeps it, as the writer's other replica does.
+    const bool beyond = same_run && want.held.version > versionlog::Offered(history).version();
+    const v1::LogVersion& target = beyond ? history.newest() : versionlog::Offered(history);
+    Plan plan;
+    SetTarget(plan, history, target);
     if (same_run && want.held.version > newest.version) {
       if (want.whole) {
         return Status(ErrorCode::kState, Cat(name(), " has version ", newest.version, " of model ", options_.model,
@@ -246,7 +268,7 @@ class LogOrigin final : public Origin {
     plan.base = want.held;
     uint64_t bytes = 0;
     for (const v1::LogStep& step : history.steps()) {
-      if (step.base() < want.held.version) continue;
+      if (step.base() < want.held.version || step.target().version() > target.version()) continue;
       bytes += step.payload().bytes();
       if (bytes > options_.memory_bytes && !plan.steps.empty() && plan.target != want.skipped) {
         plan.goes_on = true;
@@ -262,10 +284,10 @@ class LogOrigin final : public Origin {
   const LogOriginOptions options_;
   WorkerPool transfers_;
   versionlog::LogReader reader_;
-  std::string seen_path_;  // empty: none
   std::mutex note_mutex_;
-  versionlog::Head noted_;  // at seen_path_; guarded by note_mutex_
-  uint64_t opened_ = 0;     // pulls
+  versionlog::Head noted_;   // at remembered_path; guarded by note_mutex_
+  bool remembered_ = false;  // a head was there, once; guarded by note_mutex_
+  uint64_t opened_ = 0;      // pulls
 };
 
 }  // namespace

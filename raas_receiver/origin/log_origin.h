@@ -18,7 +18,7 @@ struct LogOriginOptions {
   std::string model;
   std::shared_ptr<objects::ObjectStore> store;
   versionlog::TrustedKeys trusted;  // none: heads need no signature
-  std::string heads_path;           // directory that remembers the heads read last; empty: none
+  std::string remembered_path;      // file that remembers the head read last; empty: none
   size_t connections = 4;           // objects that are read side by side
   // Of deltas that are in memory at once; a larger one comes alone.
   uint64_t memory_bytes = versionlog::kLogMemoryBytes;

@@ -97,7 +97,7 @@ class OrderedOrigin final : public Origin {
     for (size_t i = 0; i < origins_.size(); ++i) {
       watches.emplace_back([&, i](const std::stop_token& end) { WatchOne(i, heads, end); });
     }
-    std::optional<VersionRef> announced;
+    std::optional<std::pair<VersionRef, int64_t>> announced;  // and when the log's writer wrote it
     uint64_t seen = 0;
     while (true) {
       heads.Wait(seen, stop);
@@ -109,8 +109,9 @@ class OrderedOrigin final : public Origin {
       }
       const bool other = in_use_.exchange(chosen->origin) != chosen->origin;
       if (other) telemetry::Log(telemetry::LogLevel::kInfo, "source_changed", {{"source", name()}});
-      if (!other && announced == chosen->head.held && !chosen->head.held.nothing()) continue;
-      announced = chosen->head.held;
+      const auto news = std::pair(chosen->head.held, chosen->head.written_unix_ns);
+      if (!other && announced == news && !chosen->head.held.nothing()) continue;
+      announced = news;
       announced_unix_ns_ = std::max(announced_unix_ns_, chosen->head.committed_unix_ns);
       on_head(chosen->head);
     }

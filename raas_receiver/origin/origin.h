@@ -28,6 +28,7 @@ struct Head {
   ManifestDigest digest;          // zero: not known
   LayoutDigest layout;            // of the model as it is now
   int64_t committed_unix_ns = 0;  // when the trainer committed it; 0: not known
+  int64_t written_unix_ns = 0;    // when the writer of the log wrote this; 0: it is of no log
   std::string withdrawn;          // why there is none any more; empty: there is one, or there never was
 };
 

@@ -178,7 +178,7 @@ struct LogHost : Host {
   }
   std::vector<uint64_t> Hashes(Version version) const override { return log.model.manifest(version).block_hashes; }
   std::unique_ptr<Origin> Of(const std::string& model) override {
-    return NewLogOrigin({.model = model, .store = log.store, .trusted = {}, .heads_path = "", .connections = 2},
+    return NewLogOrigin({.model = model, .store = log.store, .trusted = {}, .remembered_path = "", .connections = 2},
                         log.pool);
   }
   void Damage(BlockIndex block) override {

@@ -36,7 +36,7 @@ bool EngineHealth::Serves(const std::string& service, const v1::ReceiverModel& m
   const bool held_back = model.state() == v1::SESSION_STATE_HELD || model.skipped_version() == model.newest_version();
   const bool behind = follows_ && !held_back && serving.version < model.newest_version();
   const bool fresh = known_.try_emplace(service, unready_after_).first->second.Update(serving, behind);
-  return fresh && !serving.nothing() && serving.run == ReadVersionRef(model.held()).run;
+  return fresh && !model.log_stale() && !serving.nothing() && serving.run == ReadVersionRef(model.held()).run;
 }
 
 EngineHealth::Serving EngineHealth::Update(const v1::ReceiverModel& model) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "common/os/filesystem.h"
@@ -41,6 +42,19 @@ void WarnOfDisk(const std::string& root) {
                   {"message",
                    "every version is written to a disk, too, which may make syncs and engines wait; give a "
                    "--root on a tmpfs, such as /dev/shm"}});
+}
+
+// What such an agent says may be another's word, and readers of the log trust it.
+void WarnOfSigning(const ReceiverConfig& config) {
+  if (!config.archive.key || config.tls.files.configured()) return;
+  for (const Source& source : config.sources) {
+    if (source.log != nullptr || net::HostPort{source.agent.host}.IsLoopback()) continue;
+    telemetry::Log(telemetry::LogLevel::kWarn, "archive_source_in_plaintext",
+                   {{"source", source.text},
+                    {"message",
+                     "any host on the way to this agent decides what is signed by --archive-key; give --tls-cert, "
+                     "--tls-key and --tls-ca"}});
+  }
 }
 
 // Where none gets it there is one that is not notified.
@@ -91,6 +105,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
+  WarnOfSigning(receiver->config_);
   LS_RETURN_IF_ERROR(receiver->Listen());
   return receiver;
 }
@@ -114,12 +129,13 @@ Status Receiver::OpenModels() {
     session::SessionOptions options{.model = model,
                                     .follow = config_.follow,
                                     .scrub_round = config_.scrub_round,
+                                    .log_max_age = config_.log_max_age,
                                     .unready_after = config_.unready_after,
                                     .admission = config_.admission,
                                     .engine_threads = std::min(workers_.size(), kMostEngineThreads),
                                     .timeline = &timeline_};
     std::vector<std::unique_ptr<origin::Origin>> origins;
-    for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model, *replicas));
+    for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model));
     LS_ASSIGN_OR_RETURN(auto archiver, OpenArchive(model, *replicas));
     std::vector<session::EngineEntry> table;
     for (const EngineSettings& settings : EnginesOf(config_, model)) {
@@ -133,13 +149,19 @@ Status Receiver::OpenModels() {
   return OkStatus();
 }
 
-std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const std::string& model,
-                                                     const replica::ReplicaPair& replicas) {
+// The file of one log and model, which outlives the replicas' memory.
+std::string Receiver::RememberedPath(std::string_view what, const std::string& model,
+                                     const objects::ObjectStore& log) const {
+  const std::string of_log = HexEncode(Hash128(AsBytes(std::string_view(log.url()))));
+  return Cat(config_.state_dir, "/", what, "/", model, "-", of_log);
+}
+
+std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const std::string& model) {
   if (source.log != nullptr) {
     return origin::NewLogOrigin({.model = model,
                                  .store = source.log,
                                  .trusted = config_.log_keys,
-                                 .heads_path = replicas.directory().LogHeadsPath(),
+                                 .remembered_path = RememberedPath("logs-read", model, *source.log),
                                  .connections = config_.lanes,
                                  .memory_bytes = config_.log_memory_bytes,
                                  .poll = config_.log_poll},
@@ -166,6 +188,7 @@ Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::stri
                                     .model = model,
                                     .receiver = config_.name,
                                     .key = config_.archive.key,
+                                    .remembered_path = RememberedPath("logs-written", model, *config_.archive.store),
                                     .keep_bytes = config_.archive.keep_bytes,
                                     .keep_age = config_.archive.keep_age,
                                     .grace = config_.archive.grace,

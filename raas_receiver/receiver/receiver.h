@@ -39,8 +39,8 @@ class Receiver {
   Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);
 
   Status OpenModels();
-  std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model,
-                                             const replica::ReplicaPair& replicas);
+  std::string RememberedPath(std::string_view what, const std::string& model, const objects::ObjectStore& log) const;
+  std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model);
   // Null: none is written.
   Result<std::unique_ptr<archive::Archiver>> OpenArchive(const std::string& model, replica::ReplicaPair& replicas);
   Status Listen();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <thread>
@@ -69,6 +70,9 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version");
   parser.Add("log-memory-bytes", &config.log_memory_bytes,
              "memory for deltas of a log, for each model: more of them come in several steps, a larger one alone");
+  parser.Add("log-max-age", &config.log_max_age,
+             "not ready when the log's writer wrote its head so long ago, by its clock and this host's; a writer does "
+             "it every 5 minutes at least; 0: ready whatever its age");
   parser.Add("archive", &to.archive,
              "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
              "empty: none");
@@ -83,6 +87,9 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("model", &config.models, "a model to follow; repeat for several");
   parser.Add("root", &config.root,
              "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
+  parser.Add("state-dir", &config.state_dir,
+             "directory on a disk, for what is remembered of logs across reboots; empty: $STATE_DIRECTORY (systemd), "
+             "else $XDG_STATE_HOME/lockstep, else ~/.local/state/lockstep");
   parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("control-socket", &to.control_socket,
              "unix socket of the own control plane, for processes of this user and root; none");
@@ -157,6 +164,7 @@ Status CheckRanges(const ConfigParser& parser, const ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round", config.scrub_round, kNone, 30 * kDay));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace", config.reader_grace, kNone, kMostReaderGrace));
   LS_RETURN_IF_ERROR(CheckRange(parser, "log-poll", config.log_poll, milliseconds(10), kDay));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "log-max-age", config.log_max_age, kNone, 365 * kDay));
   LS_RETURN_IF_ERROR(CheckRange(parser, "archive-keep-age", config.archive.keep_age, kNone, 3650 * kDay));
   LS_RETURN_IF_ERROR(CheckRange(parser, "archive-grace", config.archive.grace, kNone, kDay));
   LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after", config.unready_after, kNone, 365 * kDay));
@@ -234,6 +242,32 @@ Result<std::shared_ptr<objects::ObjectStore>> OpenLog(const ConfigParser& parser
                     "--allow-insecure-network CIDR"));
 }
 
+// Nothing: the environment names none.
+std::string DefaultStateDir() {
+  const auto below = [](const char* variable, std::string_view rest) {
+    const char* value = std::getenv(variable);
+    return value == nullptr || value[0] != '/' ? std::string() : Cat(value, rest);
+  };
+  for (const auto& [variable, rest] : {std::pair("STATE_DIRECTORY", ""), std::pair("XDG_STATE_HOME", "/lockstep"),
+                                       std::pair("HOME", "/.local/state/lockstep")}) {
+    if (std::string found = below(variable, rest); !found.empty()) return found;
+  }
+  return "";
+}
+
+Status CheckStateDir(const ConfigParser& parser, ReceiverConfig& config) {
+  const bool reads = std::ranges::any_of(config.sources, [](const Source& each) { return each.log != nullptr; });
+  if (!reads && config.archive.store == nullptr) return OkStatus();
+  if (config.state_dir.empty()) config.state_dir = DefaultStateDir();
+  if (config.state_dir.empty()) {
+    return {ErrorCode::kConfig,
+            Cat(parser.WrittenAs("state-dir"), " is empty, and there is no $HOME; name a directory ",
+                "on a disk, for what is remembered of the log")};
+  }
+  config.state_dir = Absolute(config.state_dir);
+  return OkStatus();
+}
+
 Status CheckSources(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   for (const std::string& text : written.sources) {
     Source source{.text = text};
@@ -266,8 +300,13 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
-  if (!reads_it) return OkStatus();
-  return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", written.archive, " is a source, too")};
+  if (reads_it) {
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", written.archive, " is a source, too")};
+  }
+  const auto log = std::ranges::find_if(config.sources, [](const Source& each) { return each.log != nullptr; });
+  if (written.archive_key.empty() || log == config.sources.end() || !config.log_keys.empty()) return OkStatus();
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive-key"), ": without --log-keys whoever can write ", log->text,
+                                  " decides what this receiver signs; name the keys that have signed it")};
 }
 
 Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
@@ -276,6 +315,7 @@ Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& confi
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
   LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
   LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));
+  LS_RETURN_IF_ERROR(CheckStateDir(parser, config));
   if (!written.listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.listen,
                         net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,

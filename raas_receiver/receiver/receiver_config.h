@@ -41,9 +41,11 @@ struct ReceiverConfig {
   versionlog::TrustedKeys log_keys;  // of logs among them
   std::chrono::milliseconds log_poll{1000};
   uint64_t log_memory_bytes = versionlog::kLogMemoryBytes;
+  std::chrono::milliseconds log_max_age{0};
   ArchiveConfig archive;
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
+  std::string state_dir;                            // what outlives a reboot; used with logs alone
   std::string assets;                               // empty: none
   std::optional<net::HostPort> listen;              // nothing: no TCP
   std::string control_socket;                       // empty: none

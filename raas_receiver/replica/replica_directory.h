@@ -35,10 +35,8 @@ class ReplicaDirectory {
   // Where a replica's next file is made, beside the one that is there.
   std::string NextReplicaPath() const { return scratch_ + "/tmp-replica.safetensors"; }
 
-  // Directories of what logs need beside the replicas: deltas that wait to be archived, and of each log that is read
-  // the head that was read last.
+  // Directory of deltas that wait to be archived.
   std::string SpoolPath() const { return scratch_ + "/to-archive"; }
-  std::string LogHeadsPath() const { return scratch_ + "/log-heads"; }
 
   // Room that is kept for writing a version down, in place of what was kept before. kResourceExhausted.
   Status KeepRoom(uint64_t bytes) const;

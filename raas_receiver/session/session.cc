@@ -123,7 +123,8 @@ void Session::Loop() {
     state_ = Resting();
     engines_.Check();
     const VersionRef newest = follower_.newest();
-    if (!in_step_ && !newest.nothing() && newest == replicas_->current().held) ToArchive();
+    const bool chosen = newest == replicas_->current().held || !replicas_->rollback().version.nothing();
+    if (!in_step_ && !newest.nothing() && chosen) ToArchive();
     const milliseconds until = UntilDue();
     const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
     if (!did) (void)changed_.WaitPast(seen, until);
@@ -137,7 +138,7 @@ void Session::Loop() {
   changed_.Notify();
 }
 
-// What is held is what the origin has, or had.
+// What is held is what the origin has, or had, or what an operator chose of that.
 void Session::ToArchive() {
   in_step_ = true;
   if (archiver_ != nullptr) archiver_->InStep();

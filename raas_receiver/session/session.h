@@ -49,6 +49,7 @@
 
 #include "common/base/backoff.h"
 #include "common/base/status.h"
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/archive/archiver.h"
 #include "raas_receiver/origin/origin.h"
@@ -73,6 +74,7 @@ struct SessionOptions {
   std::string model;
   bool follow = true;                          // sync whenever there is a newer version
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
+  std::chrono::milliseconds log_max_age{0};    // not ready when its log's head is older; 0: whatever its age
   std::chrono::milliseconds unready_after{0};  // behind the origin for so long it is not ready; 0: it stays so
   EngineAdmission admission;                   // of engines that are not in the table
   size_t engine_threads = 2;                   // that write into the ranks of each engine in place
@@ -143,7 +145,8 @@ class Session {
     std::vector<std::shared_ptr<const Engine>> waiting;
   };
 
-  bool HoldsDamage() const;  // in either replica, and knows it
+  bool HoldsDamage() const;      // in either replica, and knows it
+  std::string StaleLog() const;  // why what the log has may be old; empty: it may not
   // What the origin is told of it. Any thread.
   v1::ReportRequest Report() const;
 
@@ -186,6 +189,8 @@ class Session {
   std::atomic<bool> notifying_ = false;  // an attempt at an engine is under way
   std::atomic<bool> ended_ = false;
   Freshness freshness_;
+  const int64_t made_unix_ns_ = telemetry::UnixNanos();
+  bool stale_ = false;    // the log's head; it was logged
   bool late_ = false;     // an attempt at an engine; it was logged
   bool in_step_ = false;  // with the origin, once
 

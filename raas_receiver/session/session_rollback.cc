@@ -109,6 +109,7 @@ Status Session::Return(const replica::Rollback& chosen) {
   LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
   const VersionRef now = replicas_->current().held;
   sync_again_ = {};
+  if (in_step_) ToArchive();
   origin_->Follow({}, stop_.get_token());
   // They would lead on at once.
   AnswerAll(orders_.Take(Order::kPull),

@@ -1,6 +1,7 @@
 // What a session says of itself: whether it is ready and alive, and what status and the origin are told.
 #include <utility>
 
+#include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/origin/version_ref_proto.h"
 #include "raas_receiver/session/session.h"
@@ -17,13 +18,29 @@ bool Session::HoldsVersion() const {
   return !current.held.nothing() && !current.damaged;
 }
 
+// The writer's clock is compared with this host's. A reader of logs that has read no head counts from its start.
+std::string Session::StaleLog() const {
+  if (options_.log_max_age.count() == 0) return "";
+  int64_t written = follower_.head().written_unix_ns;
+  if (written == 0 && !origin_->can().report) written = made_unix_ns_;
+  const auto age = std::chrono::nanoseconds(telemetry::UnixNanos() - written);
+  if (written == 0 || age <= options_.log_max_age) return "";
+  using std::chrono::seconds;
+  return Cat("the log's writer has been silent for ", std::chrono::duration_cast<seconds>(age).count(),
+             " s, more than --log-max-age: it does not run, what it writes does not arrive, or the clocks differ");
+}
+
 bool Session::Ready() {
   const bool fresh = freshness_.Update(replicas_->current().held, Behind());
+  const std::string stale = StaleLog();
+  if (std::exchange(stale_, !stale.empty()) != stale_ && stale_) {
+    telemetry::LogWarn("log_stale", {ErrorCode::kDeadline, stale}, {{"model", options_.model}});
+  }
   const std::string late = engines_.LateAttempt();
   if (std::exchange(late_, !late.empty()) != late_ && late_) {
     telemetry::LogWarn("engine_late", {ErrorCode::kDeadline, late}, {{"model", options_.model}});
   }
-  return fresh && !late_ && HoldsVersion() && engines_.Serve();
+  return fresh && !stale_ && !late_ && HoldsVersion() && engines_.Serve();
 }
 
 v1::ReceiverModel Session::Describe() const {
@@ -58,6 +75,11 @@ v1::ReceiverModel Session::Describe() const {
   if (model.last_error().empty()) {
     model.set_last_error(follower_.error());
     if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
+  }
+  model.set_log_written_unix_ns(head.written_unix_ns);
+  if (const std::string stale = StaleLog(); !stale.empty()) {
+    model.set_log_stale(true);
+    if (model.last_error().empty()) model.set_last_error(stale);
   }
   if (model.last_error().empty()) model.set_last_error(reporter_.error());
   if (const std::string late = engines_.LateAttempt(); !late.empty()) {

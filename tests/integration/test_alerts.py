@@ -91,6 +91,23 @@ def test_a_log_that_is_not_written(cluster, prometheus):
     prometheus.wait_for_none()
 
 
+def test_a_log_that_stands_still(cluster, prometheus):
+    model = ToyModel(blocks=8)
+    log = cluster.directory / "log"
+    log.mkdir()
+    agent = cluster.agent(**LISTEN)
+    writer = cluster.receiver(agent, archive=f"file://{log}", **LISTEN)
+    reader = cluster.receiver(f"file://{log}", log_max_age="5s", **LISTEN)
+    publish(agent, model, 1)
+    reader.wait_for(model.tensors)
+    prometheus.scrape(agent, writer, reader)
+    writer.kill()
+    prometheus.wait_for("LockstepLogStale")
+    writer.start()
+    prometheus.scrape(agent, writer, reader)
+    wait_until(lambda: "LockstepLogStale" not in prometheus.firing(), "its head is written again")
+
+
 def test_a_trainer_that_dies_in_a_version(cluster, prometheus):
     agent = cluster.agent(**LISTEN)
     receiver = cluster.receiver(agent, **LISTEN)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -86,6 +87,136 @@ def test_a_log_that_is_not_signed_by_a_trusted_key_is_not_read(cluster, agent, l
         wait_archived(unsigned, 2)
         wait_until(lambda: "is not signed" in trusting.model_status()["last_error"], "the reader says why")
         trusting.wait_for(before)
+
+
+def test_a_log_of_the_same_key_and_model_is_not_read_in_the_place_of_the_one_before(cluster, agent, log):
+    private, public = key_pair(cluster.directory, "ours")
+    elsewhere = cluster.directory / "staging-log"
+    elsewhere.mkdir()
+    model, other = ToyModel(blocks=4), ToyModel(blocks=4, seed=1)
+    writer = cluster.receiver(agent, name="writer", archive=log, archive_key=private)
+    reader = cluster.receiver(log, name="reader", log_keys=public)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        reader.wait_for(model.tensors)
+        writer.stop()
+    time.sleep(1.1)  # its epoch is a later one
+    writer = cluster.receiver(agent, name="staging", archive=f"file://{elsewhere}", archive_key=private)
+    with agent.publisher(other.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version=version, tensors=other.step())
+        wait_archived(writer, 2)
+    shutil.copytree(elsewhere, log.removeprefix("file://"), dirs_exist_ok=True)
+    error = wait_until(lambda: reader.model_status()["last_error"], "the reader says why")
+    assert "is of another log" in error
+    reader.wait_for(model.tensors)
+    reader.kill()
+    shutil.rmtree(reader.root)  # as a reboot does
+    reader.start()
+    error = wait_until(lambda: reader.model_status()["last_error"], "the reader remembers")
+    assert "is of another log" in error and not reader.file().exists()
+    Path(re.search(r"if it is the right one, remove (\S+)", error)[1]).unlink()
+    reader.wait_for(other.tensors)
+
+
+def test_a_log_that_was_removed_and_begun_again_is_the_same_one_for_its_readers(cluster, agent, log):
+    model = ToyModel(blocks=4)
+    writer = cluster.receiver(agent, name="writer", archive=log)
+    reader = cluster.receiver(log, name="reader")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        reader.wait_for(model.tensors)
+        before = json.loads(ctl_log("ls", log).stdout)[0]
+        writer.stop()
+        shutil.rmtree(log.removeprefix("file://") + "/actor")
+        writer.start()
+        publisher.publish(version=2, tensors=model.step())
+        reader.wait_for(model.tensors)
+    after = json.loads(ctl_log("ls", log).stdout)[0]
+    assert after["id"] == before["id"] and after["epoch"] > before["epoch"]
+
+
+def test_the_keys_of_a_log_are_read_again_for_each_head(cluster, agent, log):
+    private, public = key_pair(cluster.directory, "ours")
+    _, others = key_pair(cluster.directory, "others")
+    keys = cluster.directory / "keys.pem"
+    shutil.copy(public, keys)
+    model = ToyModel(blocks=2)
+    cluster.receiver(agent, name="writer", archive=log, archive_key=private)
+    reader = cluster.receiver(log, name="reader", log_keys=keys)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        reader.wait_for(model.tensors)
+        before = model.copy()
+        for content, why in ((others.read_bytes(), "no key that is trusted"), (b"", "has no public key")):
+            keys.write_bytes(content)
+            publisher.publish(tensors=model.step())
+            wait_until(lambda why=why: why in reader.model_status()["last_error"], "the reader says why")
+        reader.wait_for(before)
+        keys.write_bytes(others.read_bytes() + public.read_bytes())
+        reader.wait_for(model.tensors)
+
+
+def test_a_receiver_signs_nothing_that_no_key_of_its_source_has_signed(cluster, log):
+    private, public = key_pair(cluster.directory, "ours")
+    other = cluster.directory / "other-log"
+    other.mkdir()
+    relay = cluster.receiver(log, name="relay", start=False, archive=f"file://{other}", archive_key=private)
+    refused = subprocess.run(relay.command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 78 and "without --log-keys" in refused.stderr
+    cluster.receiver(log, name="trusting", archive=f"file://{other}", archive_key=private, log_keys=public)
+
+
+def test_a_version_that_the_writer_was_rolled_back_from_is_not_what_new_readers_get(cluster, agent, log):
+    model = ToyModel(blocks=4)
+    writer = cluster.receiver(agent, name="writer", archive=log)
+    early = cluster.receiver(log, name="early")
+    versions = {}
+
+    def newest() -> "tuple[int, int]":
+        history = json.loads(ctl_log("ls", log).stdout)[0]["history"]
+        return history["newest"]["version"], history.get("current", {}).get("version", 0)
+
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2, 3):
+            publisher.publish(version=version, tensors=model.step())
+            early.wait_for(model.tensors)
+            versions[version] = model.copy()
+        assert writer.ctl("rollback", "--not", "3").returncode == 0
+        wait_until(lambda: newest() == (3, 2), "the log offers version 2")
+        late = cluster.receiver(log, name="late")
+        late.wait_for(versions[2])
+        early.wait_for(versions[3])  # its operator rolls it back, or not
+        assert not early.model_status()["last_error"]
+        out = cluster.directory / "fetched"
+        assert ctl_log("fetch", log, "--out", out).returncode == 0
+        assert differing_tensor(out / "model.safetensors", versions[2]) is None
+        publisher.publish(version=4, tensors=model.step())
+        for reader in (early, late):
+            reader.wait_for(model.tensors)
+        assert newest() == (4, 0)
+        assert ctl_log("verify", log).returncode == 0
+
+
+def test_a_reader_of_a_log_that_stands_still_is_not_ready_and_says_so(cluster, agent, log):
+    model = ToyModel(blocks=4)
+    cluster.receiver(agent, name="writer", archive=log)
+    reader = cluster.receiver(log, name="reader", log_max_age="5s", engine="hook:true")
+
+    def ready() -> "set[int]":
+        services = ("readiness", "raas-receiver-engine/actor")
+        return {reader.ctl("--quiet", "health", service).returncode for service in services}
+
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version=version, tensors=model.step())
+            reader.wait_for(model.tensors)
+            wait_until(lambda: ready() == {0}, "it is ready")
+            assert not reader.model_status()["last_error"]
+            wait_until(lambda: ready() == {69}, "it is not any more")
+            assert "--log-max-age" in reader.model_status()["last_error"]
+    assert reader.log().count('"event":"log_stale"') == 2
+    reader.wait_for(model.tensors)  # which it holds, and serves
 
 
 def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(cluster, agent, log):

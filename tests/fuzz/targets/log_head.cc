@@ -14,6 +14,7 @@ v1::LogHead Head() {
   v1::LogHead head;
   head.set_format(versionlog::kLogFormat);
   head.set_model("actor");
+  head.set_id(std::string(16, 'i'));
   head.set_epoch(7);
   head.set_serial(2);
   v1::LogHistory& history = *head.mutable_history();
@@ -80,6 +81,7 @@ void TestInput(ByteView input) {
   if (!head.ParseFromArray(input.data(), static_cast<int>(input.size()))) return;
   head.set_format(versionlog::kLogFormat);
   head.set_model("actor");
+  head.set_id(std::string(16, 'i'));
   TestHead(head.SerializeAsString(), input);
 }
 
