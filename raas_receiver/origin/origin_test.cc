@@ -557,7 +557,7 @@ TEST_CASE(
   const uint64_t two = history.steps(0).payload().bytes() + history.steps(1).payload().bytes();
   const auto plan = [&](uint64_t memory_bytes, Version held, Version skipped) {
     const auto reader = NewLogOrigin(
-        {.model = "actor", .store = host.log.store, .trusted = {}, .heads_path = "", .memory_bytes = memory_bytes},
+        {.model = "actor", .store = host.log.store, .trusted = {}, .remembered_path = "", .memory_bytes = memory_bytes},
         host.log.pool);
     Want want = host.Holding(held);
     if (skipped != 0) want.skipped = host.At(skipped);
@@ -626,7 +626,7 @@ struct MovingStore final : objects::ObjectStore {
 TEST_CASE("A log that moves on while it is read whole, again and again, is read once, and comes as a newer version") {
   LogHost host(1);  // what the newest version needs
   const auto moving = std::make_shared<MovingStore>(host.log.store);
-  host.origin = NewLogOrigin({.model = "actor", .store = moving, .trusted = {}, .heads_path = "", .connections = 1},
+  host.origin = NewLogOrigin({.model = "actor", .store = moving, .trusted = {}, .remembered_path = "", .connections = 1},
                              host.log.pool);
   const auto pull = host.Open(0);
   Memory memory(*host.layout);
