@@ -39,7 +39,7 @@ Identity IdentityOf(const rpc::PeerCertificate& certificate) {
 
 Identity IdentityOf(const grpc::ServerContextBase& context) {
   const std::string peer = context.peer();
-  // Connections that were handed to gRPC as a descriptor (control_socket.h) are called so, and no other is.
+  // Connections of the control socket (control_socket.h) are called so, and no other is.
   if (peer.starts_with("fd:")) return {.name = "the control socket", .of_host = true};
   if (!rpc::HasCertificate(peer)) return {.name = "plaintext"};
   const std::optional<rpc::PeerCertificate> certificate = rpc::CertificateOf(peer);

@@ -17,7 +17,7 @@ Result<bool> ParseBool(std::string_view text);          // true, false, 1, 0, ye
 
 Result<std::chrono::milliseconds> ParseTime(std::string_view text);  // "250ms", "30s", "15m", "2h", "7d", "0"
 
-std::string NumberToml(uint64_t number);  // as a text where TOML has no such number
+std::string NumberToml(uint64_t number);       // as a text where TOML has no such number
 std::string QuoteToml(std::string_view text);  // without passwords: to be shown
 std::string QuoteToml(const std::vector<std::string>& list);
 

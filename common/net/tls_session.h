@@ -59,7 +59,7 @@ class TlsContext {
   std::unique_ptr<BIO_METHOD, OpenSslFree<BIO_meth_free>> bio_;
 };
 
-// One connection. Used by one coroutine at a time. After an error the socket is to be closed.
+// One connection. Used by one thread at a time. After an error the socket is to be closed.
 class TlsSession {
  public:
   // A handshake of more bytes than this is broken off: certificates take some thousand bytes, a chain more.

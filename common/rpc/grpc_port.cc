@@ -5,10 +5,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <utility>
 
 #include "common/base/text.h"
+#include "common/net/lane_io.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::rpc {
@@ -17,7 +19,7 @@ namespace {
 constexpr std::chrono::seconds kLastWords{1};
 constexpr std::chrono::milliseconds kLook{10};
 constexpr std::chrono::milliseconds kHandshakeTimeout{kHandshakeTimeoutMs};
-// A peer that acknowledges nothing for so long is gone.
+// A peer that acknowledges nothing, or takes nothing, for so long is gone.
 constexpr unsigned kUnacknowledgedMs = 10'000;
 // For a request, from its first byte to its last. All of ours are one message.
 constexpr std::chrono::seconds kWholeIn{10};
@@ -25,6 +27,26 @@ constexpr std::chrono::seconds kWholeIn{10};
 constexpr size_t kDescriptorsOfOne = 3;
 // Of a process's descriptors a port's connections have this share at most.
 constexpr size_t kShare = 4;
+
+// HTTP/2 for a peer that is let in no further: SETTINGS, without which it would not listen, and GOAWAY with the reason.
+std::string Farewell(std::string_view why) {
+  constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
+  constexpr std::string_view kGoAway("\7\0\0\0\0\0\0\0\0\0\0\0\xc", 13);  // no stream was served; INADEQUATE_SECURITY
+  why = why.substr(0, 512);
+  const size_t bytes = 8 + why.size();
+  return Cat(kSettings, std::string{'\0', static_cast<char>(bytes >> 8), static_cast<char>(bytes)}, kGoAway, why);
+}
+
+// Lets the peer read why it is refused: a reset would take that with it.
+asio::awaitable<void> Dismiss(net::PeerStream& peer, std::string_view why) {
+  constexpr std::chrono::seconds kTime{1};
+  const std::string farewell = Farewell(why);
+  if (!(co_await peer.WriteAll(AsBytes(std::string_view(farewell)), kTime)).ok()) co_return;
+  asio::error_code ignored;
+  peer.socket().shutdown(asio::socket_base::shutdown_send, ignored);
+  std::array<std::byte, 4096> rest;
+  (void)co_await peer.ReadExact(rest, kTime);
+}
 
 net::Places::Limits PlacesOf(size_t connections) {
   const size_t most = std::max<size_t>(MostDescriptors() / kDescriptorsOfOne / kShare, 2);
@@ -49,6 +71,7 @@ Result<std::unique_ptr<GrpcPort>> GrpcPort::Listen(Options options) {
 
 GrpcPort::GrpcPort(Options options)
     : options_(std::move(options)),
+      shaking_(PlacesOf(options_.connections)),
       places_(PlacesOf(options_.connections)),
       slots_(io_.context(), options_.calls, [this] { LogFull(); }),
       io_(1, [](std::string_view what) {
@@ -63,6 +86,10 @@ GrpcPort::~GrpcPort() {
 }
 
 void GrpcPort::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
   if (port_ != nullptr) port_->Stop();
 }
 
@@ -87,9 +114,10 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
       .calls = options_.calls_of_one, .unanswered_bytes = options_.unanswered_bytes, .whole_in = kWholeIn};
   const auto relay = std::make_shared<Relay>(std::move(connection), limits, &slots_);
   relay->refused = [this](const Status& status) { port_->LogRefusal(status); };
-  relay->place.emplace(places_.Enter(address, [weak = std::weak_ptr(relay)] {
+  const auto leave = [weak = std::weak_ptr(relay)] {
     if (const auto displaced = weak.lock()) displaced->End();
-  }));
+  };
+  relay->place.emplace(shaking_.Enter(address, leave));
   if (const Status shaken = co_await Shake(*relay); !shaken.ok()) {
     // A peer that left was refused nothing.
     if (shaken.code() != ErrorCode::kUnavailable && shaken.code() != ErrorCode::kCancelled) {
@@ -97,7 +125,11 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
     }
     co_return;
   }
-  if (options_.admit && relay->certified && !options_.admit(relay->certified->certificate()).ok()) co_return;
+  if (options_.admit && relay->certified) {
+    const Status admitted = options_.admit(relay->certified->certificate());
+    if (!admitted.ok()) co_return co_await Dismiss(relay->peer, admitted.message());
+  }
+  relay->place.emplace(places_.Enter(address, leave));
   HandOver(*relay, listening);
   if (relay->server.is_open()) StartRelay(relay);
 }
@@ -122,7 +154,7 @@ asio::awaitable<Status> GrpcPort::Shake(Relay& relay) {
   co_return status;
 }
 
-// Closes the connection without a word when there are no descriptors for it.
+// Closes the connection without a word when there are no descriptors for it, or the server is about to shut down.
 void GrpcPort::HandOver(Relay& relay, int listening) {
   int ends[2] = {-1, -1};
   const bool paired = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0;
@@ -132,7 +164,12 @@ void GrpcPort::HandOver(Relay& relay, int listening) {
   if (relay.certified) {
     if (const Status named = relay.certified->Name(own.get()); !named.ok()) return port_->LogRefusal(named);
   }
-  relay.server.assign(asio::local::stream_protocol(), own.Release());
+  std::lock_guard lock(mutex_);  // a server that has shut down would keep the descriptor
+  if (stopped_) return;
+  asio::error_code failed;
+  relay.server.assign(asio::local::stream_protocol(), own.get(), failed);
+  if (failed) return port_->LogRefusal(net::NetStatus(failed, "watch a connection"));
+  (void)own.Release();
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
   parameters.listener_fd = listening;
   parameters.fd = server.Release();

@@ -7,6 +7,7 @@
 #include <asio.hpp>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -34,7 +35,7 @@ class GrpcPort {
   struct Options {
     std::string address;        // as TcpPort::Listen()
     size_t connections = 512;   // half of them from one address; fewer where this process may have few descriptors
-    size_t calls = 2048;        // that gRPC has of all connections
+    size_t calls = 2048;        // of all connections, that gRPC has not answered
     size_t calls_of_one = 128;  // connection
     size_t unanswered_bytes;    // that a peer may say before it gets an answer
     std::optional<net::Networks> from;  // where peers are let in from; nothing: from anywhere
@@ -65,7 +66,10 @@ class GrpcPort {
   void LogFull();
 
   const Options options_;
+  net::Places shaking_;  // peers of which it is not known yet who they are displace no others
   net::Places places_;
+  std::mutex mutex_;
+  bool stopped_ = false;  // guarded by mutex_
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
   telemetry::LogLimit full_limit_;
   CallSlots slots_;

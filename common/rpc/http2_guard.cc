@@ -18,13 +18,13 @@ Status TooMuch(std::string_view what) {
 
 }  // namespace
 
-asio::awaitable<bool> CallSlots::Take(Clock::time_point deadline) {
+asio::awaitable<bool> CallSlots::Take(Clock::time_point deadline, Turn& turn) {
   if (free_ > 0) {
     --free_;
     co_return true;
   }
   full_();
-  const auto turn = std::make_shared<asio::steady_timer>(context_, deadline);
+  turn = std::make_shared<asio::steady_timer>(context_, deadline);
   waiting_.push_back(turn);
   asio::error_code cancelled;
   co_await turn->async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
@@ -32,6 +32,10 @@ asio::awaitable<bool> CallSlots::Take(Clock::time_point deadline) {
   if (place == waiting_.end()) co_return true;  // Return() gave it a slot
   waiting_.erase(place);
   co_return false;
+}
+
+void CallSlots::Leave(const Turn& turn) {
+  if (turn != nullptr) turn->expires_at(Clock::time_point::min());
 }
 
 void CallSlots::Return(size_t slots) {
@@ -70,6 +74,11 @@ std::optional<FrameHeader> FrameReader::Next(ByteView& bytes) {
   return std::nullopt;
 }
 
+Http2Guard::~Http2Guard() {
+  const auto unanswered = std::ranges::count_if(calls_, [](const auto& call) { return !call.second.answered; });
+  slots_->ReturnLater(static_cast<size_t>(unanswered));
+}
+
 Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
   ByteView rest = bytes;
   while (const std::optional<FrameHeader> frame = from_peer_.Next(rest)) {
@@ -78,6 +87,10 @@ Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
     if (of_request) unanswered_ += FrameHeader::kBytes + frame->payload_bytes;
     if (unanswered_ > limits_.unanswered_bytes) {
       return TooMuch(Cat("its peer said more than ", limits_.unanswered_bytes, " bytes that no request of ours has"));
+    }
+    // gRPC passes over the streams of servers, and makes calls of lower numbers after them.
+    if (frame->type == FrameHeader::kHeaders && frame->stream % 2 == 0) {
+      return TooMuch(Cat("its peer used the number of a stream that no client has, ", frame->stream));
     }
     if (frame->type == FrameHeader::kHeaders && frame->stream > last_stream_) {
       if (calls_.size() >= limits_.calls) return TooMuch(Cat("its peer made more than ", limits_.calls, " calls"));
@@ -89,8 +102,8 @@ Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
     if (call == calls_.end()) continue;
     if (frame->ends_stream()) call->second.whole = true;
     if (frame->type != FrameHeader::kResetStream) continue;
+    if (!call->second.answered) slots_->ReturnLater(1);
     calls_.erase(call);
-    slots_->ReturnLater(1);
   }
   if (Clock::now() < deadline()) return Passed{.bytes = bytes.size(), .begins = false};
   return TooMuch(Cat("its peer did not end a request in ", limits_.whole_in.count(), " s"));
@@ -98,7 +111,7 @@ Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
 
 asio::awaitable<Status> Http2Guard::Begin() {
   // A peer that holds slots without ending its requests waits for no other one longer than it may hold them.
-  const bool taken = co_await slots_->Take(std::min(deadline(), Clock::now() + limits_.whole_in));
+  const bool taken = co_await slots_->Take(std::min(deadline(), Clock::now() + limits_.whole_in), turn_);
   if (!taken) co_return TooMuch("the port has too many calls");
   calls_.emplace(beginning_->stream, Call{.since = Clock::now(), .whole = beginning_->ends_stream()});
   co_return OkStatus();
@@ -110,8 +123,20 @@ void Http2Guard::FromServer(ByteView bytes) {
                          frame->type == FrameHeader::kResetStream;
     if (!of_call || frame->stream == 0) continue;
     unanswered_ = 0;
+    const auto call = calls_.find(frame->stream);
+    if (call == calls_.end()) continue;
     const bool ends = frame->ends_stream() || frame->type == FrameHeader::kResetStream;
-    if (ends && calls_.erase(frame->stream) > 0) slots_->Return(1);
+    // What a handler answers begins with headers. gRPC ends a call by itself with one frame, while the call may still
+    // be in its queue.
+    if (!call->second.answered) {
+      call->second.answered = true;
+      if (ends) {
+        slots_->ReturnLater(1);
+      } else {
+        slots_->Return(1);
+      }
+    }
+    if (ends) calls_.erase(call);
   }
 }
 

@@ -22,18 +22,23 @@
 
 namespace lockstep::rpc {
 
-// The calls that gRPC may have of all connections of a port. Used on the one thread of `context`.
+// The calls that gRPC may have not answered yet, of all connections of a port. Used on the one thread of `context`.
 class CallSlots {
  public:
   // `full` is called for each call that has to wait.
   CallSlots(asio::io_context& context, size_t slots, std::function<void()> full)
       : context_(context), free_(slots), full_(std::move(full)) {}
 
-  // Takes a slot, once one is free; those who wait get theirs in the order of coming. False: `deadline` came first.
-  asio::awaitable<bool> Take(std::chrono::steady_clock::time_point deadline);
+  // Who waits for a slot.
+  using Turn = std::shared_ptr<asio::steady_timer>;
+
+  // Takes a slot, once one is free; those who wait get theirs in the order of coming. False: `deadline` came first, or
+  // Leave(). `turn` is set while it waits.
+  asio::awaitable<bool> Take(std::chrono::steady_clock::time_point deadline, Turn& turn);
+  void Leave(const Turn& turn);
   // gRPC has answered as many calls.
   void Return(size_t slots);
-  // The peer is not interested in as many calls any more: they are in gRPC's queue, for how long is not known. The
+  // As many calls ended without an answer of a handler: they may be in gRPC's queue, for how long is not known. The
   // slots are free when gRPC had time to see to them.
   void ReturnLater(size_t slots);
 
@@ -41,7 +46,7 @@ class CallSlots {
   asio::io_context& context_;
   size_t free_;
   const std::function<void()> full_;
-  std::deque<std::shared_ptr<asio::steady_timer>> waiting_;  // each with one that is to get a slot
+  std::deque<Turn> waiting_;
 };
 
 // The header of a frame.
@@ -84,7 +89,7 @@ class Http2Guard {
 
   Http2Guard(const Limits& limits, CallSlots* slots) : limits_(limits), slots_(slots) {}
   Http2Guard(const Http2Guard&) = delete;
-  ~Http2Guard() { slots_->ReturnLater(calls_.size()); }
+  ~Http2Guard();
 
   // What of `bytes`, which the peer says, may be passed on. A new call begins with the last byte of it when `begins`:
   // that byte is held back until Begin().
@@ -98,6 +103,8 @@ class Http2Guard {
   asio::awaitable<Status> Begin();
   // What gRPC says.
   void FromServer(ByteView bytes);
+  // The connection has ended: Begin() waits no longer.
+  void Leave() { slots_->Leave(turn_); }
 
   // When the oldest request that is not whole has to be; the far future when all are.
   std::chrono::steady_clock::time_point deadline() const;
@@ -106,15 +113,17 @@ class Http2Guard {
   struct Call {
     std::chrono::steady_clock::time_point since;
     bool whole;
+    bool answered = false;  // it has no slot any more
   };
 
   const Limits limits_;
   CallSlots* const slots_;
   FrameReader from_peer_{24};  // after "PRI * HTTP/2.0..."
   FrameReader from_server_{0};
-  std::map<uint32_t, Call> calls_;  // by stream: what gRPC has not answered, and the peer has not reset
+  std::map<uint32_t, Call> calls_;  // by stream: what gRPC has not ended, and the peer has not reset
   uint32_t last_stream_ = 0;
   std::optional<FrameHeader> beginning_;
+  CallSlots::Turn turn_;
   size_t unanswered_ = 0;
 };
 

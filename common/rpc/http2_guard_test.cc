@@ -117,10 +117,45 @@ TEST_CASE("Calls that their peer resets, or leaves, keep their slots for a while
   for (uint32_t stream = 1; stream <= 7; stream += 2) REQUIRE(port.Say(other, WholeRequest(stream)).ok());
   CHECK(port.waited > 0);
   CHECK(Clock::now() - began >= std::chrono::seconds(4));
-  other.FromServer(AsBytes(std::string_view(Reset(1) + Reset(3))));  // answered: free at once
+  other.FromServer(AsBytes(std::string_view(Headers(1) + Headers(3))));  // answered: free at once
   const int waited = port.waited;
   REQUIRE(port.Say(other, WholeRequest(9) + WholeRequest(11)).ok());
   CHECK(port.waited == waited);
+}
+
+TEST_CASE("Calls that end without an answer of a handler keep their slots for a while, whoever ends them") {
+  Port port(2);
+  Http2Guard guard(kLimits, &port.slots);
+  REQUIRE(port.Say(guard, std::string(kPreface) + WholeRequest(1) + WholeRequest(3)).ok());
+  SECTION("gRPC resets what it cannot read") {
+    guard.FromServer(AsBytes(std::string_view(Reset(1) + Reset(3))));
+  }
+  SECTION("gRPC refuses them") {
+    const uint8_t end = FrameHeader::kEndStream;
+    guard.FromServer(AsBytes(std::string_view(Headers(1, end) + Headers(3, end))));
+  }
+  const auto began = Clock::now();
+  REQUIRE(port.Say(guard, WholeRequest(5)).status().code() == ErrorCode::kResourceExhausted);  // in a second
+  CHECK(port.waited == 1);
+  CHECK(Clock::now() - began >= kLimits.whole_in);
+}
+
+TEST_CASE("A peer that waits for a slot and leaves waits no more") {
+  Port port(1);
+  Http2Guard guard(kLimits, &port.slots);
+  REQUIRE(port.Say(guard, std::string(kPreface) + WholeRequest(1)).ok());
+  const auto began = Clock::now();
+  asio::steady_timer soon(port.context, std::chrono::milliseconds(50));
+  soon.async_wait([&](const asio::error_code&) { guard.Leave(); });
+  CHECK(!port.Say(guard, Headers(3)).ok());
+  CHECK(Clock::now() - began < kLimits.whole_in);
+}
+
+TEST_CASE("The number of a stream that only servers have is refused: gRPC would make calls of those below it") {
+  Port port;
+  Http2Guard guard(kLimits, &port.slots);
+  CHECK_THAT(port.Say(guard, std::string(kPreface) + Headers(0x7ffffffe)).status(),
+             FailsWith(ErrorCode::kResourceExhausted, "2147483646"));
 }
 
 TEST_CASE("A request that is not whole in time ends its connection, and so does the wait for a slot") {

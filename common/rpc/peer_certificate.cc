@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <deque>
@@ -25,45 +24,40 @@ namespace {
 // Connections that have ended, and are still found.
 constexpr size_t kEndedKept = 512;
 
-// gRPC's name for a peer is this, and a number. The abstract names of a host are shared by its processes, so this
-// process has a random part.
-const std::string& NamePrefix() {
-  static const std::string& prefix = *new std::string([] {
-    std::random_device random;
-    return Cat("lockstep-peer-", random(), "-", random(), "-");
-  }());
-  return prefix;
-}
+// Every process of a host sees the abstract names of sockets, and may take one: so none can be foretold.
+constexpr std::string_view kNamePrefix = "lockstep-peer-";
+constexpr std::string_view kScheme = "unix-abstract:lockstep-peer-";
 
-std::string Scheme() {
-  return "unix-abstract:" + NamePrefix();
+std::string NewName() {
+  std::random_device random;
+  std::string name(kNamePrefix);
+  for (int i = 0; i < 4; ++i) name += Cat(random(), "-");
+  return name;
 }
 
 class Certificates {
  public:
-  uint64_t Add(PeerCertificate certificate) {
+  void Add(const std::string& name, PeerCertificate certificate) {
     std::lock_guard lock(mutex_);
-    certificates_.emplace(next_, std::move(certificate));
-    return next_++;
+    certificates_.emplace(name, std::move(certificate));
   }
-  void End(uint64_t number) {
+  void End(const std::string& name) {
     std::lock_guard lock(mutex_);
-    ended_.push_back(number);
+    ended_.push_back(name);
     if (ended_.size() <= kEndedKept) return;
     certificates_.erase(ended_.front());
     ended_.pop_front();
   }
-  std::optional<PeerCertificate> Find(uint64_t number) {
+  std::optional<PeerCertificate> Find(const std::string& name) {
     std::lock_guard lock(mutex_);
-    const auto found = certificates_.find(number);
+    const auto found = certificates_.find(name);
     return found == certificates_.end() ? std::nullopt : std::optional(found->second);
   }
 
  private:
   std::mutex mutex_;
-  std::map<uint64_t, PeerCertificate> certificates_;
-  std::deque<uint64_t> ended_;  // of them, as they ended
-  uint64_t next_ = 1;
+  std::map<std::string, PeerCertificate> certificates_;
+  std::deque<std::string> ended_;  // of them, as they ended
 };
 
 Certificates& All() {
@@ -108,30 +102,30 @@ PeerCertificate ReadPeerCertificate(const X509& certificate) {
   return {.names = NamesOf(certificate), .serial = SerialOf(certificate), .valid_until = EndOf(certificate)};
 }
 
-CertifiedPeer::CertifiedPeer(const PeerCertificate& certificate)
-    : certificate_(certificate), number_(All().Add(certificate)) {}
+CertifiedPeer::CertifiedPeer(const PeerCertificate& certificate) : certificate_(certificate), name_(NewName()) {
+  All().Add(name_, certificate);
+}
 
 CertifiedPeer::~CertifiedPeer() {
-  All().End(number_);
+  All().End(name_);
 }
 
 Status CertifiedPeer::Name(int socket) const {
-  const std::string name = Cat(NamePrefix(), number_);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());  // below 80 bytes, of 107
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  std::memcpy(address.sun_path + 1, name_.data(), name_.size());  // below 60 bytes, of 107
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size());
   if (::bind(socket, reinterpret_cast<const sockaddr*>(&address), size) == 0) return OkStatus();
   return ErrnoStatus(errno, "name a connection for gRPC");
 }
 
 bool HasCertificate(const std::string& peer) {
-  return peer.starts_with(Scheme());
+  return peer.starts_with(kScheme);
 }
 
 std::optional<PeerCertificate> CertificateOf(const std::string& peer) {
   if (!HasCertificate(peer)) return std::nullopt;
-  return All().Find(std::strtoull(peer.c_str() + Scheme().size(), nullptr, 10));
+  return All().Find(peer.substr(kScheme.size() - kNamePrefix.size()));
 }
 
 }  // namespace lockstep::rpc

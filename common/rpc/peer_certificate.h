@@ -7,7 +7,6 @@
 #include <openssl/x509.h>
 
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,7 +39,7 @@ class CertifiedPeer {
 
  private:
   const PeerCertificate certificate_;
-  const uint64_t number_;
+  const std::string name_;
 };
 
 // Whether a call from `peer` (ServerContext::peer()) came over a connection with a certificate.

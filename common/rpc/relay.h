@@ -27,6 +27,7 @@ struct Relay {
   std::optional<net::Places::Place> place;
 
   void End() {
+    guard.Leave();
     asio::error_code ignored;
     peer.socket().close(ignored);
     server.close(ignored);

@@ -20,8 +20,8 @@ constexpr size_t kMaxMemory = 512 << 20;
 constexpr int kMaxThreads = 512;
 // A connection's calls at a time; more wait at the peer.
 constexpr int kMaxStreams = 128;
-// Of a peer: a request, and what is said of it.
-constexpr size_t kMostUnanswered = kMaxRequestBytes + (64 << 10);
+// Of a peer: a request, with what is said of it, and small ones beside it.
+constexpr size_t kMostUnanswered = 2 * kMaxRequestBytes;
 // A connection without calls goes. Our own have a stream open, or connect again at the next call; one that is made just
 // then is UNAVAILABLE.
 constexpr int kIdleMs = 10 * 60'000;

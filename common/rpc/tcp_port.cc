@@ -11,6 +11,7 @@
 
 #include "common/base/text.h"
 #include "common/net/host_port.h"
+#include "common/net/lane_io.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::rpc {
@@ -163,7 +164,12 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
                 Cat(address.address().to_string(), " is of no network that allow-insecure-network names")});
     return OkStatus();
   }
-  serve_({asio::make_strand(strand_.get_inner_executor()), address.protocol(), peer.Release()}, listening);
+  asio::ip::tcp::socket connection(asio::make_strand(strand_.get_inner_executor()));
+  asio::error_code failed;
+  connection.assign(address.protocol(), peer.get(), failed);
+  if (failed) return net::NetStatus(failed, Cat("accept on ", address_));
+  (void)peer.Release();
+  serve_(std::move(connection), listening);
   return OkStatus();
 }
 

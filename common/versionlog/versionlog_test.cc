@@ -136,7 +136,11 @@ TEST_CASE("A head that breaks a rule is refused with the rule") {
       {"chunk 3", [](auto& head) { head.mutable_history()->mutable_chunks()->DeleteSubrange(3, 1); }},
       {"the oldest version", [](auto& head) { head.mutable_history()->set_oldest(7); }},
       {"of the oldest version", [](auto& head) { head.mutable_history()->mutable_chunks(2)->set_version(3); }},
-      {"a current version", [](auto& head) { head.mutable_history()->mutable_current()->set_version(9); }},
+      {"a current version",
+       [](auto& head) {
+         *head.mutable_history()->mutable_current() = head.history().newest();
+         head.mutable_history()->mutable_current()->set_version(9);
+       }},
       {"a current version",
        [](auto& head) {
          *head.mutable_history()->mutable_current() = head.history().steps(0).target();

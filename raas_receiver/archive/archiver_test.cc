@@ -76,6 +76,8 @@ TEST_CASE(
   if (GENERATE(false, true)) {
     host.Publish(2);
     REQUIRE(host.pair().RollBack({.version = {host.model.run(), 1}}).ok());
+    host.archiver->InStep();
+    REQUIRE(Eventually([&] { return (*host.Reader().ReadHead({}))->history().has_current(); }));
   }
   const v1::LogHead before = **host.Reader().ReadHead({});
   v1::LogHead after;

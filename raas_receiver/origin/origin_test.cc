@@ -626,8 +626,8 @@ struct MovingStore final : objects::ObjectStore {
 TEST_CASE("A log that moves on while it is read whole, again and again, is read once, and comes as a newer version") {
   LogHost host(1);  // what the newest version needs
   const auto moving = std::make_shared<MovingStore>(host.log.store);
-  host.origin = NewLogOrigin({.model = "actor", .store = moving, .trusted = {}, .remembered_path = "", .connections = 1},
-                             host.log.pool);
+  host.origin = NewLogOrigin(
+      {.model = "actor", .store = moving, .trusted = {}, .remembered_path = "", .connections = 1}, host.log.pool);
   const auto pull = host.Open(0);
   Memory memory(*host.layout);
   Status fetched;

@@ -79,8 +79,8 @@ Status ReplicaDirectory::Lock() {
 }
 
 Status ReplicaDirectory::Sweep() const {
-  const std::set<std::string> ours{scratch_ + "/lock", ServedPath(), RolledBackPath(), ReplicaPath(0), StatePath(0),
-                                   ReplicaPath(1),     StatePath(1), SpoolPath()};
+  const std::set<std::string> ours{scratch_ + "/lock", ServedPath(),   RolledBackPath(), ReplicaPath(0),
+                                   StatePath(0),       ReplicaPath(1), StatePath(1),     SpoolPath()};
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(scratch_));
   for (const std::string& name : names) {
     const std::string path = Cat(scratch_, "/", name);

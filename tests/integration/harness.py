@@ -187,7 +187,7 @@ class Receiver(Served):
         models = [part for model in models for part in ("--model", model)]
         options = {"source": source, "name": name, "root": self.root, "listen": "127.0.0.1:0", "threads": 2, **options}
         options.setdefault("control_socket", directory / "control.sock")
-        if not __import__("os").environ.get("BASE"): options.setdefault("state_dir", directory / "state")
+        options.setdefault("state_dir", directory / "state")
         super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory)
 
     def published(self, model: str = MODEL) -> Path:

@@ -51,7 +51,10 @@ def admitted_calls(daemon, service: str, files: "dict[str, object]", timeout_ms:
     """Every call of the service, and whether it was let in. A stream that was let in lasts until the timeout."""
     command = [EVERY_CALL, daemon.address, service, MODEL, str(timeout_ms), *(str(path) for path in files.values())]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {call: int(code) not in (PERMISSION_DENIED, UNAVAILABLE) for call, code in (line.split() for line in output.splitlines())}
+    return {
+        call: int(code) not in (PERMISSION_DENIED, UNAVAILABLE)
+        for call, code in (line.split() for line in output.splitlines())
+    }
 
 
 # Of a pull, which is its opener's.

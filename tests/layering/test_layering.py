@@ -45,7 +45,7 @@ ALLOWED = {
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload", "common/peer", "@openssl"},
     "common/net": {"common/base", "common/os", "@asio", "@openssl"},
-    "common/access": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc", "@openssl"},
+    "common/access": {"common/base", "common/config", "common/os", "common/rpc", "common/telemetry", "@grpc"},
     "common/metrics": {
         "common/base",
         "common/net",

@@ -66,7 +66,7 @@ LaneServer::LaneServer(LaneServerOptions options, PullTable* pulls)
       }) {}
 
 LaneServer::~LaneServer() {
-  port_->Stop();
+  if (port_ != nullptr) port_->Stop();
   gate_->Close();
 }
 
