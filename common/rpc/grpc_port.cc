@@ -28,24 +28,53 @@ constexpr size_t kDescriptorsOfOne = 3;
 // Of a process's descriptors a port's connections have this share at most.
 constexpr size_t kShare = 4;
 
-// HTTP/2 for a peer that is let in no further: SETTINGS, without which it would not listen, and GOAWAY with the reason.
-std::string Farewell(std::string_view why) {
-  constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
-  constexpr std::string_view kGoAway("\7\0\0\0\0\0\0\0\0\0\0\0\xc", 13);  // no stream was served; INADEQUATE_SECURITY
-  why = why.substr(0, 512);
-  const size_t bytes = 8 + why.size();
-  return Cat(kSettings, std::string{'\0', static_cast<char>(bytes >> 8), static_cast<char>(bytes)}, kGoAway, why);
+// A field of a header block, as it is (RFC 7541).
+std::string Field(std::string_view name, std::string_view value) {
+  constexpr size_t kPrefix = 127;
+  std::string field = Cat(std::string(1, '\0'), std::string(1, static_cast<char>(name.size())), name);
+  field += static_cast<char>(std::min(value.size(), kPrefix));
+  if (value.size() >= kPrefix) {
+    const size_t rest = value.size() - kPrefix;
+    field += {static_cast<char>(rest | 0x80), static_cast<char>(rest >> 7)};
+  }
+  return Cat(field, value);
 }
 
-// Lets the peer read why it is refused: a reset would take that with it.
+// HTTP/2: what gRPC would answer to a call on `stream` that is refused.
+std::string Refusal(uint32_t stream, std::string_view why) {
+  constexpr uint8_t kEndStreamAndHeaders = 5;
+  const std::string block = Cat("\x88", Field("content-type", "application/grpc"),
+                                Field("grpc-status", Cat(static_cast<int>(grpc::StatusCode::PERMISSION_DENIED))),
+                                Field("grpc-message", why.substr(0, 1024)));
+  std::string frame;
+  for (const int shift : {16, 8, 0}) frame += static_cast<char>(block.size() >> shift);
+  frame += {static_cast<char>(FrameHeader::kHeaders), static_cast<char>(kEndStreamAndHeaders)};
+  for (const int shift : {24, 16, 8, 0}) frame += static_cast<char>(stream >> shift);
+  return Cat(frame, block);
+}
+
+// Answers the peer's first call, so that who called reads why.
 asio::awaitable<void> Dismiss(net::PeerStream& peer, std::string_view why) {
   constexpr std::chrono::seconds kTime{1};
-  const std::string farewell = Farewell(why);
-  if (!(co_await peer.WriteAll(AsBytes(std::string_view(farewell)), kTime)).ok()) co_return;
+  constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
+  if (!(co_await peer.WriteAll(AsBytes(kSettings), kTime)).ok()) co_return;
+  FrameReader frames(kPrefaceBytes);
+  std::array<std::byte, 4096> buffer;
+  uint32_t stream = 0;
+  while (stream == 0) {
+    const Result<size_t> got = peer.ReceiveNow(std::array{iovec{buffer.data(), buffer.size()}});
+    if (!got.ok()) co_return;
+    ByteView said = ByteView(buffer).first(*got);
+    while (const std::optional<FrameHeader> frame = frames.Next(said)) {
+      if (frame->type == FrameHeader::kHeaders) stream = frame->stream;
+    }
+    if (*got == 0 && !(co_await peer.UntilReady(asio::socket_base::wait_read, kTime)).ok()) co_return;
+  }
+  const std::string refusal = Refusal(stream, why);
+  if (!(co_await peer.WriteAll(AsBytes(std::string_view(refusal)), kTime)).ok()) co_return;
   asio::error_code ignored;
   peer.socket().shutdown(asio::socket_base::shutdown_send, ignored);
-  std::array<std::byte, 4096> rest;
-  (void)co_await peer.ReadExact(rest, kTime);
+  (void)co_await peer.ReadExact(buffer, kTime);  // a reset would take the answer with it
 }
 
 net::Places::Limits PlacesOf(size_t connections) {

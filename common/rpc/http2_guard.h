@@ -49,6 +49,9 @@ class CallSlots {
   std::deque<Turn> waiting_;
 };
 
+// What a client says before its first frame, "PRI * HTTP/2.0...".
+inline constexpr size_t kPrefaceBytes = 24;
+
 // The header of a frame.
 struct FrameHeader {
   enum Type : uint8_t { kData = 0, kHeaders = 1, kResetStream = 3, kContinuation = 9 };
@@ -118,7 +121,7 @@ class Http2Guard {
 
   const Limits limits_;
   CallSlots* const slots_;
-  FrameReader from_peer_{24};  // after "PRI * HTTP/2.0..."
+  FrameReader from_peer_{kPrefaceBytes};
   FrameReader from_server_{0};
   std::map<uint32_t, Call> calls_;  // by stream: what gRPC has not ended, and the peer has not reset
   uint32_t last_stream_ = 0;
