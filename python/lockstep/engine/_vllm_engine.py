@@ -169,6 +169,8 @@ def _check_as_loaded(model: Any) -> None:
                 raise BadDataError(f"{name} keeps copies of kv_b_proj, which would stay as they are")
         if getattr(module, "_combined_gate_weight", None) is not None:
             raise BadDataError(f"{name} keeps a copy of its gates, which would stay as it is")
+        if hasattr(module, "_cpu_unpacked_conv_weight"):
+            raise BadDataError(f"{name} has its weights packed for a CPU: they are not those of the checkpoint")
 
 
 def _expert_groups(model: Any, parallel: Any) -> "tuple[tuple[int, int], tuple[int, int]]":

