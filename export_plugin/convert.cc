@@ -44,7 +44,7 @@ Status ConvertCommon(const lockstep_options& given, Options& to) {
   to.reconnect_timeout = Timeout(given.reconnect_timeout_ms, to.reconnect_timeout);
   to.call_timeout = Timeout(given.call_timeout_ms, to.call_timeout);
   if (given.interrupted != nullptr) {
-    to.interrupted = [interrupted = given.interrupted, context = given.context] { return interrupted(context) != 0; };
+    to.interrupted = [interrupted = given.interrupted, context = given.context] { return interrupted(context); };
   }
   if (given.run == nullptr) return OkStatus();
   LS_ASSIGN_OR_RETURN(to.run.bytes, HexDecode16(given.run));

@@ -111,10 +111,10 @@ typedef struct lockstep_options {
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
-                                        for the exchange: not 0 ends the call as a passed call_timeout_ms does,
-                                        LOCKSTEP_DEADLINE: a version being written is aborted, unless the agent has its
-                                        commit already, and the next one, of a newer number, works. Not 0 until the
-                                        call returns */
+                                        for the exchange, how often it was interrupted, until it returns. 1 ends it as
+                                        a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version being written is
+                                        aborted, and the next one, of a newer number, works. The wait for the answer to
+                                        a commit goes on; 2 ends it, and the version is committed or not */
   void* context;
 
   /* In place. */

@@ -65,7 +65,7 @@ struct ExporterOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
-  os::Interrupted interrupted;  // as in buffer::RankOptions
+  std::function<int()> interrupted;  // as in buffer::RankOptions
 };
 
 // Of the last publish, of this rank.

@@ -3,6 +3,7 @@
 LOCKSTEP_TEST_INTERRUPTS=500 interrupts as often, in place of 40 times.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -101,6 +102,65 @@ def test_ctrl_c_at_any_moment_of_a_publish_leaves_the_next_one_to_work(cluster, 
             assert max(took_s, interrupted_s) < HANG_S, f"version {version}"
         receiver.wait_for(model.tensors)
     assert ctrl_c.caught > INTERRUPTS // 4
+
+
+def in_place_of(agent, tensors):
+    publisher = agent.publisher(tensors)
+
+    def publish(version: int) -> None:
+        publisher.begin(version)
+        for name, tensor in tensors.items():
+            publisher.write(name, tensor)
+        publisher.commit()
+
+    return publisher, publish
+
+
+@pytest.mark.parametrize("open_for", [publisher_of, exporter_of, in_place_of])
+def test_after_a_ctrl_c_it_is_said_truly_whether_the_version_is_committed(cluster, ctrl_c, open_for):
+    randomness = random.Random(15)
+    model = ToyModel(blocks=1)
+    agent = cluster.agent()
+    handle, publish = open_for(agent, model.tensors)
+    with handle:
+        publish(1)
+        took_s, committed, lies = 0.005, 1, []
+        for version in range(2, 40 * INTERRUPTS, 2):  # on a busy machine most come too late
+            if ctrl_c.caught >= INTERRUPTS:
+                break
+            ctrl_c.interrupted(lambda version=version: publish(version), [randomness.uniform(0, took_s)])
+            said = handle.last_publication.version
+            with contextlib.suppress(lockstep.StateError):
+                handle.abort()  # what begin, write and commit leave
+            start = time.monotonic()
+            publish(version + 1)
+            took_s = time.monotonic() - start
+            before, committed = committed, agent.model_status()["versions_committed"]
+            if (said == version) != (committed - before == 2):
+                lies.append(version)
+        assert not lies, f"{len(lies)} of {ctrl_c.caught} interrupted publishes"
+    assert ctrl_c.caught >= INTERRUPTS
+
+
+def test_a_second_ctrl_c_ends_the_wait_for_a_commits_answer_and_its_outcome_is_said_to_be_unknown(cluster, ctrl_c):
+    model = ToyModel(blocks=1)
+    agent = cluster.agent()
+    publisher, publish = in_place_of(agent, model.tensors)
+    with publisher:
+        publish(1)
+        publisher.begin(2)
+        for name, tensor in model.tensors.items():
+            publisher.write(name, tensor)
+        stop(agent)
+        start = time.monotonic()
+        ctrl_c.interrupted(publisher.commit, [0.2, 0.8])
+        assert ctrl_c.caught == 1 and 0.7 < time.monotonic() - start < HANG_S
+        with pytest.raises(lockstep.StateError, match="whether version 2 is committed is not known"):
+            publisher.last_publication  # noqa: B018
+        agent.signal(signal.SIGCONT)
+        publish(3)
+        assert publisher.last_publication.version == 3
+        agent.wait_for(3)
 
 
 def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/peer/peer.h"
@@ -67,7 +68,7 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  Result<os::UnixConnection> connection = os::UnixConnect(options_.socket_path, timeout, options_.interrupted);
+  Result<os::UnixConnection> connection = os::UnixConnect(options_.socket_path, timeout, Interrupted());
   if (connection.status().code() == ErrorCode::kPermission) {
     return {ErrorCode::kPermission,
             Cat(connection.status().message(), "; the agent's --trainer-group names the group that may")};
@@ -89,8 +90,14 @@ Status RankClient::CheckMayCall() const {
 // Before the next attempt to connect.
 Status RankClient::Pause() const {
   std::this_thread::sleep_for(kRetryPause);
-  const bool ends = options_.interrupted && options_.interrupted();
-  return ends ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
+  const os::Interrupted interrupted = Interrupted();
+  return interrupted && interrupted() ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
+}
+
+// Whether the call under way is to end.
+os::Interrupted RankClient::Interrupted() const {
+  if (!options_.interrupted) return nullptr;
+  return [this] { return options_.interrupted() > (reported_.commit_sent ? 1 : 0); };
 }
 
 // For the agent, too, where a process that was forked off this one has the descriptor: it may not know of the guard.
@@ -314,7 +321,11 @@ Bytes RankClient::CommitBody() const {
 
 Status RankClient::Commit() {
   LS_RETURN_IF_ERROR(CheckMayCall());
-  const Status status = TryCommit();
+  Status status = TryCommit();
+  const bool unknown = status.code() == ErrorCode::kDeadline || status.code() == ErrorCode::kUnavailable;
+  if (std::exchange(reported_.commit_sent, false) && unknown) {
+    status = status.WithContext(Cat("version ", reported_.version, " may be committed or not"));
+  }
   reported_.committed = status.ok();
   reported_.aborted = status;
   return status;
@@ -330,6 +341,7 @@ Status RankClient::TryCommit() {
   LS_RETURN_IF_ERROR(SendPending(RankMessage::kRanges, reported_.changed));
   LS_RETURN_IF_ERROR(SendPending(RankMessage::kUnchanged, reported_.unchanged));
   const Bytes body = CommitBody();
+  reported_.commit_sent = true;
   Result<Message> reply = CallOnce(RankMessage::kCommit, body);
   if (!reply.ok() && ConnectionLost(reply.status())) {
     LS_RETURN_IF_ERROR(Reconnect());

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,9 @@ struct RankOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
-  os::Interrupted interrupted;  // ends a call as a passed call_timeout does; stays true until the call has returned
+  // How often the call under way was interrupted, which ends it as a passed call_timeout does; only a second time ends
+  // the wait for COMMIT's answer. Never falls before the call has returned.
+  std::function<int()> interrupted;
 };
 
 // Not thread-safe. A process that is forked off has no part in the connection: every call is kState there. Closing the
@@ -57,7 +60,8 @@ class RankClient {
   // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or not at all.
   // REQUIRES writing().
   Status SetLabel(std::string_view label);
-  Status Commit();  // REQUIRES writing()
+  // After kDeadline and kUnavailable the version may be committed or not. REQUIRES writing()
+  Status Commit();
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
@@ -97,6 +101,7 @@ class RankClient {
     Version version = 0;
     Ranges changed;
     Ranges unchanged;
+    bool commit_sent = false;  // and not answered
     bool committed = false;
     Status aborted;  // why it will never be committed; OK: it may be
     size_t slot = 0;
@@ -115,6 +120,7 @@ class RankClient {
   Status MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds);
   Status Reconnect();
   Status Pause() const;
+  os::Interrupted Interrupted() const;
   Status Replay();
   // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
   Result<Message> Call(RankMessage type, ByteView body);

@@ -8,9 +8,9 @@ from typing import Any, Iterator
 _blocks: "list[list[Any]]" = []  # what was noted in each of those that the main thread is in
 
 
-def interrupt_noted() -> bool:
-    """Whether a SIGINT came that one of the blocks around this thread's work will handle: the main thread's."""
-    return threading.current_thread() is threading.main_thread() and any(_blocks)
+def interrupts_noted() -> int:
+    """How many SIGINT came that blocks around this thread's work will handle: the main thread's."""
+    return sum(map(len, _blocks)) if threading.current_thread() is threading.main_thread() else 0
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.core import abi
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import StateError, from_code
+from lockstep.core.errors import Error, StateError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
 
@@ -70,20 +70,27 @@ class Handle:
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._lock:
+            self._raise(self._ask(function, *arguments))
+
+    def _ask(self, function: str, *arguments: Any) -> "Error | None":
+        """What the library answers. ``_raise`` of it ends the call."""
+        with self._lock:
             if self._calling:
                 raise StateError(f"{function}: a call is under way; a signal's handler may only close")
             handle = self._open_handle()
             self._calling = True
             try:
                 code = getattr(self._library, f"lockstep_{function}")(handle, *arguments)
-                error = None if code == 0 else from_code(code, self._last_error(handle))
+                return None if code == 0 else from_code(code, self._last_error(handle))
             finally:
                 self._calling = False
                 if self._close_after_call:
                     self._close()
-            self._interruption.raise_pending()
-            if error is not None:
-                raise error
+
+    def _raise(self, error: "Error | None") -> None:
+        self._interruption.raise_pending()
+        if error is not None:
+            raise error
 
     def _open_handle(self) -> ctypes.c_void_p:
         if self._handle is None:

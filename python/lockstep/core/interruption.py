@@ -1,9 +1,9 @@
-"""What ends a call of the library that waits: a signal whose handler raises, or a Ctrl-C that was noted."""
+"""What ends a call of the library that waits: signals whose handlers raise, and each Ctrl-C that was noted."""
 
 from typing import Generator, List
 
 from lockstep.core import abi
-from lockstep.core.delayed_interrupt import interrupt_noted
+from lockstep.core.delayed_interrupt import interrupts_noted
 
 
 class Interruption:
@@ -19,23 +19,33 @@ class Interruption:
         self.callback = abi.INTERRUPTED(answers.send)
 
     def end_call(self, error: BaseException) -> None:
-        """Ends the call that the library is in, which then raises ``error``."""
-        self._raised[:] = [error]
+        """Ends the call that the library is in, a commit too, which then raises ``error``."""
+        self._raised[:] = [error, error]
+
+    def count(self) -> int:
+        """How often the call was interrupted: what the library is answered."""
+        return _count(self._raised)
 
     def raise_pending(self) -> None:
-        """Raises what a handler raised while the library waited, once."""
+        """Raises what a handler raised first while the library waited, once."""
         if self._raised:
-            raise self._raised.pop()
+            first = self._raised[0]
+            self._raised.clear()
+            raise first
 
 
-def _answers(raised: "List[BaseException]") -> "Generator[bool, object, None]":
+def _count(raised: "List[BaseException]") -> int:
+    return len(raised) + interrupts_noted()
+
+
+def _answers(raised: "List[BaseException]") -> "Generator[int, object, None]":
     """A generator, since a handler may run before the first line of a function, where nothing can catch what it
     raises, and ctypes drops that; a generator goes on inside its ``try``."""
     while True:
         try:
             while True:
-                yield bool(raised) or interrupt_noted()
+                yield _count(raised)
         except GeneratorExit:
             return
         except BaseException as error:
-            raised[:] = [error]
+            raised.append(error)

@@ -108,8 +108,8 @@ class InPlaceWriter(Writer):
     def begin(self, version: "int | None" = None) -> memoryview:
         number = self._number(version)
         data = ctypes.c_void_p()
-        self._call("begin", number, ctypes.byref(data))
         self._version, self._published_stats = number, {}
+        self._call("begin", number, ctypes.byref(data))
         memory: Any = (ctypes.c_ubyte * self._data_bytes).from_address(data.value or 0)
         memory.publisher = self  # so that it is not collected, and closed, while the memory is in use
         view = memoryview(memory).cast("B")
@@ -132,8 +132,8 @@ class InPlaceWriter(Writer):
 
     def commit(self, label: "str | int | None" = None) -> Publication:
         name = arguments.label(label)
-        self._call("commit", name)
-        return self._note_published(self._version, name)
+        with delayed_interrupt():
+            return self._commit("commit", self._version, name, name)
 
     def abort(self) -> None:
         self._call("abort", self._version, None)

@@ -221,8 +221,9 @@ class Publisher:
         """Publishes the weights as a version; called on every rank. They are not written to meanwhile.
 
         An error leaves no version half-written, and the next publish works. Ctrl-C ends a wait for the agent, and the
-        version with it, unless it was committed: ``last_publication`` says so. Outside such a wait, Ctrl-C takes effect
-        after the copy; a second Ctrl-C takes effect at once if other ranks need this one.
+        version with it, but not the wait for the answer to the commit: ``last_publication`` says whether the version is
+        committed. A second Ctrl-C ends that wait, too, and takes effect at once if other ranks need this one. Outside
+        such a wait, Ctrl-C takes effect after the copy.
 
         Args:
             label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
@@ -283,7 +284,8 @@ class Publisher:
     @property
     def last_publication(self) -> "Publication | None":
         """The last version that this rank has committed; None before the first. After a Ctrl-C it says whether the version
-        that was being published is committed all the same."""
+        that was being published is committed all the same. StateError: a second Ctrl-C broke off the wait for the agent's
+        answer, so that is not known, until the next version is committed."""
         return self._writer.last_publication
 
     @property

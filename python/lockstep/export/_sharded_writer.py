@@ -229,8 +229,7 @@ class ShardedWriter(Writer):
         return str(next(iter(runs)))
 
     def _publish(self, version: int, label: bytes, addresses: Any) -> Publication:
-        self._call("publish", version, label, addresses)
-        return self._note_published(version, label)
+        return self._commit("publish", version, label, version, label, addresses)
 
     def _describe(self) -> str:
         """This rank's description. Everything that may fail on one rank alone is done here, before the others have it."""

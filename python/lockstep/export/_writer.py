@@ -6,7 +6,7 @@ import time
 from typing import Any, Tuple, TypedDict
 
 from lockstep.core import abi, arguments
-from lockstep.core.errors import BadDataError, StateError
+from lockstep.core.errors import BadDataError, Error, StateError
 from lockstep.core.handle import Handle
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers, Served, wait_served
@@ -61,6 +61,7 @@ class Writer(Handle):
         self._published_at = 0.0  # on the monotonic clock
         self._served_stats: "dict[str, float]" = {}
         self._last: "Publication | None" = None
+        self._in_doubt = 0  # the version tried last, where it is not known whether it is committed
 
     def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         raise NotImplementedError
@@ -84,6 +85,8 @@ class Writer(Handle):
 
     @property
     def last_publication(self) -> "Publication | None":
+        if self._in_doubt:
+            raise StateError(f"whether version {self._in_doubt} is committed is not known: its wait was broken off")
         return self._last
 
     @property
@@ -130,10 +133,28 @@ class Writer(Handle):
         self._run = self._library.lockstep_run(self._open_handle()).decode()
         self._newest = self.committed_version
 
+    def _commit(self, function: str, version: int, label: bytes, *arguments: Any) -> Publication:
+        """Calls ``function``, which commits; what is known of the version is noted before anything is raised."""
+        with self._lock:
+            known = False
+            try:
+                error = self._ask(function, *arguments)
+                if error is None:
+                    published = self._note_published(version, label)
+                known = error is None or self._interruption.count() < 2
+            except Error:
+                known = True  # the library was not asked
+                raise
+            finally:
+                if not known:
+                    self._in_doubt = version
+            self._raise(error)
+            return published
+
     def _note_published(self, version: int, label: bytes) -> Publication:
         self._published_at = time.monotonic()
         raw = abi.CPublishStats()
-        self._call("stats", ctypes.byref(raw))
+        self._library.lockstep_stats(self._handle, ctypes.byref(raw))  # all 0 if a signal's handler has closed it
         self._published_stats = {
             "lockstep/version": version,
             "lockstep/publish_seconds": raw.total_us / 1e6,
@@ -142,6 +163,7 @@ class Writer(Handle):
         }
         size = raw.bytes_copied + raw.bytes_sent
         self._last = Publication(version, label.decode(), self, size=size, seconds=raw.total_us / 1e6)
+        self._in_doubt = 0
         return self._last
 
     def _stats_of(self, served: Served, began: float) -> "dict[str, float]":
