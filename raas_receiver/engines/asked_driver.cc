@@ -30,18 +30,21 @@ class AskedDriver final : public EngineDriver {
 
   LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) override {
     const Status status = Find();
+    if (!status.ok()) ++failures_;
     if (!status.ok()) return {status, Serving::kOld};  // nothing was asked of it
     return driver_->Load(version, last_good);
   }
   Status Pause(const EngineVersion& version) override {
-    LS_RETURN_IF_ERROR(Find());
+    const Status status = Find();
+    if (!status.ok()) ++failures_;
+    LS_RETURN_IF_ERROR(status);
     return driver_->Pause(version);
   }
   Status Resume(const EngineVersion& serving) override {
     LS_RETURN_IF_ERROR(Find());
     return driver_->Resume(serving);
   }
-  Result<bool> StillServes(const EngineVersion& version) override {
+  Result<std::optional<bool>> StillServes(const EngineVersion& version) override {
     LS_RETURN_IF_ERROR(Find());
     return driver_->StillServes(version);
   }
@@ -71,12 +74,6 @@ class AskedDriver final : public EngineDriver {
  private:
   Status Find() {
     if (driver_ != nullptr) return OkStatus();
-    const Status status = Ask();
-    if (!status.ok()) ++failures_;
-    return status;
-  }
-
-  Status Ask() {
     for (const Sign& sign : kSigns) {
       LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_->Ask(sign.target));
       if (!answer.ok() || !answer.json.contains(sign.name)) continue;

@@ -76,13 +76,13 @@ class EngineDriver {
   virtual Status Resume(const EngineVersion& serving) = 0;
 
   // Whether the server says that it serves `version`, by the name that Load or Resume gave it. False: it was restarted,
-  // or its weights were changed from elsewhere; the next Load or Pause finds out what state it is in. True also where a
-  // server cannot say, or may not be asked; an error when it does not answer. It is not paused for this: it is asked
-  // once, which takes 5 s at most, and is no failure.
-  virtual Result<bool> StillServes(const EngineVersion& version) = 0;
+  // or its weights were changed from elsewhere; the next Load or Pause finds out what state it is in. Nothing where a
+  // server cannot say, or may not be asked; an error when it does not answer, as Answers. It is not paused for this: it
+  // is asked once, which takes 5 s at most, and is no failure.
+  virtual Result<std::optional<bool>> StillServes(const EngineVersion& version) = 0;
 
-  // OK: the server answers a question, whatever it says; it is asked once, which takes 5 s at most. Also where there is
-  // none to be asked.
+  // OK: the server answers a question, and has started; it is asked once, which takes 5 s at most. Also where there is
+  // none to be asked. kUnavailable: it took no connection, or is starting.
   virtual Status Answers() { return OkStatus(); }
 
   // What the ranks of the server that are attached anywhere call their start (ATTACH's `incarnation`), one for each
@@ -98,7 +98,7 @@ class EngineDriver {
   // Calls are taken again after Cancel. REQUIRES that none is under way.
   virtual void Reset() = 0;
 
-  // Attempts that failed.
+  // Attempts that failed. One at a server that takes no connection is the last of its call.
   virtual uint64_t failures() const = 0;
 
  private:

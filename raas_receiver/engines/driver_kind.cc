@@ -20,7 +20,7 @@ class NoDriver final : public EngineDriver {
   }
   Status Pause(const EngineVersion&) override { return OkStatus(); }
   Status Resume(const EngineVersion&) override { return OkStatus(); }
-  Result<bool> StillServes(const EngineVersion&) override { return true; }
+  Result<std::optional<bool>> StillServes(const EngineVersion&) override { return std::optional<bool>(); }
   void Cancel() override {}
   void Reset() override {}
   uint64_t failures() const override { return 0; }

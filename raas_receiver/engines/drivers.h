@@ -20,7 +20,7 @@ namespace lockstep::engines {
 //
 // Errors are kAborted for an exit status or a signal and kDeadline for a timeout, with the end of the command's output.
 // Pause does nothing, because a command is run once a version is there. A command's engine cannot be distinguished from
-// one that was restarted: StillServes is always true. Cancel kills a running command.
+// one that was restarted: StillServes never says. Cancel kills a running command.
 Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
 
 // ---- a server that is asked of which kind it is ----

@@ -88,7 +88,7 @@ class HookDriver final : public EngineDriver {
   Status Resume(const EngineVersion& serving) override {
     return serving.held.nothing() ? OkStatus() : Load(serving, std::nullopt).status;
   }
-  Result<bool> StillServes(const EngineVersion&) override { return true; }
+  Result<std::optional<bool>> StillServes(const EngineVersion&) override { return std::optional<bool>(); }
   void Cancel() override { stop_.Set(); }
   void Reset() override { stop_.Reset(); }
   uint64_t failures() const override { return failures_; }

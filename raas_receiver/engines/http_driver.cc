@@ -62,7 +62,8 @@ Status HttpDriver::WithNames(const Status& status, const EngineVersion& version)
 }
 
 // Takes `step` until it is OK, the driver is cancelled, or it has failed `attempts` times. One that reads a model and
-// hangs is not taken again: what it reads cannot be written over meanwhile, and a newer version may be there.
+// hangs is not taken again: what it reads cannot be written over meanwhile, and a newer version may be there. Nor is
+// one that got no connection: who listens there next may be another server, in another state.
 Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, const Step& step) {
   const bool reads_model = what == kLoad || what == kRevert;
   Status status;
@@ -77,6 +78,10 @@ Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, co
                         {"model", version.model},
                         {"version", version.held.version},
                         {"attempt", attempt}});
+    if (status.code() == ErrorCode::kUnavailable) {
+      fit_ = Fit::kUnknown;
+      return status;
+    }
     if (reads_model && status.code() == ErrorCode::kDeadline) return status;
     if (attempt < options_.attempts && stop_.Wait(backoff)) return Cancelled();
   }
@@ -155,8 +160,9 @@ LoadOutcome HttpDriver::Revert(const Status& cause, const std::optional<EngineVe
   return {WithEnd(cause, Cat("version ", last_good->held.version, " was loaded again")), Serving::kLastGood};
 }
 
-// Resumes the server with the weights it has, unless these may be a mix.
+// Resumes the server with the weights it has, unless these may be a mix, or it is gone.
 LoadOutcome HttpDriver::Release(const EngineVersion& version, const Status& cause) {
+  if (cause.code() == ErrorCode::kUnavailable) return {cause, Serving::kUnknown};
   if (fit_ != Fit::kYes) {
     return {WithEnd(cause, "what it holds is not known to be one version, so it stays paused"), Serving::kUnknown};
   }
@@ -225,13 +231,18 @@ Status HttpDriver::Resume(const EngineVersion& serving) {
   return status.ok() ? status : WithNames(WithEnd(status, "it stays paused"), serving);
 }
 
-Result<bool> HttpDriver::StillServes(const EngineVersion& version) {
+Result<std::optional<bool>> HttpDriver::StillServes(const EngineVersion& version) {
   if (server_->cancelled()) return Cancelled();
-  if (!keeps_names_) return true;
-  LS_ASSIGN_OR_RETURN(const std::optional<std::string> name, steps_->ServedName());
-  if (!name.has_value() || WithoutLabel(*name) == WithoutLabel(VersionName(version))) return true;
-  fit_ = Fit::kUnknown;
-  return false;
+  std::optional<std::string> name;
+  if (keeps_names_) {
+    LS_ASSIGN_OR_RETURN(name, steps_->ServedName());
+  } else {
+    LS_RETURN_IF_ERROR(Answers());
+  }
+  if (!name.has_value()) return std::optional<bool>();
+  const bool still = WithoutLabel(*name) == WithoutLabel(VersionName(version));
+  if (!still) fit_ = Fit::kUnknown;
+  return std::optional(still);
 }
 
 }  // namespace lockstep::engines

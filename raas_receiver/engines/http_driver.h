@@ -52,6 +52,8 @@ class EngineSteps {
   virtual Status DropCaches() = 0;
   // Whether the server keeps the name; that it cannot is no error.
   virtual Result<bool> Name(const std::string& name) = 0;
+  // As EngineDriver's.
+  virtual Status Answers() = 0;
   // The name that it keeps; nothing where it cannot say, or one answer says nothing of the next. Within 5 s.
   virtual Result<std::optional<std::string>> ServedName() = 0;
   virtual Status Resume() = 0;
@@ -68,8 +70,8 @@ class HttpDriver final : public EngineDriver {
   LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) override;
   Status Pause(const EngineVersion& version) override;
   Status Resume(const EngineVersion& serving) override;
-  Result<bool> StillServes(const EngineVersion& version) override;
-  Status Answers() override { return ToStatus(server_->Ask("/health")); }
+  Result<std::optional<bool>> StillServes(const EngineVersion& version) override;
+  Status Answers() override { return steps_->Answers(); }
   Result<std::vector<std::string>> Incarnations() override { return steps_->Incarnations(); }
   void Cancel() override;
   void Reset() override;

@@ -217,16 +217,16 @@ TEST_CASE(
   const auto driver = engine.Driver();
   const auto still = [&](uint8_t fill) { return driver->StillServes(engine.VersionOf(fill)); };
   REQUIRE(driver->Load(engine.VersionOf(2), std::nullopt).status.ok());
-  CHECK(*still(2));
-  CHECK_FALSE(*still(3));
+  CHECK(*still(2) == true);
+  CHECK(*still(3) == false);
   CHECK_FALSE(engine.State()["paused"].get<bool>());
 
   engine.Restart();
-  CHECK_FALSE(*still(2));
+  CHECK(*still(2) == false);
   const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
   CHECK(outcome.serving == Serving::kNew);
   CHECK(CountOf(engine.Paths(), kind.runs) >= 1);
-  CHECK(*still(2));
+  CHECK(*still(2) == true);
   CHECK(driver->failures() == 0);
 
   engine.End();
@@ -244,12 +244,12 @@ TEST_CASE("The name that a server keeps ends with the version's label, by which 
   version.label = "step 120/a";
   REQUIRE(driver->Load(version, std::nullopt).status.ok());
   CheckNamed(engine, kind, "0a1b2c3d-2/step 120/a");
-  CHECK(*driver->StillServes(version));
-  CHECK(*driver->StillServes(engine.VersionOf(2)));
-  CHECK_FALSE(*driver->StillServes(engine.VersionOf(3)));
+  CHECK(*driver->StillServes(version) == true);
+  CHECK(*driver->StillServes(engine.VersionOf(2)) == true);
+  CHECK(*driver->StillServes(engine.VersionOf(3)) == false);
 }
 
-TEST_CASE("A server that cannot say what it serves, or may not be asked, is believed") {
+TEST_CASE("A server that cannot say what it serves, or may not be asked, is told from one that does not answer") {
   const ServerKind kind = GENERATE(from_range(KindsWithNames()));
   TestEngine engine(kind.name);
   const auto driver = engine.Driver();
@@ -257,17 +257,20 @@ TEST_CASE("A server that cannot say what it serves, or may not be asked, is beli
     engine.SetFaults({Fault(kind.served_name, more)});
     return driver->StillServes(engine.VersionOf(2));
   };
-  CHECK(*answer({{"kind", "status"}, {"status", 404}, {"body", {{"detail", "Not Found"}}}}));
-  CHECK(*answer({{"kind", "status"}, {"status", 401}}));
-  CHECK(*answer({{"kind", "status"}, {"status", 200}, {"body", {{"model_path", "/x"}}}}));
+  const std::optional<bool> unsaid;
+  CHECK(*answer({{"kind", "status"}, {"status", 404}, {"body", {{"detail", "Not Found"}}}}) == unsaid);
+  CHECK(*answer({{"kind", "status"}, {"status", 401}}) == unsaid);
+  CHECK(*answer({{"kind", "status"}, {"status", 200}, {"body", {{"model_path", "/x"}}}}) == unsaid);
   CHECK(answer({{"kind", "status"}, {"status", 500}}).status().code() == ErrorCode::kAborted);
   CHECK(answer({{"kind", "garbage"}}).status().code() == ErrorCode::kProtocol);
-  CHECK_FALSE(*driver->StillServes(engine.VersionOf(2)));
+  CHECK(*driver->StillServes(engine.VersionOf(2)) == false);
 
   TestEngine nameless(kind.name, {{"absent", {"/update_weight_version"}}});
   const auto other = nameless.Driver();
   REQUIRE(other->Load(nameless.VersionOf(2), std::nullopt).status.ok());
-  CHECK(*other->StillServes(nameless.VersionOf(2)));
+  CHECK(*other->StillServes(nameless.VersionOf(2)) == unsaid);
+  nameless.End();
+  CHECK(other->StillServes(nameless.VersionOf(2)).status().code() == ErrorCode::kUnavailable);
 }
 
 TEST_CASE("An SGLang server that is starting is not paused, and one too old for /ready resumes with what it had") {
@@ -367,7 +370,20 @@ TEST_CASE("A server that is not there is an error in time, and nothing is known 
   CHECK(outcome.status.code() == ErrorCode::kUnavailable);
   CHECK(outcome.serving == Serving::kUnknown);
   CHECK_THAT(outcome.status, FailsWith(ErrorCode::kUnavailable, "version 7 of model actor"));
-  CHECK((*driver)->failures() == 2);
+  CHECK((*driver)->failures() == 1);  // it is not called again
+}
+
+TEST_CASE("A server that has gone is not asked to resume") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver(/*attempts=*/3);
+  REQUIRE(driver->Load(engine.VersionOf(2), std::nullopt).status.ok());
+  engine.End();
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(3), engine.VersionOf(2));
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK_THAT(outcome.status, FailsWith(ErrorCode::kUnavailable, engine.url() + kind.pause));
+  CHECK(outcome.status.message().find(kind.resume + ":") == std::string::npos);
+  CHECK(driver->failures() == 1);
 }
 
 }  // namespace

@@ -106,6 +106,12 @@ class SglangSteps final : public EngineSteps {
     return server_.Unexpected(answer, "\"success\": true");
   }
 
+  // Not /health, which waits while it is paused.
+  Status Answers() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/ready"));
+    return answer.status == 503 ? CheckStarted() : OkStatus();
+  }
+
   Result<std::optional<std::string>> ServedName() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/model_info"));
     if (answer.status != 200 && answer.refused()) return std::optional<std::string>();

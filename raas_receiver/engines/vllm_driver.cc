@@ -79,6 +79,8 @@ class VllmSteps final : public EngineSteps {
     return server_.Unexpected(answer, "\"success\": true and the version");
   }
 
+  Status Answers() override { return ToStatus(server_.Ask("/health")); }
+
   Result<std::optional<std::string>> ServedName() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/weight_info"));
     if (answer.status != 200 && answer.refused()) return std::optional<std::string>();

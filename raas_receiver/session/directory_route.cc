@@ -9,6 +9,9 @@
 namespace lockstep::session {
 namespace {
 
+// A server may be too busy for one question. One that leaves so many in a row without an answer does not serve.
+constexpr int kMostUnanswered = 2;
+
 // What the server serves after `outcome`, as a version.
 VersionRef ServedAfter(engines::Serving outcome, const EngineAttempt& attempt, const VersionRef& served) {
   switch (outcome) {
@@ -32,15 +35,20 @@ class DirectoryRoute final : public EngineRoute {
         config_(config),
         driver_(driver),
         targets_(targets),
+        proved_(!driver.controls_server()),
         served_(context.replicas.served(config.name)) {}
 
   VersionRef served() const override {
     if (!driver_.notifies()) return context_.replicas.current().held;
     std::lock_guard lock(mutex_);
-    return served_;
+    return proved_ ? served_ : VersionRef();
   }
 
-  bool Behind(const VersionRef& current) const override { return driver_.notifies() && served() != current; }
+  Status Trouble() const override {
+    std::lock_guard lock(mutex_);
+    return silence_;
+  }
+  bool Behind(const VersionRef& current) const override { return driver_.notifies() && given() != current; }
   bool Paused() const override { return false; }
   bool AttemptReadsBefore() const override { return driver_.controls_server(); }
   bool RanksRead(const VersionRef&) const override { return false; }
@@ -51,26 +59,25 @@ class DirectoryRoute final : public EngineRoute {
     engines::LoadOutcome loaded = driver_.Load(attempt.current.version, last_good);
     return {.status = std::move(loaded.status),
             .version = {},
-            .served = ServedAfter(loaded.serving, attempt, served()),
+            .served = ServedAfter(loaded.serving, attempt, given()),
             .reverted = loaded.serving == engines::Serving::kLastGood};
   }
 
-  bool Check() override {
+  Result<bool> Check() override {
     const replica::PublishedVersion current = context_.replicas.current();
     if (!current.held.nothing()) (void)targets_.Admit(*current.layout);
     if (!driver_.controls_server()) return true;
-    const VersionRef served = this->served();
-    for (const replica::PublishedVersion& version : {current, context_.replicas.previous()}) {
-      if (served.nothing() || version.held != served) continue;
-      const Result<bool> still = driver_.StillServes({context_.model, served, version.path, "check", version.label});
-      if (!still.ok() || *still) return true;
-      telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted",
-                     {{"model", context_.model}, {"engine", config_.name}, {"version", served.version}});
-      std::lock_guard lock(mutex_);
-      if (served_ == served) served_ = {};
-      return false;
+    const VersionRef given = this->given();
+    const Result<std::optional<bool>> still = StillServes(given);
+    if (!still.ok()) {
+      TakeSilence(still.status());
+      return still.status();
     }
-    return true;
+    if (Believe(*still) || given.nothing()) return true;
+    telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted",
+                   {{"model", context_.model}, {"engine", config_.name}, {"version", given.version}});
+    SetServed({});
+    return false;
   }
 
   Result<size_t> Verify() override {
@@ -85,15 +92,56 @@ class DirectoryRoute final : public EngineRoute {
     return Status(ErrorCode::kState, Cat("engines serve version ", held.version, ", which is not held any more"));
   }
 
-  void Took(const EngineOutcome& outcome) override { SetServed(outcome.served); }
+  void Took(const EngineOutcome& outcome) override {
+    SetServed(outcome.served);
+    if (outcome.status.ok() || outcome.reverted) (void)Believe(true);
+    if (outcome.status.code() == ErrorCode::kUnavailable) TakeSilence(outcome.status);
+  }
   // It loaded one replica whole. The version that it serves and that is current lies in the other one.
   void Doubt(const VersionRef& damaged) override {
-    const VersionRef served = this->served();
-    const bool elsewhere = served == context_.replicas.current().held && served != damaged;
+    const VersionRef given = this->given();
+    const bool elsewhere = given == context_.replicas.current().held && given != damaged;
     if (damaged.nothing() || !elsewhere) SetServed({});  // also for the receiver after this one
   }
 
  private:
+  VersionRef given() const {
+    std::lock_guard lock(mutex_);
+    return served_;
+  }
+
+  // As EngineDriver's, with nothing also where it was given nothing that is held here.
+  Result<std::optional<bool>> StillServes(const VersionRef& given) {
+    const replica::ReplicaPair& replicas = context_.replicas;
+    for (const replica::PublishedVersion& version : {replicas.current(), replicas.previous()}) {
+      if (given.nothing() || version.held != given) continue;
+      return driver_.StillServes({context_.model, given, version.path, "check", version.label});
+    }
+    LS_RETURN_IF_ERROR(driver_.Answers());
+    return std::optional<bool>();
+  }
+
+  // Without a connection the server is gone, and what listens there next may be another.
+  void TakeSilence(const Status& status) {
+    if (!driver_.controls_server() || status.code() == ErrorCode::kCancelled) return;
+    std::lock_guard lock(mutex_);
+    if (++unanswered_ < kMostUnanswered && status.code() != ErrorCode::kUnavailable) return;
+    if (silence_.ok()) {
+      telemetry::LogWarn("engine_silent", status, {{"model", context_.model}, {"engine", config_.name}});
+    }
+    silence_ = status;
+    proved_ = false;
+  }
+
+  // Whether it serves what it was given, by what it says: one that cannot say is not believed after a silence.
+  bool Believe(std::optional<bool> says) {
+    std::lock_guard lock(mutex_);
+    unanswered_ = 0;
+    silence_ = OkStatus();
+    proved_ = says.value_or(proved_);
+    return proved_;
+  }
+
   Result<size_t> Compare(const replica::PublishedVersion& version, std::span<const std::byte> data) {
     LS_RETURN_IF_ERROR(CheckComparable(version));
     Result<size_t> compared = targets_.Verify({version.held, version.layout, data});
@@ -116,7 +164,10 @@ class DirectoryRoute final : public EngineRoute {
   engines::EngineDriver& driver_;
   targets::EngineTargets& targets_;
   mutable std::mutex mutex_;
-  VersionRef served_;  // that it was given and took; guarded by mutex_
+  int unanswered_ = 0;  // questions in a row; guarded by mutex_
+  Status silence_;      // why it does not answer, where it does not; guarded by mutex_
+  bool proved_;         // it took or named served_, and has answered ever since; guarded by mutex_
+  VersionRef served_;   // that it was given and took; guarded by mutex_
 };
 
 }  // namespace

@@ -14,10 +14,12 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kIdle{3'600'000};
-// How often a server that can be asked is asked whether it still serves what it was given.
-constexpr milliseconds kCheck{5'000};
-// The same, after it did not: a server that keeps changing its mind is not to load without end.
-constexpr milliseconds kCheckAfterLoss{60'000};
+// How often a server that can be asked is asked whether it still serves what it was given, or whether it is there
+// again.
+constexpr milliseconds kCheck{1'000};
+// Between loads because it did not, although it answered all the time: a server that keeps changing its mind is not to
+// load without end.
+constexpr milliseconds kBetweenLosses{60'000};
 // Waits between loads that fail.
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
@@ -87,12 +89,13 @@ std::string Engine::LateAttempt() const {
 }
 
 // REQUIRES mutex_.
-v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served) const {
+v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served,
+                              bool failing) const {
   if (attempt_ && !attempt_->outcome) {
     if (!in_place()) return v1::ENGINE_STATE_LOADING;
     return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
   }
-  if (!last_error_.empty()) return v1::ENGINE_STATE_FAILING;
+  if (failing) return v1::ENGINE_STATE_FAILING;
   if (std::ranges::any_of(groups, [](const auto& group) { return group.asleep > 0; })) return v1::ENGINE_STATE_ASLEEP;
   return served.nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
 }
@@ -112,18 +115,22 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_in_place(in_place());
   engine.set_late(late());
   const VersionRef served = this->served();
+  const Status trouble = route_->Trouble();
   *engine.mutable_served() = origin::ToProto(served);
   engine.set_failures(driver_->failures());
   std::lock_guard lock(mutex_);
-  engine.set_state(State(groups, served));
+  const bool now = last_error_.empty() && !trouble.ok();
+  const std::string last_error = now ? trouble.ToString() : last_error_;
+  const int64_t last_error_unix_ns = now ? telemetry::UnixNanos() : last_error_unix_ns_;
+  engine.set_state(State(groups, served, !last_error.empty()));
   engine.set_served_since_unix_ns(served_since_unix_ns_);
   engine.set_last_pause_us(last_pause_us_);
   engine.set_last_written_bytes(last_written_bytes_);
-  engine.set_last_error(last_error_);
-  engine.set_last_error_unix_ns(last_error_unix_ns_);
-  if (!last_error_.empty() && last_error_unix_ns_ > model.last_error_unix_ns()) {
-    model.set_last_error(last_error_);
-    model.set_last_error_unix_ns(last_error_unix_ns_);
+  engine.set_last_error(last_error);
+  engine.set_last_error_unix_ns(last_error_unix_ns);
+  if (!last_error.empty() && last_error_unix_ns > model.last_error_unix_ns()) {
+    model.set_last_error(last_error);
+    model.set_last_error_unix_ns(last_error_unix_ns);
   }
 }
 
@@ -150,8 +157,9 @@ Engine::Clock::time_point Engine::LateAt() const {
 bool Engine::Due() const {
   if (under_way()) return ended();
   if (asking_ || retired_ || !Behind()) return false;
-  if (late() && over_http()) return answers_;
-  return Clock::now() >= serve_again_ || (!late() && context_.replicas.current().held != tried_);
+  if (!late() && context_.replicas.current().held != tried_) return true;
+  const bool answers_first = over_http() && (late() || Silent());
+  return Clock::now() >= serve_again_ && (!answers_first || answers_);
 }
 
 milliseconds Engine::UntilDue() const {
@@ -161,7 +169,7 @@ milliseconds Engine::UntilDue() const {
   };
   if (LateAt() != Clock::time_point::max()) sooner(Until(LateAt()));
   if (under_way()) return idle;
-  if (over_http() && (!in_place() || late())) sooner(kCheck);
+  sooner(Until(check_again_));
   sooner(Until(serve_again_));
   sooner(Until(targets_.ranks_back_by()));
   return idle;
@@ -179,21 +187,23 @@ void Engine::Track() {
 void Engine::Check() {
   Track();
   if (under_way() || asking_) return;  // the driver is the thread's
-  const bool probe = late() && over_http() && !answers_ && Clock::now() >= serve_again_ && Behind();
-  if (in_place() && !probe) return;
-  if (lost_.exchange(false)) check_again_ = Clock::now() + kCheckAfterLoss;
-  const bool asks = over_http() && Clock::now() >= check_again_;
-  if (!ranks_changed_.exchange(false) && !asks && !probe) return;
-  if (asks) check_again_ = Clock::now() + kCheck;
-  if (probe) serve_again_ = Clock::now() + backoff_.Next();
+  if (lost_.exchange(false)) {
+    serve_again_ = load_again_;
+    load_again_ = Clock::now() + kBetweenLosses;
+  }
+  const bool asks = over_http() && (!in_place() || (late() && Behind())) && Clock::now() >= check_again_;
+  if (!asks && (in_place() || !ranks_changed_.exchange(false))) return;
+  check_again_ = Clock::now() + kCheck;
   asking_ = true;
-  thread_.Post([this, probe] { Ask(probe); });
+  thread_.Post([this] { Ask(); });
 }
 
 // On the engine's thread.
-void Engine::Ask(bool probe) {
-  if (probe) answers_ = driver_->Answers().ok();
-  if ((!probe || answers_) && !route_->Check()) lost_ = true;
+void Engine::Ask() {
+  const bool silent = Silent();
+  const Result<bool> serves = route_->Check();
+  answers_ = serves.ok();
+  lost_ = serves.ok() && !*serves && !silent;
   asking_ = false;
   context_.changed.Notify();
 }
@@ -351,6 +361,8 @@ EngineOutcome Engine::Take() {
     backoff_.Reset();
     serve_again_ = {};
     behind_ = Clock::time_point();
+  } else if (Silent()) {
+    serve_again_ = {};  // as soon as it answers
   } else {
     // Each attempt pauses a server that serves the version before again.
     serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());

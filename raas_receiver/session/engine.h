@@ -4,8 +4,9 @@
 //
 // An attempt may take minutes; its session and other engines go on. What it reads stays as it is until it has ended
 // (ReadsPrevious). One that failed is begun again, after waits that double up to a minute, until it works or a newer
-// version comes. An engine that is late gives way: its attempt is cancelled when the next version needs the replica
-// that it reads, and then it is given no other before it answers a question.
+// version comes; where the server is gone, as soon as it answers. An engine that is late gives way: its attempt is
+// cancelled when the next version needs the replica that it reads, and then it is given no other before it answers a
+// question.
 #pragma once
 
 #include <atomic>
@@ -60,7 +61,8 @@ class Engine {
   // How long Due, Check, ReadsPrevious and late stay as they are, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given, and answers ranks
-  // that came to compare. One that was restarted serves its own weights: it is behind from then on.
+  // that came to compare. One that does not answer serves nothing; one that was restarted serves its own weights: it is
+  // behind from then on.
   void Check();
   // Begins to make it serve the current version, which came by `mode` and pull `transfer`; 0: by none. REQUIRES a
   // current version, that it is not known here to be damaged, that the engine is notified, and that no attempt is under
@@ -103,7 +105,9 @@ class Engine {
 
   bool over_http() const { return driver_->controls_server(); }
   targets::EngineTargetsOptions TargetsOptions();
-  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served) const;
+  // Its server, which loads the directory, does not answer.
+  bool Silent() const { return !in_place() && !route_->Trouble().ok(); }
+  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const;
   EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
                             const std::string& mode) const;
   Clock::time_point LateAt() const;
@@ -111,7 +115,7 @@ class Engine {
   void Track();
   bool RanksReadPrevious() const;
   void Run(const EngineAttempt& attempt);
-  void Ask(bool probe);
+  void Ask();
   void AwaitEnd();
   void OnThread(const std::function<void()>& task);
   Status Explain(Status status, const Attempt& attempt) const;
@@ -122,12 +126,13 @@ class Engine {
   Backoff backoff_;
   Clock::time_point serve_again_;                                // not before, after a failure
   Clock::time_point check_again_;                                // not before
+  Clock::time_point load_again_;                                 // not before, after a loss of what it served
   VersionRef tried_;                                             // the version of the last attempt
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> asking_ = false;                             // the thread asks the server
   std::atomic<bool> retired_ = false;
-  std::atomic<bool> lost_ = false;           // its server did not serve what it was given, at the last Check
-  std::atomic<bool> answers_ = false;        // it did when it was asked, late, since the last attempt
+  std::atomic<bool> lost_ = false;           // its server answered all the time, and does not serve what it was given
+  std::atomic<bool> answers_ = false;        // it did when it was last asked, since the last attempt
   std::atomic<bool> ranks_changed_ = false;  // since the last Check
   mutable std::mutex mutex_;
   std::optional<Attempt> attempt_;    // under way; guarded by mutex_

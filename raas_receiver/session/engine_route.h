@@ -76,8 +76,10 @@ class EngineRoute {
   virtual ~EngineRoute() = default;
 
   // --- any thread ---
-  // Nothing: nothing, or unknown.
+  // Nothing: nothing, or unknown, as of a server that does not answer.
   virtual VersionRef served() const = 0;
+  // Why it can be given nothing now: its server does not answer.
+  virtual Status Trouble() const = 0;
   // Whether the engine lacks `current`, and can be given it. Never where no engine is notified.
   virtual bool Behind(const VersionRef& current) const = 0;
   // Whether the attempt under way has come to the pause, which it never has by the directory.
@@ -90,8 +92,8 @@ class EngineRoute {
   // --- one thread at a time ---
   virtual EngineOutcome Serve(const EngineAttempt& attempt) = 0;
   // Answers ranks that came to compare, and asks the server whether it still serves what it was given. False: it does
-  // not.
-  virtual bool Check() = 0;
+  // not; an error: it does not answer.
+  virtual Result<bool> Check() = 0;
   // As EngineTargets::Verify, with what the engine is to serve; kState also when that is unknown, or it is
   // not held any more.
   virtual Result<size_t> Verify() = 0;

@@ -19,7 +19,8 @@ namespace {
 struct TestServer {
   Status load_status;
   engines::Serving after_failure = engines::Serving::kOld;
-  bool still_serves = true;
+  std::optional<bool> still_serves = true;
+  Status answers;
   int loads = 0;
   std::atomic<int> checks = 0;
   std::string last_mode;
@@ -37,9 +38,14 @@ class TestDriver : public engines::EngineDriver {
   }
   Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
   Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
-  Result<bool> StillServes(const engines::EngineVersion&) override {
+  Result<std::optional<bool>> StillServes(const engines::EngineVersion&) override {
     ++server_.checks;
+    LS_RETURN_IF_ERROR(server_.answers);
     return server_.still_serves;
+  }
+  Status Answers() override {
+    ++server_.checks;
+    return server_.answers;
   }
   void Cancel() override {}
   void Reset() override {}
@@ -126,13 +132,15 @@ TEST_CASE("What an engine serves is remembered across restarts of the receiver")
   REQUIRE(fixture.Serve("recovered").status.ok());
   fixture.Start();
   CHECK_FALSE(fixture.engine->Behind());
+  CHECK(fixture.ServedVersion() == 0);  // its server may be another one
+  fixture.Check(1);
   CHECK(fixture.ServedVersion() == 1);
 }
 
 TEST_CASE("After a failure the engine is due again only when some time is over") {
   Fixture fixture;
-  fixture.server.load_status = {ErrorCode::kUnavailable, "the server starts"};
-  CHECK(fixture.Serve("full").status.code() == ErrorCode::kUnavailable);
+  fixture.server.load_status = {ErrorCode::kAborted, "out of memory"};
+  CHECK(fixture.Serve("full").status.code() == ErrorCode::kAborted);
   CHECK(fixture.ServedVersion() == 0);
   CHECK_FALSE(fixture.engine->Due());
   CHECK(fixture.engine->UntilDue() <= std::chrono::milliseconds(1'001));
@@ -204,6 +212,65 @@ TEST_CASE("A server that was restarted is noticed when it is asked, which is not
   fixture.Check(2);
   CHECK(fixture.engine->Due());
   CHECK(fixture.ServedVersion() == 0);
+}
+
+TEST_CASE(
+    "A server that does not answer serves nothing, until it names the version or, where it cannot, has loaded it") {
+  Fixture fixture;
+  REQUIRE(fixture.Serve("full").status.ok());
+  const auto ask = [&](const Status& answers) {
+    fixture.server.answers = answers;
+    REQUIRE(Eventually([&, checks = fixture.server.checks.load()] {
+      fixture.engine->Check();
+      return fixture.server.checks > checks && fixture.engine->Idle();
+    }));
+    return fixture.ServedVersion();
+  };
+  const Status slow(ErrorCode::kDeadline, "no answer in time");
+  const Status gone(ErrorCode::kUnavailable, "connection refused");
+  CHECK(ask(slow) == 1);  // it may be busy
+  CHECK(ask(OkStatus()) == 1);
+  CHECK(ask(slow) == 1);
+  CHECK(ask(slow) == 0);
+  CHECK(ask(OkStatus()) == 1);
+  CHECK(ask(gone) == 0);
+  v1::ReceiverModel model;
+  fixture.engine->Describe(model);
+  CHECK(model.engines(0).state() == v1::ENGINE_STATE_FAILING);
+  CHECK_THAT(model.last_error(), Catch::Contains("connection refused"));
+  CHECK(ask(OkStatus()) == 1);
+  CHECK_FALSE(fixture.engine->Due());
+
+  fixture.server.still_serves = std::nullopt;
+  CHECK(ask(OkStatus()) == 1);
+  CHECK(ask(gone) == 0);
+  CHECK_FALSE(fixture.engine->Due());
+  CHECK(ask(OkStatus()) == 0);
+  CHECK(fixture.engine->Due());
+  REQUIRE(fixture.Serve("again").status.ok());
+  CHECK(fixture.ServedVersion() == 1);
+}
+
+TEST_CASE("A server that takes no connection is loaded as soon as it answers, however often it was not there") {
+  Fixture fixture;
+  fixture.server.load_status = fixture.server.answers = {ErrorCode::kUnavailable, "connection refused"};
+  for (int version = 1; version <= 3; ++version) {
+    if (version > 1) fixture.replicas.PullDelta(version);
+    CHECK(fixture.engine->Due());  // once for each version
+    CHECK(fixture.Serve("full").status.code() == ErrorCode::kUnavailable);
+    CHECK_FALSE(fixture.engine->Due());
+  }
+  fixture.Check(1);
+  CHECK_FALSE(fixture.engine->Due());
+  fixture.server.load_status = fixture.server.answers = OkStatus();
+  const auto begin = std::chrono::steady_clock::now();
+  REQUIRE(Eventually([&] {
+    fixture.engine->Check();
+    return fixture.engine->Due();
+  }));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(3));
+  CHECK(fixture.Serve("again").status.ok());
+  CHECK(fixture.ServedVersion() == 3);
 }
 
 }  // namespace

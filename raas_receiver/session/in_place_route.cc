@@ -22,6 +22,7 @@ class InPlaceRoute final : public EngineRoute {
     return paused_at_;
   }
 
+  Status Trouble() const override { return OkStatus(); }
   bool Behind(const VersionRef& current) const override {
     return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
   }
@@ -52,7 +53,10 @@ class InPlaceRoute final : public EngineRoute {
     return outcome;
   }
 
-  bool Check() override { return true; }
+  Result<bool> Check() override {
+    LS_RETURN_IF_ERROR(driver_.Answers());
+    return true;
+  }
 
   Result<size_t> Verify() override {
     const replica::PublishedVersion current = context_.replicas.current();

@@ -33,7 +33,7 @@ class SlowDriver : public engines::EngineDriver {
   }
   Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
   Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
-  Result<bool> StillServes(const engines::EngineVersion&) override { return true; }
+  Result<std::optional<bool>> StillServes(const engines::EngineVersion&) override { return std::optional(true); }
   void Cancel() override { server_.may_end = true; }
   void Reset() override {}
   uint64_t failures() const override { return 0; }
