@@ -64,9 +64,11 @@ void AddCommands(CLI::App& app, Words& words) {
   DaemonOptions& options = words.daemon;
   AddCommand(app, options, Command::kStatus, "status", "Everything the daemon knows about its models");
   CLI::App* top = AddCommand(app, options, Command::kTop, "top", "The same, again and again");
-  top->add_option("--every", options.every_s, "Seconds between two looks [1]")
-      ->type_name("S")
-      ->check(CLI::Range(1, 3600).description(""));
+  CLI::Option* every = top->add_option("--every", options.every_s, "Seconds between two looks [1]")
+                           ->type_name("S")
+                           ->check(CLI::Range(1, 3600).description(""));
+  top->add_flag("--changes", options.changes_only, "Look 20 times a second, and print only what is new; not ages")
+      ->excludes(every);
   top->add_option("--count", options.count, "End after so many")->type_name("N");
   AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
   CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
@@ -198,7 +200,7 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
       ->type_name("NAME");
   bool man = false;
   app.add_flag("--man", man, "Print this as a manual page, for man -l -, and exit");
-  app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
+  app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch and top one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
   const auto set_timeout = [&words](int64_t ms) {
     words.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(ms);

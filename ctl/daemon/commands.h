@@ -30,6 +30,7 @@ struct DaemonOptions {
   bool needs_engines = false;                        // verify fails where no engine's memory was compared
   uint64_t count = 0;                                // of records to watch, or looks of top; 0: no end
   uint64_t every_s = 1;                              // between two looks of top
+  bool changes_only = false;                         // top looks often, and prints what differs
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
 };
 

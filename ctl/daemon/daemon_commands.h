@@ -1,10 +1,11 @@
 // Internal to the package: what the commands of both daemons share.
 #pragma once
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <string>
-#include <thread>
+#include <utility>
 
 #include "ctl/daemon/client.h"
 #include "ctl/daemon/commands.h"
@@ -16,6 +17,8 @@ namespace lockstep::ctl {
 
 Status RunAgentCommand(const DaemonOptions& options, const Output& output);
 Status RunReceiverCommand(const DaemonOptions& options, const Output& output);
+
+inline constexpr std::chrono::milliseconds kBetweenChanges{50};
 
 // The model that `options` name, or the only one of `models`. kUsage, listing them, when there are several.
 template <typename Models>
@@ -72,18 +75,24 @@ class DaemonCommands {
     return OkStatus();
   }
 
-  // On a terminal each look takes the place of the one before; a daemon that is away is waited for.
+  // On a terminal each look takes the place of the one before; a daemon that is away is waited for. Ends when nothing
+  // reads what it prints.
   Status Top() const {
     const std::string clear = ::isatty(STDOUT_FILENO) != 0 ? "\033[H\033[2J" : "";
-    for (uint64_t look = 1;; ++look) {
+    const std::chrono::milliseconds every =
+        options_.changes_only ? kBetweenChanges : std::chrono::seconds(options_.every_s);
+    Json last;
+    for (uint64_t printed = 0;;) {
       const Result<StatusResponse> status = GetStatus();
-      if (status.ok()) {
-        output_.Print(ToJson(*status), clear + StatusText(*status));
-      } else {
-        output_.Print({{"error", status.status().message()}}, clear + status.status().ToString() + "\n");
+      const Json seen = status.ok() ? ToJson(*status) : ToJson(status.status());
+      Json lasting = WithoutAges(seen);
+      if (!options_.changes_only || lasting != last) {
+        output_.Print(seen, clear + (status.ok() ? StatusText(*status) : status.status().ToString() + "\n"));
+        if (++printed == options_.count) return status.status();
       }
-      if (look == options_.count) return status.status();
-      std::this_thread::sleep_for(std::chrono::seconds(options_.every_s));
+      last = std::move(lasting);
+      pollfd reader{STDOUT_FILENO, 0, 0};
+      if (::poll(&reader, 1, static_cast<int>(every.count())) > 0) return OkStatus();
     }
   }
 

@@ -88,6 +88,20 @@ Json ToJson(const Message& message) {
   return json;
 }
 
+Json ToJson(const Status& failed) {
+  return {{"error", failed.message()}, {"code", Label(failed.code())}};
+}
+
+Json WithoutAges(Json json) {
+  if (json.is_object()) {
+    for (const char* name : {"now_unix_ns", "seconds_ago", "gone_seconds", "scrubbed_bytes"}) json.erase(name);
+  }
+  for (Json& entry : json) {
+    if (entry.is_structured()) entry = WithoutAges(std::move(entry));
+  }
+  return json;
+}
+
 Json ToJson(const model::ModelLayout& layout) {
   Json tensors = Json::array();
   for (size_t i = 0; i < layout.tensors().size(); ++i) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/status.h"
 #include "common/model/layout.h"
 
 namespace lockstep::ctl {
@@ -19,6 +20,12 @@ using Json = nlohmann::ordered_json;
 Json ToJson(const google::protobuf::Message& message);
 
 Json ToJson(const model::ModelLayout& layout);
+
+// Of a call that failed: its sentence and its code's label.
+Json ToJson(const Status& failed);
+
+// A status without what differs each time that it is asked for.
+Json WithoutAges(Json status);
 
 // One document on one line. Text that is not UTF-8 is repaired.
 std::string Dump(const Json& json);

@@ -9,16 +9,18 @@ Fields have the names and units that ``lockstepctl --json`` has (proto/lockstep/
 release does not have are at their defaults; those that it has and this package does not know are left out.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import select
 import subprocess
 import time
-from typing import Any, ClassVar, Sequence, Tuple, Type, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generator, Sequence, Tuple, Type, TypeVar, get_type_hints
 
 from lockstep import programs
 from lockstep.core import arguments
-from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, ProtocolError, from_label
+from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, ProtocolError, from_label
 from lockstep.core.fleet import EngineServed, Peer, VersionRef
 from lockstep.core.served import EVERY, Receivers, wanted_receivers
 
@@ -41,7 +43,6 @@ __all__ = [
 
 _Kind = TypeVar("_Kind")
 _Model = TypeVar("_Model", "AgentModel", "ReceiverModel")
-_PAUSE_SECONDS = 0.25
 _WORK_SECONDS = 600.0
 
 
@@ -186,8 +187,7 @@ class _Daemon:
         self._tls = tls
         self._timeout = timeout
 
-    def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
-        """What ``lockstepctl`` answers; its error as an exception."""
+    def _command(self, *words: str, timeout: "float | None" = None) -> "list[str]":
         seconds = self._timeout if timeout is None else timeout
         command = [programs.find("lockstepctl"), "--json", "--timeout", f"{max(1, int(seconds * 1000))}ms"]
         arguments.text("address", self._address, "HOST:PORT or unix:PATH")
@@ -195,19 +195,43 @@ class _Daemon:
         for name, value in dataclasses.asdict(self._tls or Tls()).items():
             if value:
                 command += [f"--tls-{name.replace('_', '-')}", value]
-        done = subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return [*command, *words]
+
+    def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
+        """What ``lockstepctl`` answers; its error as an exception."""
+        command = self._command(*words, timeout=timeout)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode != 0:
-            said = ("\n" + done.stderr.strip()).rpartition("\nlockstepctl: ")[2]  # before it, what was waited for
-            label, _, sentence = said.partition(": ")
-            raise from_label(label, sentence or said)
-        try:
-            return json.loads(done.stdout)
-        except ValueError as error:
-            raise ProtocolError(f"lockstepctl answered what is no JSON: {error}") from None
+            raise _failure(done.stderr)
+        return _parsed(done.stdout)
+
+    def _looks(self, timeout: "float | None") -> "Generator[Any, None, None]":
+        """What one ``lockstepctl`` sees now, and whenever that is new; its error as an exception."""
+        deadline, waited = None if timeout is None else time.monotonic() + timeout, True
+        pipes: "dict[str, Any]" = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with subprocess.Popen(self._command("top", "--changes"), **pipes) as process:
+            try:
+                out, err, read = process.stdout, process.stderr, b""
+                assert out is not None and err is not None
+                seen = select.poll()
+                seen.register(out, select.POLLIN)
+                while seen.poll(None if deadline is None or waited else 1000 * max(0.0, deadline - time.monotonic())):
+                    part = os.read(out.fileno(), 1 << 16)
+                    if not part:
+                        raise _failure(err.read())
+                    *lines, read = (read + part).split(b"\n")
+                    for line in lines:
+                        look = _parsed(line)
+                        if "error" in look:
+                            raise from_label(look["code"], look["error"])
+                        waited = False  # for the first, which comes in any case
+                        yield look
+            finally:
+                process.kill()
 
 
 class Agent(_Daemon):
-    """A trainer_agent. Every call asks it again.
+    """A trainer_agent. Every call asks it again, by a process; ``watch`` and waits have one for all that they see.
 
     Args:
         address: of its control plane, "HOST:PORT" or "unix:PATH"; None: $LOCKSTEP_AGENT, then this host's.
@@ -224,6 +248,11 @@ class Agent(_Daemon):
     def status(self) -> AgentStatus:
         """Everything it knows of its models and of their receivers."""
         return _decoded(AgentStatus, self._ask("status"))
+
+    def watch(self, timeout: "float | None" = None) -> "Generator[AgentStatus, None, None]":
+        """Its status, and again whenever it is another, but for ages, within 0.1 s. Ends after ``timeout`` seconds."""
+        for look in self._looks(timeout):
+            yield _decoded(AgentStatus, look)
 
     def model(self, name: "str | None" = None) -> AgentModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
@@ -255,29 +284,27 @@ class Agent(_Daemon):
             DeadlineError: the time is up; the text says what each receiver serves, and its last error, ``lacking`` has
                 those that lack the version.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         wanted = arguments.version_number(version) if version is not None else None
         count, names = wanted_receivers(receivers, None)
-        while True:
-            now = self.model(model)
-            if wanted is None and now.newest_version > 0:
-                wanted = now.newest_version
-            there = [peer for peer in now.receivers if peer.presence == "connected"]
-            serving = [peer for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
-            late = {peer.receiver for peer in there if peer not in serving}  # a name stands for all that have it
-            every = {peer.receiver for peer in there} or {EVERY}
-            asked = {each for name in names for each in (every if name == EVERY else {name})}
-            missing = asked - ({peer.receiver for peer in serving} - late)
-            if not missing and len(serving) >= count and wanted is not None:
-                return now
-            if deadline is not None and time.monotonic() >= deadline:
-                lacking = [peer for peer in now.receivers if peer not in serving]
-                unknown = missing - {EVERY} - {peer.receiver for peer in lacking}
-                lacking += [Peer(name, presence="unknown") for name in unknown]
-                raise DeadlineError(
-                    f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}", lacking=lacking
-                )
-            time.sleep(_PAUSE_SECONDS)
+        with contextlib.closing(self.watch(timeout)) as looks:
+            for status in looks:
+                now = _only(status.models, model, "agent")
+                if wanted is None and now.newest_version > 0:
+                    wanted = now.newest_version
+                there = [peer for peer in now.receivers if peer.presence == "connected"]
+                serving = [peer for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
+                late = {peer.receiver for peer in there if peer not in serving}  # a name stands for all that have it
+                every = {peer.receiver for peer in there} or {EVERY}
+                asked = {each for name in names for each in (every if name == EVERY else {name})}
+                missing = asked - ({peer.receiver for peer in serving} - late)
+                if not missing and len(serving) >= count and wanted is not None:
+                    return now
+        lacking = [peer for peer in now.receivers if peer not in serving]
+        unknown = missing - {EVERY} - {peer.receiver for peer in lacking}
+        lacking += [Peer(name, presence="unknown") for name in unknown]
+        raise DeadlineError(
+            f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}", lacking=lacking
+        )
 
 
 class Receiver(_Daemon):
@@ -290,6 +317,11 @@ class Receiver(_Daemon):
     def status(self) -> ReceiverStatus:
         """Everything it knows of its models and engines."""
         return _decoded(ReceiverStatus, self._ask("status"))
+
+    def watch(self, timeout: "float | None" = None) -> "Generator[ReceiverStatus, None, None]":
+        """As of ``Agent``."""
+        for look in self._looks(timeout):
+            yield _decoded(ReceiverStatus, look)
 
     def model(self, name: "str | None" = None) -> ReceiverModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
@@ -320,17 +352,15 @@ class Receiver(_Daemon):
         """Waits until it holds ``version`` or a newer one, and its engines serve it. DeadlineError: the time is up; the
         text says what it holds and serves, and the last error."""
         wanted = arguments.version_number(version)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            now = self.model(model)
-            if min(now.held.version, now.served_version) >= wanted:
-                return now
-            if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineError(
-                    f"version {wanted} is not served within {timeout:g} s: {now.held.version} is held, "
-                    f"{now.served_version} is served, state {now.state}{_error(now.last_error)}"
-                )
-            time.sleep(_PAUSE_SECONDS)
+        with contextlib.closing(self.watch(timeout)) as looks:
+            for status in looks:
+                now = _only(status.models, model, "receiver")
+                if min(now.held.version, now.served_version) >= wanted:
+                    return now
+        raise DeadlineError(
+            f"version {wanted} is not served within {timeout:g} s: {now.held.version} is held, "
+            f"{now.served_version} is served, state {now.state}{_error(now.last_error)}"
+        )
 
 
 def _named(model: "str | None") -> "list[str]":
@@ -366,6 +396,20 @@ def _in_words(there: "Sequence[Peer]", missing: "set[str]") -> str:
 
 def _error(text: str) -> str:
     return f" ({text})" if text else ""
+
+
+def _failure(said: bytes) -> Error:
+    """What ``lockstepctl`` ended with, behind what it waited for."""
+    last = ("\n" + said.decode(errors="replace").strip()).rpartition("\nlockstepctl: ")[2]
+    label, _, sentence = last.partition(": ")
+    return from_label(label, sentence or last)
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"lockstepctl answered what is no JSON: {error}") from None
 
 
 def _decoded(kind: "Type[_Kind]", value: Any) -> _Kind:

@@ -1,9 +1,11 @@
 """lockstep.control: real daemons, seen and steered from Python."""
 
 import socket
+import statistics
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from harness import MODEL, ROOT
@@ -47,6 +49,39 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
     assert [(engine.kind, engine.state, engine.served) for engine in held.engines] == [("none", "serving", held.held)]
     with pytest.raises(TimeoutError, match="version 5 is not served within 0 s: 2 is held"):
         receiver.wait(5, timeout=0)
+
+
+def test_a_status_is_watched_by_one_process_which_sees_a_change_at_once_and_ends_with_its_reader(
+    cluster, agent, monkeypatch
+):
+    started = []
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(start(*words, **how)) or started[-1])
+    model = ToyModel(blocks=1)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.tensors)
+        looks = control.Agent(agent.address).watch()
+        late = []
+        assert next(looks).models[0].newest_version == 1
+        for version in range(2, 12):
+            publisher.publish(version=version, tensors=model.step())
+            published = time.monotonic()
+            while next(looks).models[0].newest_version < version:
+                pass
+            late.append(time.monotonic() - published)
+        assert statistics.median(late) < 0.1, late
+        assert len(started) == 1
+        began = time.monotonic()
+        assert list(control.Agent(agent.address).watch(timeout=0.6))[0].models[0].newest_version == 11
+        assert len(started) == 2 and started[1].returncode is not None and 0.6 <= time.monotonic() - began < 10
+        watcher = start(agent.ctl_command("--json", "top", "--changes"), stdout=subprocess.PIPE)
+        assert watcher.stdout.readline()
+        watcher.stdout.close()  # as where its reader was killed
+        assert watcher.wait(10) == 0
+        agent.kill()
+        with pytest.raises(lockstep.UnavailableError, match="trainer_agent"):
+            next(looks)
+        assert started[0].returncode is not None
 
 
 def test_a_receiver_is_rolled_back_and_pulls_again(cluster, agent):
