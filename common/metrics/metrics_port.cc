@@ -96,7 +96,7 @@ asio::awaitable<void> Answer(std::shared_ptr<Connection> connection, net::Places
 Result<std::unique_ptr<MetricsPort>> MetricsPort::Create(const std::string& address, Page page) {
   std::unique_ptr<MetricsPort> port(
       new MetricsPort([kept = std::make_shared<KeptPage>(std::move(page))] { return kept->Get(); }));
-  LS_ASSIGN_OR_RETURN(port->port_, rpc::TcpPort::Listen(port->io_.context(), address));
+  LS_ASSIGN_OR_RETURN(port->port_, rpc::TcpPort::Listen(port->io_.context(), "--metrics-listen", address));
   port->port_->Start([self = port.get()](Connection connection, int) { self->Serve(std::move(connection)); });
   return port;
 }

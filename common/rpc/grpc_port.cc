@@ -94,7 +94,8 @@ void RefuseCompressed(grpc::ServerBuilder& builder) {
 
 Result<std::unique_ptr<GrpcPort>> GrpcPort::Listen(Options options) {
   std::unique_ptr<GrpcPort> port(new GrpcPort(std::move(options)));
-  LS_ASSIGN_OR_RETURN(port->port_, TcpPort::Listen(port->io_.context(), port->options_.address, port->options_.from));
+  LS_ASSIGN_OR_RETURN(port->port_, TcpPort::Listen(port->io_.context(), port->options_.option, port->options_.address,
+                                                   port->options_.from));
   return port;
 }
 

@@ -33,7 +33,8 @@ void RefuseCompressed(grpc::ServerBuilder& builder);
 class GrpcPort {
  public:
   struct Options {
-    std::string address;        // as TcpPort::Listen()
+    const char* option = "--listen";  // this and `address` as of TcpPort::Listen()
+    std::string address;
     size_t connections = 512;   // half of them from one address; fewer where this process may have few descriptors
     size_t calls = 2048;        // of all connections, that gRPC has not answered
     size_t calls_of_one = 128;  // connection

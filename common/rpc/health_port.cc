@@ -21,7 +21,8 @@ constexpr int kIdleMs = 100'000;
 
 Result<std::unique_ptr<HealthPort>> HealthPort::Create(const std::string& address,
                                                        const std::vector<std::string>& services) {
-  GrpcPort::Options options{.address = address,
+  GrpcPort::Options options{.option = "--health-listen",
+                            .address = address,
                             .connections = kConnections,
                             .calls = kCalls,
                             .calls_of_one = kMaxStreams,

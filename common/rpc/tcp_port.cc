@@ -75,21 +75,22 @@ Status NoDescriptors() {
               " descriptors are for what is served already; raise the limit on open files")};
 }
 
-Result<std::unique_ptr<TcpPort>> TcpPort::Listen(asio::io_context& context, const std::string& address,
-                                                 std::optional<net::Networks> from) {
+Result<std::unique_ptr<TcpPort>> TcpPort::Listen(asio::io_context& context, const char* option,
+                                                 const std::string& address, std::optional<net::Networks> from) {
   for (int attempt = 1;; ++attempt) {
     std::unique_ptr<TcpPort> port(new TcpPort(context, address, from));
     const Status status = port->Open();
     if (status.ok()) return port;
     // The port that the system chose on one address may be taken on another.
-    if (port->bound_port_ == 0 || attempt == kMostAttempts) return status;
+    if (port->bound_port_ == 0 || attempt == kMostAttempts) return status.WithContext(option);
   }
 }
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
   const Status taken{ErrorCode::kUnavailable,
-                     Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine?")};
+                     Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine? ",
+                         "Give another one here; with port 0 the system chooses a free one")};
   const Addresses addresses = Resolve(parsed);
   for (addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     if (bound_port_ != 0) SetPort(one->ai_addr, bound_port_);  // the same on all, also when the system chose it

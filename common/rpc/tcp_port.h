@@ -29,10 +29,10 @@ size_t MostDescriptors();  // of this process
 class TcpPort {
  public:
   // Listens on all addresses of "host:port" that this machine has; 0 lets the system choose the port. Peers are let in
-  // from `from`; nothing: from anywhere. kBadData when the address is malformed, kUnavailable, naming it, when it
-  // cannot be listened on. REQUIRES `context` to outlive the port.
-  static Result<std::unique_ptr<TcpPort>> Listen(asio::io_context& context, const std::string& address,
-                                                 std::optional<net::Networks> from = {});
+  // from `from`; nothing: from anywhere. `option`: of the command line, which errors name. kBadData when the address is
+  // malformed, kUnavailable, naming it, when it cannot be listened on. REQUIRES `context` to outlive the port.
+  static Result<std::unique_ptr<TcpPort>> Listen(asio::io_context& context, const char* option,
+                                                 const std::string& address, std::optional<net::Networks> from = {});
   ~TcpPort() { Stop(); }
 
   int bound_port() const { return bound_port_; }

@@ -45,6 +45,18 @@ def test_receivers_get_the_lane_port_that_the_system_chose_also_under_another_ho
 
 
 @DAEMONS
+def test_a_port_that_is_taken_is_said_with_the_option_that_names_another(cluster, daemon):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        options = ["listen", "health_listen", "metrics_listen", *(["lane_listen"] if daemon == "trainer_agent" else [])]
+        for option in options:
+            result = run(command(daemon, cluster.directory, **{option: taken}))
+            flag = "--" + option.replace("_", "-")
+            assert result.returncode == UNAVAILABLE
+            assert f"{flag}: cannot listen on {taken}; is the port in use" in result.stderr, option
+
+
+@DAEMONS
 def test_an_address_file_that_cannot_be_written_is_named(cluster, daemon):
     result = run(command(daemon, cluster.directory, address_file=cluster.directory / "nowhere" / "addresses.json"))
     assert result.returncode == UNAVAILABLE and "nowhere/addresses.json" in result.stderr

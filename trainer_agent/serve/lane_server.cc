@@ -47,8 +47,8 @@ Result<std::unique_ptr<LaneServer>> LaneServer::Start(const LaneServerOptions& o
   }
   std::optional<net::Networks> from;
   if (!options.encrypted) from = options.plain;
-  LS_ASSIGN_OR_RETURN(server->port_,
-                      rpc::TcpPort::Listen(server->io_.context(), options.address.ToString(), std::move(from)));
+  LS_ASSIGN_OR_RETURN(server->port_, rpc::TcpPort::Listen(server->io_.context(), "--lane-listen",
+                                                          options.address.ToString(), std::move(from)));
   server->port_->Start([self = server.get()](tcp::socket connection, int) {
     const auto strand = connection.get_executor();
     net::Spawn(strand, self->ServeLane(std::move(connection)));
