@@ -202,6 +202,37 @@ def test_a_refused_rank_reports_why_keeps_what_it_serves_and_attaches_again(rece
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
 
+def test_the_log_has_each_reason_of_refusal_once_until_a_version_is_served(receiver, follow, caplog):
+    module, packed = torch.nn.Linear(2, 2), False
+
+    def check() -> None:
+        if packed:
+            raise lockstep.BadDataError("its experts are packed")
+
+    def logged(*reasons: str) -> bool:
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        return len(said) == len(reasons) and all(map(str.__contains__, said, reasons))
+
+    follower = follow(module, check=check)
+    rank = receiver.accept()
+    for reason in ["should be BF16", "should be BF16", "has another shape", "should be BF16"]:
+        rank.refuse(f"parameter weight {reason}")
+        rank = receiver.accept()
+    assert logged("should be BF16", "has another shape")
+    rank.attached()
+    rank.commit(1, 1.0)
+    rank.refuse("parameter weight should be BF16")
+    rank = receiver.accept()
+    assert logged("should be BF16", "has another shape", "should be BF16")
+    caplog.clear()
+    packed = True
+    module.weight.data = module.weight.data.clone()  # so it is described again
+    rank.close()
+    wait_until(lambda: "packed" in (follower.error or ""), "it refuses itself")
+    time.sleep(0.5)  # and tries on
+    assert logged("its experts are packed")
+
+
 def test_a_caller_that_waits_for_a_rank_gets_the_reason_of_its_second_refusal(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     waiting = in_background(lambda: reason_of_waiting(follower))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import re
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -124,6 +126,7 @@ class Follower:
         self._attached = False
         self._had_serve = False
         self._refusals = 0  # in a row, without a version between
+        self._warned: "set[str]" = set()  # of what, since the last version
 
         self._stopping = threading.Event()
         # This connection is to end, and the follower's thread to attach again, or to end.
@@ -270,6 +273,8 @@ class Follower:
             except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                 if not self._soon.is_set():
                     self._error = str(error) or repr(error)
+                    if not isinstance(error, UnavailableError):  # a receiver that is away is nothing to look into
+                        self._warn(self._error)
                 refused = isinstance(error, (_Refused, BadDataError))  # or the module cannot be described any more
             with self._rank.lock:
                 self._rank.drop()
@@ -280,6 +285,14 @@ class Follower:
                 pause = _FIRST_PAUSE_SECONDS
             if not self._soon.wait(pause):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _warn(self, reason: str) -> None:
+        """Says in this process' log why this rank does not follow: once, until a version was served again."""
+        if self._had_serve:
+            self._warned.clear()
+        if reason not in self._warned:
+            _log.warning("model %s, engine %s: %s", self._attach["model"], self._attach["engine"], reason)
+        self._warned.add(reason)
 
     def _look_again(self) -> None:
         """Describes the module anew where a parameter moved. While the rank sleeps, more may move."""
