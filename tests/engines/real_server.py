@@ -159,30 +159,31 @@ class RealServer(Daemon):
         return number
 
     def stop(self, timeout_s: float = 60) -> int:
+        memory = self._shared_memory()
         self.signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout_s)
         finally:
-            self.kill()
+            self.kill(memory)
 
-    def kill(self) -> None:
+    def kill(self, memory: "frozenset[str]" = frozenset()) -> None:
         """All of its processes, which then cannot remove their shared memory."""
-        numbers = self.processes()
-        memory = {name for number in numbers for name in _shared_memory(number)}
-        for number in numbers:
+        memory |= self._shared_memory()
+        for number in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         self.process.wait()
         for name in memory:
             Path(name).unlink(missing_ok=True)
 
-
-def _shared_memory(process: int) -> "set[str]":
-    try:
-        maps = Path(f"/proc/{process}/maps").read_text()
-    except OSError:
-        return set()
-    return set(re.findall(r"/dev/shm/(?:psm_|sem\.)\S+", maps))
+    def _shared_memory(self) -> "frozenset[str]":
+        """The files of its own that its processes share."""
+        found = set()
+        for number in self.processes():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{number}/maps").read_text()
+                found.update(re.findall(r"/dev/shm/(?:psm_|sem\.|sglang_)\S+", maps))
+        return frozenset(found)
 
 
 class Load:
@@ -215,7 +216,7 @@ class Load:
     def await_answers(self, count: int = 1) -> None:
         """Waits for so many more."""
         seen = len(self.answers)
-        wait_until(lambda: len(self.answers) >= seen + count, "clients are answered", 120)
+        wait_until(lambda: len(self.answers) >= seen + count, f"clients are answered ({self.errors[-1:]})", 60)
 
     def _run(self, seed: int) -> None:
         choice = random.Random(seed)
@@ -241,15 +242,15 @@ class Judge:
         checkpoints: by version, what it holds; 0: what the server was started with.
     """
 
-    def __init__(self, checkpoints: "Mapping[int, Path]") -> None:
-        self._checkpoints = checkpoints
+    def __init__(self, checkpoints: "dict[int, Path]") -> None:
+        self.checkpoints = checkpoints
         self._models: "dict[int, torch.nn.Module]" = {}
 
     def model(self, version: int) -> torch.nn.Module:
         """A version's weights in transformers."""
         if version not in self._models:
             self._models[version] = AutoModelForCausalLM.from_pretrained(
-                self._checkpoints[version], dtype=torch.float32, experts_implementation="eager"
+                self.checkpoints[version], dtype=torch.float32, experts_implementation="eager"
             ).eval()
         return self._models[version]
 
@@ -291,6 +292,10 @@ class Served:
     def served(self, version: int) -> None:
         """It is served, and its predecessor no more."""
         self._after[version - 1] = time.monotonic()
+
+    def again(self, version: int) -> None:
+        """It is served once more."""
+        self._after.pop(version, None)
 
     def wrong(self, answers: "list[Answer]") -> "list[str]":
         """The answers with a version of another time."""

@@ -1,116 +1,82 @@
-"""A whole vLLM server that is written in place, under load, by its own HTTP API. One server for all tests, in this order."""
+"""A whole vLLM server that is written in place, under load. One server for all tests, in this order."""
 
-import json
-import threading
+import os
+import signal
 import time
 
 import pytest
-import torch
-from harness import MODEL, Cluster, wait_until
-from real_server import Judge, Load, Served, expected_http_error
-from tiny_trainer import Trainer
+from harness import wait_until
+from real_fleet import (
+    daemons_end_at_random_moments,
+    follows_under_load,
+    new_fleet,
+    restarted_server_is_not_ready_before_it_has_the_version,
+)
+from real_server import expected_http_error
 from vllm_server import VllmServer
-
-# So large that most greedy answers of consecutive versions differ.
-RATES = (3e-3, 1e-2, 1e-3)
-SIZES = {"vocab_size": 128, "max_position_embeddings": 256}
-
-
-class Fleet:
-    """A trainer, its agent, and a receiver that writes a server in place."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, directory = cluster, cluster.directory
-        self.agent = self.cluster.agent()
-        self.trainer = Trainer(
-            "qwen3", directory / "checkpoints", self.agent.socket, MODEL, torch.float32, RATES, **SIZES
-        )
-        self.socket = directory / "engine.sock"
-        self.server = self.cluster._add(
-            VllmServer(
-                directory / "checkpoints/start",
-                directory / "vllm",
-                follows={"LOCKSTEP_ENGINE_SOCKET": self.socket, "LOCKSTEP_MODEL": MODEL},
-            ),
-            start=False,
-        )
-        self.server.start(wait=False)
-        self.receivers = 0
-        self.receive()
-        self.checkpoints = {0: directory / "checkpoints/start"}
-        self.served = Served()
-        self.version = 0
-        self.server.wait_until_ready()
-
-    def receive(self, **options) -> None:
-        """Another receiver in place of the one before, if there is one."""
-        if self.receivers:
-            self.receiver.stop()
-        self.receivers += 1
-        self.receiver = self.cluster.receiver(
-            self.agent,
-            name=f"receiver-{self.receivers}",
-            engine=f"vllm:{self.server.url}",
-            engine_load="in-place",
-            engine_socket=self.socket,
-            **options,
-        )
-
-    def publish(self) -> int:
-        """The next version. Not waited for."""
-        self.version += 1
-        if self.version > 1:
-            self.trainer.step()
-        self.served.asked(self.version)
-        self.checkpoints[self.version] = self.trainer.publish(self.version)
-        return self.version
-
-    def serve(self) -> float:
-        """The next version is served; the seconds that this took."""
-        begun = time.monotonic()
-        version = self.publish()
-        self.trainer.exporter.wait_served(version=version, engines=1, timeout=120)
-        self.served.served(version)
-        return time.monotonic() - begun
-
-    def check(self, load: Load) -> "list":
-        """The answers of a load without an error, all of them right."""
-        assert not load.errors, load.errors[:3]
-        judge = Judge(self.checkpoints)
-        assert judge.wrong(load.answers) == []
-        assert self.served.wrong(load.answers) == []
-        return load.answers
-
-    def newest_is_answered(self) -> None:
-        """After the newest version is served, a prompt is answered by it."""
-        judge, prompt = Judge(self.checkpoints), [5, 7, 11]
-        answer = self.server.ask(prompt, 16)
-        assert [span.version for span in answer.spans] == [self.version]
-        assert answer.tokens == judge.greedy(self.version, prompt, 16)
 
 
 @pytest.fixture(scope="module")
 def fleet():
-    with Cluster() as cluster:
-        fleet = Fleet(cluster)
+    new_server = lambda model, directory, follows: VllmServer(model, directory, follows=follows)  # noqa: E731
+    with new_fleet(new_server, "vllm", in_place=True) as fleet:
         yield fleet
-        fleet.trainer.close()
 
 
-def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet, record_property):
-    fleet.serve()
-    with Load(fleet.server.ask, vocabulary=SIZES["vocab_size"]) as load:
-        load.await_answers(3)
-        took = []
-        for _ in range(12):
-            took.append(fleet.serve())
-            load.await_answers(3)
-    answers = fleet.check(load)
-    by_version = {span.version for answer in answers for span in answer.spans}
-    assert by_version == set(range(1, 14))
-    fleet.newest_is_answered()
+def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):
+    follows_under_load(fleet, versions=12)
     assert fleet.receiver.ctl("verify", "--engines").returncode == 0
-    engine = fleet.receiver.model_status()["engines"][0]
-    assert engine["failures"] == 0
-    record_property("served_s", sorted(took))
-    print(f"{len(answers)} answers, publish to served in s: {sorted(took)}, {engine}")
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_these_pauses_give_every_answer_one_version(mode, fleet):
+    fleet.receive(engine_pause_mode=mode)
+    answers = follows_under_load(fleet, versions=4)
+    assert all(len(answer.spans) <= 1 for answer in answers)
+    assert mode == "abort" or all(answer.finish == "length" for answer in answers)
+
+
+def test_vllms_own_calls_confirm_a_version_that_is_there(fleet):
+    fleet.server.post("/start_weight_update", {})
+    fleet.server.post("/update_weights", {"update_info": {"version": fleet.version}})
+    fleet.server.post("/finish_weight_update", {})
+    fleet.server.post("/start_weight_update", {})
+    with expected_http_error(500) as said:
+        fleet.server.post("/update_weights", {"update_info": {"version": fleet.version + 1}})
+    assert "the wanted version was not served" in said[0]
+    follows_under_load(fleet, versions=1)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_server_that_slept_has_the_newest_version_when_it_wakes(level, fleet):
+    fleet.server.post(f"/sleep?level={level}")
+    asleep = lambda: [group["asleep"] for group in fleet.receiver.model_status()["rank_groups"]] == [1]  # noqa: E731
+    wait_until(asleep, "it is asleep")
+    version = fleet.publish()
+    time.sleep(0.5)
+    assert fleet.engine()["served"]["version"] != version
+    fleet.server.post("/wake_up")
+    fleet.await_served(version)
+    fleet.newest_is_answered()
+
+
+def test_weights_that_vllm_loaded_itself_are_written_over(fleet):
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(fleet.start)}}
+    fleet.server.post("/collective_rpc", reload)
+    wait_until(lambda: fleet.receiver.ctl("verify", "--engines").returncode == 0, "the version is written again")
+    fleet.newest_is_answered()
+
+
+def test_daemons_that_end_at_random_moments_leave_no_wrong_answer(fleet):
+    daemons_end_at_random_moments(fleet, rounds=4, seed=1)
+
+
+def test_a_server_whose_core_dies_in_a_pause_is_not_ready_until_it_has_the_version(fleet):
+    def kill():
+        core = fleet.server.process_named("VLLM::EngineCor")
+        os.kill(core, signal.SIGSTOP)
+        fleet.publish()
+        time.sleep(1)  # the receiver's /pause waits for it
+        os.kill(core, signal.SIGKILL)
+
+    restarted_server_is_not_ready_before_it_has_the_version(fleet, kill)
