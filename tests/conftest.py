@@ -10,6 +10,10 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 # Handed out first, in this order, or the last one runs alone.
 LONGEST = (
+    "test_real_vllm_in_place.py",
+    "test_real_vllm_directory.py",
+    "test_real_sglang_in_place.py",
+    "test_real_sglang_directory.py",
     "test_vllm_trainer.py",
     "test_in_place.py",
     "test_sudden_ends.py",
@@ -38,11 +42,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """By file; but what starts vLLM, 8 s of importing each time, shares its processes."""
+    """By file; but what starts vLLM, 8 s of importing each time, shares its processes, and whole servers run one at a
+    time."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            return "vllm" if "/test_vllm_" in nodeid else super()._split_scope(nodeid)
+            groups = {"/test_vllm_": "vllm", "/test_real_": "servers"}
+            return next((groups[part] for part in groups if part in nodeid), super()._split_scope(nodeid))
 
     return ByFile(config, log)

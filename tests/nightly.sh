@@ -8,6 +8,7 @@
 #     tidy            clang-tidy over every C++ source
 #     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
 #     distributions   the wheel inside other releases of Debian; the kernels for AArch64
+#     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters
 #     frameworks      trainers' frameworks that are not among the packages of tests/run.sh
 #     sweep           every causal model of transformers
 #     bench           every benchmark, small, and its plots
@@ -20,7 +21,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz damage tidy cuda distributions frameworks sweep bench soak radosgw slurm rehearsal)
+STAGES=(asan tsan fuzz damage tidy cuda distributions engines frameworks sweep bench soak radosgw slurm rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -42,6 +43,7 @@ run_stage() {
     distributions)
       pytest tests/integration tests/kernels --deselect tests/integration/test_radosgw.py --deselect tests/integration/test_log_storm.py
       ;;
+    engines) pytest tests/engines ;;
     frameworks) tests/frameworks.sh ;;
     sweep) tests/sweep.sh --all ;;
     bench) bazel build //tests/bench/... && pytest tests/bench ;;

