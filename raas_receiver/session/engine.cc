@@ -62,10 +62,11 @@ Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_pt
       targets_(TargetsOptions()),
       route_(in_place() ? NewInPlaceRoute(context_, *driver_, targets_)
                         : NewDirectoryRoute(context_, config_, *driver_, targets_)) {
-  targets_.SetChanged([this] {
+  const auto changed = [this] {
     ranks_changed_ = true;
     context_.changed.Notify();
-  });
+  };
+  targets_.SetChanged(changed, /*lost=*/changed);
 }
 
 targets::EngineTargetsOptions Engine::TargetsOptions() {
@@ -175,10 +176,11 @@ milliseconds Engine::UntilDue() const {
   return idle;
 }
 
-// Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too.
+// Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
+// what failed, such as ranks that are refused, until it works.
 void Engine::Track() {
   if (context_.replicas.current().damaged) return;  // there is nothing that it could take
-  const bool behind = Behind() || RanksReadPrevious();
+  const bool behind = failed_ || Behind() || RanksReadPrevious();
   const bool was = behind_.load() != Clock::time_point();
   if (behind && !was) behind_ = Clock::now();
   if (!behind && was && !under_way()) behind_ = Clock::time_point();
@@ -186,6 +188,8 @@ void Engine::Track() {
 
 void Engine::Check() {
   Track();
+  // A server that lacks a rank may never answer.
+  if (in_place() && over_http() && targets_.lost()) CancelAttempt(/*gives_way=*/false);
   if (under_way() || asking_) return;  // the driver is the thread's
   if (lost_.exchange(false)) {
     serve_again_ = load_again_;
@@ -357,6 +361,7 @@ EngineOutcome Engine::Take() {
     if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
     if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
   }
+  failed_ = !outcome.status.ok();
   if (outcome.status.ok()) {
     backoff_.Reset();
     serve_again_ = {};

@@ -126,6 +126,7 @@ class Engine {
   Backoff backoff_;
   Clock::time_point serve_again_;                                // not before, after a failure
   Clock::time_point check_again_;                                // not before
+  bool failed_ = false;                                          // the last attempt
   Clock::time_point load_again_;                                 // not before, after a loss of what it served
   VersionRef tried_;                                             // the version of the last attempt
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not

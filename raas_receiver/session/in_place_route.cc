@@ -18,6 +18,7 @@ class InPlaceRoute final : public EngineRoute {
   // serves once it is resumed.
   VersionRef served() const override {
     if (!owes_resume_) return AtInMemory();
+    if (targets_.lost()) return {};
     std::lock_guard lock(mutex_);
     return paused_at_;
   }
@@ -119,8 +120,10 @@ class InPlaceRoute final : public EngineRoute {
     }
     owes_resume_ = driver_.controls_server();
     if (const Status paused = driver_.Pause(version); !paused.ok()) {
+      const bool lost = targets_.lost();
       targets_.Abandon();
-      return paused;
+      if (!lost) return paused;
+      return {ErrorCode::kAborted, Cat("a rank went before its server was paused: ", paused.message())};
     }
     const Status written = targets_.Commit();
     if (targets_.AllAt(version.held)) {

@@ -61,7 +61,8 @@ EngineReport EngineGroup::Describe() const {
     report.parameters += rank->description().parameters.size();
     for (const uint64_t bytes : rank->description().memories) report.target_bytes += bytes;
   }
-  if (At(report.serving())) report.at = report.serving();
+  const bool all = std::none_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank->gone(); });
+  if (all && At(report.serving())) report.at = report.serving();
   return report;
 }
 
@@ -71,6 +72,7 @@ Status EngineGroup::Failed(Status status) {
   status = status.WithContext(Cat("engine ", members_.engine()));
   ++report_.failures;
   report_.last_error = status.message();
+  if (members_.attached() == 0) return status;  // ranks that are lost, or refused, were logged
   telemetry::LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", members_.engine()}});
   return status;
 }

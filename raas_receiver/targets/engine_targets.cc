@@ -60,9 +60,10 @@ void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
   if (changed) changed();
 }
 
-void EngineTargets::SetChanged(std::function<void()> changed) {
+void EngineTargets::SetChanged(std::function<void()> changed, std::function<void()> lost) {
   std::lock_guard lock(mutex_);
   changed_ = std::move(changed);
+  on_lost_ = std::move(lost);
 }
 
 std::vector<EngineReport> EngineTargets::Describe() const {
@@ -100,6 +101,11 @@ EngineTargets::Clock::time_point EngineTargets::ranks_back_by() const {
   return last;
 }
 
+bool EngineTargets::lost() const {
+  std::lock_guard lock(mutex_);
+  return lost_;
+}
+
 bool EngineTargets::AllAt(const VersionRef& held) const {
   std::lock_guard lock(mutex_);
   return waiting_.empty() && !views_.empty() &&
@@ -116,29 +122,41 @@ bool EngineTargets::prepared() const {
 void EngineTargets::Watch() {
   std::unique_lock lock(mutex_);
   while (true) {
-    idle_.wait(lock, [this] { return !busy_ || stopping_; });
+    idle_.wait(lock, [this] { return !(busy_ && lost_) || stopping_; });
     if (stopping_) return;
     std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
     lock.unlock();
     AwaitHangup(ranks, wake_.get());
     lock.lock();
-    const bool dropped = !busy_ && !stopping_ && DropGone();
-    if (dropped) UpdateViews();
-    const std::function<void()> changed = dropped ? changed_ : std::function<void()>();
+    std::function<void()> call;
+    if (!stopping_ && busy_ && NoteLost()) call = on_lost_;
+    if (!stopping_ && !busy_ && DropGone()) {
+      UpdateViews();
+      call = changed_;
+    }
     lock.unlock();
     ranks.clear();
-    if (changed) changed();
+    if (call) call();
     lock.lock();
   }
 }
 
 std::vector<std::shared_ptr<RankConnection>> EngineTargets::Connections() const {
-  std::vector<std::shared_ptr<RankConnection>> ranks = waiting_;
-  for (const auto& [engine, group] : groups_) {
-    const auto attached = group->ranks();
-    ranks.insert(ranks.end(), attached.begin(), attached.end());
-  }
+  std::vector<std::shared_ptr<RankConnection>> ranks = members_;
+  if (!busy_) ranks.insert(ranks.end(), waiting_.begin(), waiting_.end());
   return ranks;
+}
+
+// While groups_ is the session's.
+bool EngineTargets::NoteLost() {
+  for (const auto& rank : members_) {
+    if (!rank->gone()) continue;
+    lost_ = true;
+    for (EngineReport& view : views_) {
+      if (view.engine == rank->engine()) view.at = {};
+    }
+  }
+  return lost_;
 }
 
 bool EngineTargets::DropGone() {
@@ -159,7 +177,12 @@ void EngineTargets::SettleLosses() {
 
 void EngineTargets::UpdateViews() {
   views_.clear();
-  for (const auto& [engine, group] : groups_) views_.push_back(group->Describe());
+  members_.clear();
+  for (const auto& [engine, group] : groups_) {
+    views_.push_back(group->Describe());
+    const auto ranks = group->ranks();
+    members_.insert(members_.end(), ranks.begin(), ranks.end());
+  }
 }
 
 // --- the session's thread ---
@@ -175,6 +198,7 @@ void EngineTargets::EndBusy() {
     SettleLosses();
     admitting_ = 0;
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
+    lost_ = lost_ && busy_;
     UpdateViews();
   }
   idle_.notify_all();
@@ -202,7 +226,7 @@ Status EngineTargets::CheckServer(const RankConnection& rank, const std::vector<
                                  "; set ", "LOCKSTEP_ENGINE_NAME of its own server to the engine that it is")};
 }
 
-Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
+Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout, Status* refused) {
   std::vector<std::shared_ptr<RankConnection>> waiting;
   {
     std::lock_guard lock(mutex_);
@@ -228,10 +252,9 @@ Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
       joined = group->Join(rank, layout);
     }
     if (joined.ok()) continue;
-    telemetry::LogWarn(
-        "engine_rank_refused", joined,
-        {{"model", options_.model}, {"engine", rank->engine()}, {"rank", rank->rank()}, {"pid", rank->pid()}});
+    LogRefused(options_.model, *rank, joined);
     rank->SendRefused(joined);
+    if (refused != nullptr && refused->ok()) *refused = joined;
   }
   if (!server || server->ok()) return OkStatus();
   return server->status().WithContext("ranks wait until their server says that they are its own");
@@ -251,11 +274,13 @@ Status EngineTargets::CallGroups(const Call& call) {
 Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
                               DeltasBetween deltas) {
   BeginBusy();
-  const Status admitted = AdmitWaiting(*version.layout);
+  Status refused;
+  Status status = AdmitWaiting(*version.layout, &refused);
   const CommitRequest request{version, before, std::move(deltas)};
-  const Status status = CallGroups([&](EngineGroup& group) { return group.Prepare(request); });
+  const Status prepared = CallGroups([&](EngineGroup& group) { return group.Prepare(request); });
   EndBusy();
-  return admitted.ok() ? status : admitted;
+  if (status.ok()) status = prepared;
+  return status.ok() && !this->prepared() && !AllAt(version.held) ? refused : status;
 }
 
 Status EngineTargets::Commit() {

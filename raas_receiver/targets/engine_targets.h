@@ -5,7 +5,8 @@
 // what it read before or waits, and the next Prepare and Commit go on from there. Other groups are not concerned.
 //
 // Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
-// ranks join their group in Prepare. A thread of its own notices ranks that go between commits.
+// ranks join their group in Prepare. A thread of its own notices ranks that go: between commits they are dropped, and
+// during one their group is at no version any more.
 #pragma once
 
 #include <condition_variable>
@@ -37,8 +38,9 @@ class EngineTargets {
 
   // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
   void Attach(std::shared_ptr<RankConnection> rank);
-  // `changed` is called, from a thread of this' or the server's, after a rank came or went.
-  void SetChanged(std::function<void()> changed);
+  // `changed` is called, from a thread of this' or the server's, after a rank came, or one that went was dropped;
+  // `lost` once lost() is true.
+  void SetChanged(std::function<void()> changed, std::function<void()> lost = {});
 
   std::vector<EngineReport> Describe() const;
   // No rank is attached, or waits to be.
@@ -52,12 +54,15 @@ class EngineTargets {
   bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.
   Clock::time_point ranks_back_by() const;
+  // Whether a rank went since the call that is under way, or what was prepared, began.
+  bool lost() const;
 
   // --- the session's thread ---
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
   // it then holds for Commit. Where some ranks read `before` (nothing: it is not held) and others wait, those come
-  // to it first. An error is of the first group that failed; the others are prepared all the same. What is prepared
-  // must be followed by Commit or Abandon; the versions' data and what `deltas` uses stay as they are until then.
+  // to it first. An error is of the first group that failed; the others are prepared all the same. It is why a rank was
+  // refused where nothing is prepared, and not all is at `version`. What is prepared must be followed by Commit or
+  // Abandon; the versions' data and what `deltas` uses stay as they are until then.
   Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, DeltasBetween deltas);
   // Whether there is anything to commit.
   bool prepared() const;
@@ -83,12 +88,13 @@ class EngineTargets {
   std::vector<std::shared_ptr<RankConnection>> Connections() const;  // REQUIRES mutex_
   void SettleLosses();                                               // REQUIRES mutex_
   bool DropGone();                                                   // REQUIRES mutex_
+  bool NoteLost();                                                   // REQUIRES mutex_
   void UpdateViews();                                                // REQUIRES mutex_
   void BeginBusy();
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
-  Status AdmitWaiting(const model::ModelLayout& layout);
+  Status AdmitWaiting(const model::ModelLayout& layout, Status* refused = nullptr);
   Status CheckPurpose(const RankConnection& rank) const;
   Status CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const;
 
@@ -98,12 +104,15 @@ class EngineTargets {
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool busy_ = false;  // groups_ is the session's, and not guarded by mutex_
+  bool lost_ = false;  // meanwhile a rank went
   bool stopping_ = false;
   std::function<void()> changed_;
+  std::function<void()> on_lost_;
   std::vector<std::shared_ptr<RankConnection>> waiting_;
   size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
-  std::vector<EngineReport> views_;                             // the groups, as other threads see them
+  std::vector<EngineReport> views_;                             // the groups, as other threads see them,
+  std::vector<std::shared_ptr<RankConnection>> members_;        // and their ranks
   std::map<VersionRef, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back
 
   const os::UniqueFd wake_;

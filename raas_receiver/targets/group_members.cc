@@ -5,8 +5,18 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/log_limit.h"
 
 namespace lockstep::targets {
+
+void LogRefused(const std::string& model, const RankConnection& rank, const Status& why) {
+  static telemetry::LogLimit reasons;
+  const uint64_t times = reasons.Count(Cat(model, ": ", rank.Label(), ": ", why.message()));
+  if (times == 0) return;
+  telemetry::LogWarn(
+      "engine_rank_refused", why,
+      {{"model", model}, {"engine", rank.engine()}, {"rank", rank.rank()}, {"pid", rank.pid()}, {"times", times}});
+}
 
 GroupMembers::GroupMembers(std::string model, const RankConnection& first)
     : model_(std::move(model)),
@@ -65,7 +75,7 @@ void GroupMembers::Drop(size_t rank, const Status& why) {
 }
 
 void GroupMembers::Refuse(size_t rank, const Status& why) {
-  telemetry::LogWarn("engine_rank_refused", why, {{"model", model_}, {"engine", engine_}, {"rank", rank}});
+  LogRefused(model_, *ranks_[rank], why);
   ranks_[rank]->SendRefused(why);
   Forget(rank);
 }

@@ -66,6 +66,9 @@ class GroupMembers {
   uint64_t changes_ = 0;
 };
 
+// That a rank is refused: once a minute for each reason, since it tries again.
+void LogRefused(const std::string& model, const RankConnection& rank, const Status& why);
+
 template <typename Call>
 Status GroupMembers::ForEach(const Call& call) {
   Status first;

@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/log_limit.h"
 #include "common/telemetry/peer_log.h"
 #include "raas_receiver/targets/rank_connection.h"
 
@@ -37,13 +38,14 @@ Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Mo
 Result<std::unique_ptr<os::UnixServer>> StartTargetServer(const std::string& path, Models models,
                                                           std::chrono::milliseconds attach_timeout) {
   const auto log = std::make_shared<telemetry::PeerLog>("engine_rank_refused", path);
-  const auto attach_peer = [models = std::move(models), attach_timeout, log](os::UnixServer& server,
-                                                                             os::UnixConnection& peer) {
+  const auto reasons = std::make_shared<telemetry::LogLimit>();  // of ranks that try again
+  const auto attach_peer = [models = std::move(models), attach_timeout, log, reasons](os::UnixServer& server,
+                                                                                      os::UnixConnection& peer) {
     Result<EngineMessage> attach = ReceiveAttach(peer, attach_timeout);
     os::UnixConnection connection = server.Release(peer);
     const Status status = attach.ok() ? AttachRank(connection, *std::move(attach), models) : attach.status();
     if (status.ok()) return;
-    log->Failed(connection, status);
+    if (reasons->Count(status.message()) != 0) log->Failed(connection, status);
     SendRefusal(connection, status);
   };
   return os::UnixServer::Start({.path = path}, attach_peer,

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/segment.h"
 #include "raas_receiver/placement/description/description_testing.h"
@@ -157,7 +158,7 @@ TEST_CASE("A rank with unknown rules is refused with the reason, and its engine 
   }
   REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(2));
-  CHECK(peer.Prepare(1).ok());
+  CHECK_THAT(peer.Prepare(1), FailsWith(ErrorCode::kNotFound, "no_such_family"));
   CHECK(Has(Peer::Refusal(connection), "no_such_family"));
   CHECK(peer.report().attached == 1);
 }

@@ -262,6 +262,19 @@ def test_a_server_is_paused_while_its_ranks_are_written_and_never_made_to_load(s
     assert server.http.violations == []
 
 
+def test_a_rank_that_goes_while_its_servers_pause_hangs_makes_the_engine_unready_and_ends_the_call(server):
+    wait_until(lambda: server.receiver.ctl("health", "readiness").returncode == 0, "it is ready")
+    server.http.fault("/pause_generation", "hang")
+    server.system.publish(2)
+    wait_until(lambda: not any(fault.times for fault in server.http.faults), "the receiver waits for an answer")
+    server.system.ranks.call(leave, only=[1])
+    begun = time.monotonic()
+    wait_until(lambda: server.receiver.ctl("health", "readiness").returncode != 0, "it is not ready")
+    said = "a rank went before its server was paused"
+    wait_until(lambda: said in server.receiver.model_status()["last_error"], "the call has ended")
+    assert time.monotonic() - begun < 20, "the call's own time is a minute"
+
+
 def test_a_server_that_does_not_resume_is_made_to_again(server):
     server.http.fault("/continue_generation", "status", times=3)
     server.system.publish(2)

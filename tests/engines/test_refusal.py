@@ -49,6 +49,18 @@ def test_a_wait_for_a_module_that_does_not_fit_fails_with_the_reason(receiver):
             follower.wait_for(1)
 
 
+def test_why_a_rank_is_refused_is_its_engines_error_logged_once_and_makes_it_late(cluster, agent, publisher):
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, engine_late_after="1s")
+    with follow(receiver, torch.nn.Linear(64, 48)) as follower:
+        wait_until(lambda: receiver.model_status()["engines"][0]["late"], "the engine is late")
+        [engine] = receiver.model_status()["engines"]
+        assert engine["state"] == "failing" and "weight" in engine["last_error"], engine
+        assert receiver.model_status()["last_error"] == engine["last_error"]
+        follower.close()
+    assert receiver.log().count('"engine_rank_refused"') == 1
+
+
 def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, weights):
     module = torch.nn.Linear(64, 32)
     with follow(receiver, module) as follower, follower.serving(timeout=60):
