@@ -144,6 +144,7 @@ def test_engines_that_hang_refuse_sleep_or_die_hold_up_no_others_and_catch_up_wi
     assert verified.returncode == 0 and "compared, too: 4" in verified.stdout, verified.stdout + verified.stderr
     copies = {path.stat().st_ino for path in host.receiver.root.rglob("*.safetensors")}
     assert len(copies) == 2  # of the model, for eight engines
+    assert "engine_rank_lost" not in host.receiver.log()  # one slept, and woke
     loads = [path for name in every[:4] for path in host.servers[name].paths() if "update_weights" in path]
     assert loads == []
 

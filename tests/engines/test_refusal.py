@@ -1,6 +1,7 @@
 """A follower in this process and a real receiver: a module that fits, one that does not, and a reader that stays."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -92,6 +93,19 @@ def test_a_reader_that_stays_keeps_no_other_out_and_the_receiver_pulls_nothing_o
             pass
         assert follower.wait_for(3, timeout=60).version == 3
         assert all(torch.equal(module.state_dict()[name], tensor + 3) for name, tensor in weights.items())
+
+
+def test_pauses_that_a_reader_outstays_are_failures_and_leave_most_of_the_time_to_readers(
+    cluster, agent, publisher, weights
+):
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, engine_pause_timeout="500ms")
+    with follow(receiver, torch.nn.Linear(64, 32)) as follower, follower.serving(timeout=60):
+        publisher.publish(version=2, tensors={name: tensor + 2 for name, tensor in weights.items()})
+        wait_until(lambda: receiver.model_status()["engine_failures"], "a pause failed")
+        before = receiver.model_status()["engine_failures"]
+        time.sleep(8)
+        assert 1 <= receiver.model_status()["engine_failures"] - before <= 4  # each keeps readers out for 0.5 s
 
 
 @pytest.mark.parametrize("allowed", ["bias", "b*"])

