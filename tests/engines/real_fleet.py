@@ -84,7 +84,7 @@ class Fleet:
         if self.version > 1:
             self.trainer.step()
         self.served.asked(self.version)
-        self.judge.checkpoints[self.version] = self.trainer.publish(self.version)
+        self.judge.checkpoints[self.version] = self.trainer.publish(self.version, label=_label(self.version))
         return self.version
 
     def serve(self) -> float:
@@ -113,7 +113,8 @@ class Fleet:
     def newest_is_answered(self) -> None:
         """And nothing that older weights computed is left in a cache: the prompt is asked at every version."""
         answer = self.server.ask(_PROMPT, 16)
-        assert [span.version for span in answer.spans] == [self.version]
+        [span] = answer.spans
+        assert span.version == self.version and span.name.endswith(f"/{_label(self.version)}")
         assert answer.tokens == self.judge.greedy(self.version, _PROMPT, 16)
 
     def engine(self) -> "dict[str, Any]":
@@ -145,6 +146,10 @@ class Fleet:
             stop.set()
             thread.join()
         assert not wrong, wrong[:3]
+
+
+def _label(version: int) -> str:
+    return f"step {version}"
 
 
 @contextlib.contextmanager

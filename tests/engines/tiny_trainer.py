@@ -61,9 +61,9 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def publish(self, version: int) -> Path:
+    def publish(self, version: int, label: "str | None" = None) -> Path:
         """Publishes the weights, and keeps them as transformers saves them; that directory."""
-        self.exporter.publish(version=version)
+        self.exporter.publish(label, version=version)
         return self.save(version)
 
     def save(self, version: int) -> Path:

@@ -18,6 +18,7 @@ def fleet():
 
 
 def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):
+    fleet.receive(engine_check="checksums")
     follows_under_load(fleet, versions=6)
 
 

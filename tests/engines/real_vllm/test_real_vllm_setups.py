@@ -1,14 +1,16 @@
 """Whole vLLM servers, one for each test: other families, several ranks, several servers, adapters."""
 
 import sys
+import time
 
 import peft
 import pytest
 import torch
-from harness import MODEL, Cluster
+from harness import MODEL, Cluster, wait_until
 from hf_models import tiny_config, write_checkpoint
 from real_fleet import VOCABULARY, follows_under_load, new_fleet
 from real_server import Judge, Load, greedy
+from tiny_trainer import Trainer
 from transformers import AutoModelForCausalLM
 from vllm_server import VllmServer
 
@@ -53,6 +55,27 @@ def test_a_family_that_vllm_packs_for_a_cpu_is_refused_by_name(model, reason):
         refused.start(wait=False)
         assert refused.process.wait(300) != 0
         assert reason in refused.log()
+
+
+def test_a_server_of_another_model_is_refused_and_everyone_says_why(cluster):
+    agent, socket = cluster.agent(), cluster.directory / "engine.sock"
+    trainer = Trainer("qwen3", cluster.directory / "checkpoints", agent.socket, MODEL, torch.float32)
+    other = cluster.directory / "other"
+    write_checkpoint(other, tiny_config("qwen3", hidden_size=128, max_position_embeddings=256), seed=1)
+    follows = {"LOCKSTEP_ENGINE_SOCKET": socket, "LOCKSTEP_MODEL": MODEL}
+    vllm = VllmServer(other, cluster.directory / "vllm", follows=follows)
+    cluster.daemons.append(vllm)
+    vllm.start()
+    receiver = cluster.receiver(agent, engine=f"vllm:{vllm.url}", engine_load="in-place", engine_socket=socket)
+    trainer.publish(1)
+    engine = lambda: receiver.model_status()["engines"][0]  # noqa: E731
+    wait_until(lambda: "embed_tokens" in engine()["last_error"], "the engine's error names a tensor")
+    with pytest.raises(lockstep.DeadlineError, match="embed_tokens"):
+        trainer.exporter.wait_served(version=1, engines=1, timeout=1)
+    wait_until(lambda: "embed_tokens" in vllm.log(), "the worker's log names it")
+    time.sleep(3)
+    assert receiver.log().count("engine_rank_refused") == 1, "once a minute"
+    trainer.close()
 
 
 @pytest.mark.parametrize("in_place", [True, False])
