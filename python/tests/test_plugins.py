@@ -1,5 +1,5 @@
-"""The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them, and
-SGLang's own hook registry and manager of weights."""
+"""The SGLang plugin against stand-ins that have its server's interfaces, as far as the plugin uses them, and SGLang's own
+hook registry and manager of weights. tests/engines has both plugins in their servers."""
 
 import ast
 import contextlib
@@ -7,14 +7,12 @@ import dataclasses
 import importlib.util
 import struct
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
 import torch
-from fake_receiver import RUN, FakeReceiver
 
 import lockstep
 from lockstep.engine import sglang as sglang_plugin
@@ -46,183 +44,6 @@ class Method:
 
 def method(name: str, *args: Any, **members: Any) -> Method:
     return type(name, (Method,), {})(*args, **members)
-
-
-# ---- vLLM 0.33.0 ----
-
-
-class Factory:
-    """WeightTransferEngineFactory."""
-
-    registry: "dict[str, tuple[str, str]]" = {}
-
-    @classmethod
-    def register_engine(cls, name: str, module: str, class_name: str) -> None:
-        if name in cls.registry:
-            raise ValueError(f"Weight transfer engine '{name}' is already registered.")
-        cls.registry[name] = module, class_name
-
-
-def vllm_base() -> ModuleType:
-    """vllm.distributed.weight_transfer.base, in the plugin's part of it."""
-    init, update = TypeVar("init"), TypeVar("update")
-
-    class WeightTransferEngine(Generic[init, update]):
-        def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
-            self.vllm_config = vllm_config
-            self.parallel_config, self.model_config = vllm_config.parallel_config, vllm_config.model_config
-            self.model = model
-
-        def parse_init_info(self, values: dict) -> Any:
-            return self.init_info_cls(**values)
-
-        def update_weights(self, values: dict) -> None:
-            self.receive_weights(self.update_info_cls(**values))
-
-    class Info:
-        pass
-
-    return SimpleNamespace(
-        WeightTransferEngine=WeightTransferEngine, WeightTransferInitInfo=Info, WeightTransferUpdateInfo=Info
-    )
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """The engine class as vLLM finds it, and a maker of it for rank 3 of TP2 in the second of two DP replicas."""
-    monkeypatch.setattr(Factory, "registry", {})
-    monkeypatch.delitem(sys.modules, "lockstep.engine._vllm_engine", raising=False)
-    module_of(monkeypatch, "vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory)
-    module_of(monkeypatch, "vllm.distributed.weight_transfer.base", **vars(vllm_base()))
-    tensor = SimpleNamespace(rank_in_group=1, world_size=2)
-    module_of(monkeypatch, "vllm.distributed.parallel_state", get_tp_group=lambda: tensor)
-    module_of(monkeypatch, "vllm.v1.worker.worker_base", WorkerWrapperBase=type("WorkerWrapperBase", (), {}))
-    vllm_plugin.register()
-    vllm_plugin.register()  # once for every plugin load of the process
-    module, name = Factory.registry["lockstep"]
-    engine_class = getattr(__import__(module, fromlist=[name]), name)
-    made = []
-
-    def make(model: torch.nn.Module, **parallel: Any) -> Any:
-        places = {"data_parallel_index": 1, "data_parallel_size": 2, "world_size": 2, "rank": 1}
-        parallel_config = SimpleNamespace(
-            **{**places, "expert_placement_strategy": "linear", "distributed_executor_backend": "mp", **parallel}
-        )
-        text = SimpleNamespace(model_type="qwen3_moe", num_key_value_heads=4)
-        model_config = SimpleNamespace(hf_text_config=text, dtype=torch.bfloat16)
-        load_config = SimpleNamespace(load_format="auto")
-        config = SimpleNamespace(
-            parallel_config=parallel_config, model_config=model_config, load_config=load_config, instance_id="f00d5"
-        )
-        made.append(engine_class(None, config, "cpu", model))
-        made[-1].model_runner = SimpleNamespace()
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.shutdown()
-    sys.modules.pop("lockstep.engine._vllm_engine", None)
-
-
-def vllm_model(backend: str = "TRITON") -> torch.nn.Module:
-    """A linear layer, experts of a rank of EP4, and an MLA layer with its views."""
-    empty = torch.nn.Module
-    model = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 4), "experts": empty(), "mla": empty()})
-    model["qkv_proj"].quant_method = method("UnquantizedLinearMethod")
-    experts = model["experts"]
-    experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 8, 4))
-    experts.quant_method = method("UnquantizedFusedMoEMethod", backend)
-    groups = SimpleNamespace(ep_rank=3, ep_size=4, tp_rank=0, tp_size=1, enable_eplb=False)
-    experts.moe_config = SimpleNamespace(moe_parallel_config=groups)
-    mla = model["mla"]
-    mla.kv_b_proj = torch.nn.Linear(4, 4, bias=False)
-    mla.W_UV = torch.nn.Parameter(mla.kv_b_proj.weight.data[2:])
-    mla.W_UK_T = torch.nn.Parameter(mla.kv_b_proj.weight.data[:2].t())
-    mla.W_UK_T_dcp_qrep = None
-    return model
-
-
-def init_info(receiver: FakeReceiver) -> dict:
-    return {"socket": str(receiver.path), "model": "actor", "engine_name": "rollout"}
-
-
-def test_vllm_a_worker_describes_its_parameters_with_its_place_in_all_groups(vllm, receiver):
-    engine = vllm(vllm_model())
-    engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
-    attach = receiver.accept().attach
-    described = attach["description"]
-    assert (attach["model"], attach["engine"]) == ("actor", "rollout")
-    assert (described["rank"], described["world"]) == (3, 4)
-    assert described["place"] == {
-        "engine": "vllm",
-        "family": "qwen3_moe",
-        "tensor": {"size": 2, "rank": 1},
-        "expert": {"size": 4, "rank": 3},
-        "expert_tensor": {"size": 1, "rank": 0},
-        "key_value_heads": 4,
-        "fused_shared_experts": False,
-    }
-    names = [own["name"] for own in described["parameters"]]
-    assert names == ["qkv_proj.weight", "qkv_proj.bias", "experts.w13_weight", "mla.kv_b_proj.weight"]
-
-
-def test_vllm_an_update_answers_where_the_version_is_there_and_fails_at_once_where_another_is(vllm, receiver):
-    model = torch.nn.Linear(2, 2)
-    engine = vllm(model)
-    with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
-        engine.update_weights({"version": 1})
-    engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
-    rank = receiver.accept()
-    rank.attached()
-    engine.start_weight_update()
-    rank.commit(2, 2.0)
-    engine.update_weights({"version": 2, "run": RUN})
-    engine.finish_weight_update()
-    assert model.weight.unique().tolist() == [2.0]
-    asked = time.monotonic()
-    for wrong in ({"version": 1}, {"version": 2, "run": "f" * 32}, {"version": 3}, {"version": 3, "timeout_s": 0.05}):
-        with pytest.raises(RuntimeError, match="version"):
-            engine.update_weights(wrong)
-    assert time.monotonic() - asked < 30
-
-
-def copied(model: torch.nn.Module) -> None:
-    model["mla"].W_UV = torch.nn.Parameter(model["mla"].W_UV.detach().clone())
-
-
-def quantised(model: torch.nn.Module) -> None:
-    model["qkv_proj"].quant_method = method("Fp8LinearMethod")
-
-
-def balanced(model: torch.nn.Module) -> None:
-    model["experts"].moe_config.moe_parallel_config.enable_eplb = True
-
-
-def repacked(model: torch.nn.Module) -> None:
-    model["experts"].quant_method = method("UnquantizedFusedMoEMethod", "FLASHINFER_TRTLLM")
-
-
-@pytest.mark.parametrize(
-    "change, problem",
-    [
-        (copied, "mla keeps copies of kv_b_proj"),
-        (quantised, "qkv_proj has a Fp8LinearMethod"),
-        (balanced, "balanced"),
-        (repacked, "FLASHINFER_TRTLLM has a layout of its own"),
-    ],
-)
-def test_vllm_what_would_not_follow_its_parameters_is_refused_by_name(vllm, receiver, change, problem):
-    model = vllm_model()
-    change(model)
-    engine = vllm(model)
-    with pytest.raises(ValueError, match=problem):
-        engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
-
-
-def test_vllm_experts_placed_round_robin_are_refused(vllm, receiver):
-    engine = vllm(vllm_model(), expert_placement_strategy="round_robin")
-    with pytest.raises(ValueError, match="round-robin"):
-        engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
 
 
 def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch, caplog):

@@ -1,7 +1,9 @@
 """A trainer, its agent, a receiver and whole inference servers, for the tests of real_vllm and real_sglang."""
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +212,32 @@ def daemons_end_at_random_moments(fleet: Fleet, rounds: int, seed: int) -> None:
             load.await_answers(2)
     fleet.check(load)
     fleet.newest_is_answered()
+
+
+def server_processes_end_at_random_moments(fleet: Fleet, rounds: int, seed: int, names: "list[str]") -> None:
+    """A process of the server is killed, or stopped for some seconds, around a commit, under load. What was killed is
+    started again; nothing is paused for ever."""
+    moments = random.Random(seed)
+    for _ in range(rounds):
+        with fleet.load() as load, fleet.never_ready_with(0):
+            load.await_answers(2)
+            process = fleet.server.process_named(moments.choice(names))
+            version = fleet.publish()
+            time.sleep(moments.uniform(0, 0.3))
+            if moments.random() < 0.5:
+                os.kill(process, signal.SIGSTOP)
+                time.sleep(moments.uniform(0.1, 4))
+                os.kill(process, signal.SIGCONT)
+            else:
+                os.kill(process, signal.SIGKILL)
+                time.sleep(moments.uniform(0, 2))
+                fleet.server.kill()
+                fleet.server.start()
+            fleet.await_served(version)
+            load.await_answers(2)
+        fleet.served.again(0)
+        fleet.check(load, errors_allowed=True)
+        fleet.newest_is_answered()
 
 
 def restarted_server_is_not_ready_before_it_has_the_version(fleet: Fleet, kill: "Callable[[], None]") -> None:

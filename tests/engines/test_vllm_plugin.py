@@ -189,6 +189,21 @@ def test_experts_that_kernels_repack_are_refused_by_name(backend, create, vllm, 
         vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
 
 
+@pytest.mark.parametrize(
+    ("model", "change", "problem"),
+    [
+        ("qwen3", "quantise", "has a Fp8LinearMethod"),
+        ("qwen3_moe", "balance_experts", "balanced over ranks"),
+        ("qwen3_moe", "place_round_robin", "placed round-robin"),
+    ],
+)
+def test_what_would_not_follow_its_parameters_is_refused_by_name(model, change, problem, create, vllm, receiver):
+    create(model)
+    vllm.ask(change)
+    with pytest.raises(AssertionError, match=f"ValueError: .*{problem}"):
+        vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+
+
 def test_a_parameter_that_moved_is_refused_by_name_and_written_whole(create, vllm, receiver, tmp_path):
     create("qwen3")
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})

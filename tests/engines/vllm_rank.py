@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.model_executor.layers.quantization.online.lm_head import quantized_lm_head_copy
 from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
@@ -149,6 +150,21 @@ class Worker:
             if hasattr(layer, "w13_weight"):
                 layer.quant_method.unquantized_backend = UnquantizedMoeBackend[name]
 
+    def quantise(self) -> None:
+        """A layer has the method of FP8."""
+        layer = next(layer for layer in self.model.module.modules() if hasattr(layer, "quant_method"))
+        layer.quant_method = Fp8LinearMethod.__new__(Fp8LinearMethod)
+
+    def balance_experts(self) -> None:
+        """By EPLB."""
+        for layer in self.model.module.modules():
+            if hasattr(layer, "w13_weight"):
+                layer.moe_config.moe_parallel_config.enable_eplb = True
+
+    def place_round_robin(self) -> None:
+        """As --expert-placement-strategy has it."""
+        self.model.config.parallel_config.expert_placement_strategy = "round_robin"
+
     def move(self, name: str) -> None:
         """A parameter gets other memory."""
         parameter = self.model.module.get_parameter(name)
@@ -221,6 +237,9 @@ if __name__ == "__main__":
         worker.into_sleeping_memory,
         worker.collective_rpc,
         worker.pretend_expert_backend,
+        worker.quantise,
+        worker.balance_experts,
+        worker.place_round_robin,
         worker.copy_latent_views,
         worker.init,
         worker.update,

@@ -1,7 +1,7 @@
-"""Whole SGLang servers, one for each test: other families, two ranks."""
+"""Whole SGLang servers, one for each test: other families, two ranks, processes that end."""
 
 import pytest
-from real_fleet import follows_under_load, new_fleet
+from real_fleet import follows_under_load, new_fleet, server_processes_end_at_random_moments
 from sglang_server import SglangServer
 
 pytestmark = pytest.mark.nightly
@@ -27,3 +27,9 @@ def test_two_ranks_share_every_tensor(in_place):
     with new_fleet(two, "sglang", in_place=in_place, model="llama", head_dim=32) as fleet:
         follows_under_load(fleet, versions=4)
         assert not in_place or fleet.receiver.ctl("verify", "--engines").returncode == 0
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_processes_of_a_server_that_end_at_random_moments_leave_no_wrong_answer(in_place):
+    with new_fleet(server(), "sglang", in_place=in_place) as fleet:
+        server_processes_end_at_random_moments(fleet, 5, 7 + in_place, ["sglang::scheduler", "serve.py"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import MODEL, Cluster, wait_until
 from hf_models import tiny_config, write_checkpoint
-from real_fleet import VOCABULARY, follows_under_load, new_fleet
+from real_fleet import VOCABULARY, follows_under_load, new_fleet, server_processes_end_at_random_moments
 from real_server import Judge, Load, greedy
 from tiny_trainer import Trainer
 from transformers import AutoModelForCausalLM
@@ -84,6 +84,28 @@ def test_two_ranks_share_every_tensor(in_place):
     with new_fleet(two, "vllm", in_place=in_place) as fleet:
         follows_under_load(fleet, versions=4)
         assert not in_place or fleet.receiver.ctl("verify", "--engines").returncode == 0
+
+
+def test_a_server_follows_once_a_request_says_what():
+    class Asked(VllmServer):
+        def wait_until_ready(self) -> None:
+            super().wait_until_ready()
+            self.post("/init_weight_transfer_engine", {"init_info": {"socket": self.socket, "model": MODEL}})
+
+    def asked(model, directory, follows):
+        server = Asked(model, directory, "--weight-transfer-config", '{"backend": "lockstep"}')
+        server.socket = str(follows["LOCKSTEP_ENGINE_SOCKET"])
+        return server
+
+    with new_fleet(asked, "vllm", in_place=True) as fleet:
+        follows_under_load(fleet, versions=3)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_processes_of_a_server_that_end_at_random_moments_leave_no_wrong_answer(in_place):
+    with new_fleet(server(), "vllm", in_place=in_place) as fleet:
+        names = ["VLLM::EngineCor", "VLLM::Worker", "vllm.entrypoints.cli.main"]
+        server_processes_end_at_random_moments(fleet, 5, 5 + in_place, names)
 
 
 def test_two_servers_of_one_receiver_do_not_wait_for_each_other():
