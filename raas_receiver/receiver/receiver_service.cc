@@ -116,6 +116,7 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
   } else {
     response->set_engine_error(engines.status().ToString());
   }
+  session->engines().DescribeUncompared(*response);
   const v1::ReceiverModel model = session->Describe();
   for (const v1::RankGroup& group : model.rank_groups()) {
     if (group.unused() <= response->unused()) continue;

@@ -24,6 +24,8 @@ constexpr milliseconds kBetweenLosses{60'000};
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
 constexpr int kMostUnusedNamed = 16;
+// After a pause in vain readers have so many times its duration.
+constexpr int kReadingPerPause = 4;
 
 void Fill(const targets::EngineReport& report, v1::RankGroup& proto) {
   proto.set_name(report.engine);
@@ -101,6 +103,12 @@ v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, 
   return served.nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
 }
 
+std::string Engine::error() const {
+  const Status trouble = route_->Trouble();
+  std::lock_guard lock(mutex_);
+  return last_error_.empty() && !trouble.ok() ? trouble.ToString() : last_error_;
+}
+
 void Engine::Describe(v1::ReceiverModel& model) const {
   const std::vector<targets::EngineReport> groups = targets_.Describe();
   for (const targets::EngineReport& group : groups) {
@@ -108,7 +116,8 @@ void Engine::Describe(v1::ReceiverModel& model) const {
     Fill(group, proto);
     proto.set_engine(name());
   }
-  model.set_engine_failures(model.engine_failures() + driver_->failures());
+  const uint64_t failures = driver_->failures() + failures_;
+  model.set_engine_failures(model.engine_failures() + failures);
   v1::Engine& engine = *model.add_engines();
   engine.set_name(name());
   engine.set_kind(std::string(driver_->kind()));
@@ -116,13 +125,12 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_in_place(in_place());
   engine.set_late(late());
   const VersionRef served = this->served();
-  const Status trouble = route_->Trouble();
+  const std::string last_error = error();
   *engine.mutable_served() = origin::ToProto(served);
-  engine.set_failures(driver_->failures());
+  engine.set_failures(failures);
   std::lock_guard lock(mutex_);
-  const bool now = last_error_.empty() && !trouble.ok();
-  const std::string last_error = now ? trouble.ToString() : last_error_;
-  const int64_t last_error_unix_ns = now ? telemetry::UnixNanos() : last_error_unix_ns_;
+  const bool lasts = last_error_.empty() && !last_error.empty();
+  const int64_t last_error_unix_ns = lasts ? telemetry::UnixNanos() : last_error_unix_ns_;
   engine.set_state(State(groups, served, !last_error.empty()));
   engine.set_served_since_unix_ns(served_since_unix_ns_);
   engine.set_last_pause_us(last_pause_us_);
@@ -157,7 +165,7 @@ Engine::Clock::time_point Engine::LateAt() const {
 
 bool Engine::Due() const {
   if (under_way()) return ended();
-  if (asking_ || retired_ || !Behind()) return false;
+  if (asking_ || retired_ || Rests() || !Behind()) return false;
   if (!late() && context_.replicas.current().held != tried_) return true;
   const bool answers_first = over_http() && (late() || Silent());
   return Clock::now() >= serve_again_ && (!answers_first || answers_);
@@ -172,6 +180,7 @@ milliseconds Engine::UntilDue() const {
   if (under_way()) return idle;
   sooner(Until(check_again_));
   sooner(Until(serve_again_));
+  sooner(Until(pause_again_));
   sooner(Until(targets_.ranks_back_by()));
   return idle;
 }
@@ -230,7 +239,7 @@ void Engine::Begin(const std::string& mode, uint64_t transfer) {
   answers_ = false;
   {
     std::lock_guard lock(mutex_);
-    attempt_ = Attempt{.with = with};
+    attempt_ = Attempt{.with = with, .failures = driver_->failures()};
   }
   thread_.Post([this, with = std::move(with)] { Run(with); });
 }
@@ -340,8 +349,10 @@ EngineOutcome Engine::Take() {
   AwaitEnd();
   EngineOutcome outcome;
   std::vector<VersionRef> damaged;
+  bool counted = false;  // by the driver
   {
     std::lock_guard lock(mutex_);
+    counted = driver_->failures() > attempt_->failures;
     outcome = *std::move(attempt_->outcome);
     damaged = std::move(attempt_->damaged);
     outcome.status = Explain(std::move(outcome.status), *attempt_);
@@ -362,6 +373,7 @@ EngineOutcome Engine::Take() {
     if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
   }
   failed_ = !outcome.status.ok();
+  if (failed_ && in_place()) TakeFailure(outcome, counted);
   if (outcome.status.ok()) {
     backoff_.Reset();
     serve_again_ = {};
@@ -373,6 +385,15 @@ EngineOutcome Engine::Take() {
     serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
   }
   return outcome;
+}
+
+// Ranks that wait are not served before the next attempt.
+void Engine::TakeFailure(const EngineOutcome& outcome, bool counted) {
+  if (!counted && outcome.status.code() != ErrorCode::kCancelled) ++failures_;
+  const bool wait = std::ranges::any_of(targets_.Describe(), [](const auto& group) { return group.waiting > 0; });
+  if (!over_http() && !wait) {
+    pause_again_ = Clock::now() + kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
+  }
 }
 
 void Engine::OnThread(const std::function<void()>& task) {

@@ -47,6 +47,8 @@ class Engine {
   bool late() const { return LateAt() <= Clock::now(); }
   // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
   std::string LateAttempt() const;
+  // Why it is not given what it is to serve, now or by the last attempt. Empty: nothing is wrong.
+  std::string error() const;
   // Adds what a status says of it, and of its ranks.
   void Describe(v1::ReceiverModel& model) const;
   // Cancels the driver's call; it takes no other.
@@ -58,6 +60,8 @@ class Engine {
   // Whether there is something to do: an attempt to be taken, or one to be begun because the engine is behind and the
   // wait after its last failure is over.
   bool Due() const;
+  // A pause failed that kept its readers out: it is given nothing, so that they can read meanwhile.
+  bool Rests() const { return Clock::now() < pause_again_; }
   // How long Due, Check, ReadsPrevious and late stay as they are, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given, and answers ranks
@@ -96,6 +100,7 @@ class Engine {
  private:
   struct Attempt {
     EngineAttempt with;
+    uint64_t failures = 0;  // the driver's, before
     Clock::time_point begun = Clock::now();
     std::vector<VersionRef> damaged;  // what was found so since it began
     bool cancelled = false;
@@ -118,12 +123,14 @@ class Engine {
   void Ask();
   void AwaitEnd();
   void OnThread(const std::function<void()>& task);
+  void TakeFailure(const EngineOutcome& outcome, bool counted);
   Status Explain(Status status, const Attempt& attempt) const;
 
   const EngineContext& context_;
   EngineConfig config_;
   const std::unique_ptr<engines::EngineDriver> driver_;
   Backoff backoff_;
+  Clock::time_point pause_again_;                                // not before, whatever the version
   Clock::time_point serve_again_;                                // not before, after a failure
   Clock::time_point check_again_;                                // not before
   bool failed_ = false;                                          // the last attempt
@@ -132,6 +139,7 @@ class Engine {
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> asking_ = false;                             // the thread asks the server
   std::atomic<bool> retired_ = false;
+  std::atomic<uint64_t> failures_ = 0;       // of attempts in place, beside the driver's
   std::atomic<bool> lost_ = false;           // its server answered all the time, and does not serve what it was given
   std::atomic<bool> answers_ = false;        // it did when it was last asked, since the last attempt
   std::atomic<bool> ranks_changed_ = false;  // since the last Check

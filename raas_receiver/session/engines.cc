@@ -206,6 +206,22 @@ void Engines::Describe(v1::ReceiverModel& model) const {
   if (!served.nothing()) model.set_served_run(ToBytes(served.run));
 }
 
+void Engines::DescribeUncompared(v1::VerifyResult& result) const {
+  const All engines = all();
+  for (size_t i = 0; i < engines.size(); ++i) {
+    const Engine& engine = *engines[i];
+    if (engine.retired() || !engine.notifies() || !engine.targets().empty()) continue;
+    if (i < in_table_ && admission_.open && engine.url().empty()) continue;  // ranks make others
+    if (!engine.in_place() && !engine.served().nothing()) {
+      result.set_not_comparing(result.not_comparing() + 1);
+      continue;
+    }
+    const std::string why = engine.in_place() ? "no rank of it is attached" : "it is not known to serve a version";
+    const std::string error = engine.error();
+    result.add_not_compared(Cat(engine.name(), ": ", why, error.empty() ? "" : "; ", error));
+  }
+}
+
 void Engines::Cancel() {
   for (const auto& engine : all()) engine->Cancel();
 }
@@ -254,7 +270,7 @@ void Engines::Begin(const std::string& mode, uint64_t transfer, Which which) {
   for (const auto& engine : all()) {
     if (engine->under_way() || engine->retired()) continue;
     const bool behind = which != Which::kDue && engine->Behind();
-    const bool due = engine->Due() || (behind && (which == Which::kAll || !engine->late()));
+    const bool due = engine->Due() || (behind && (which == Which::kAll || !(engine->late() || engine->Rests())));
     if (due) engine->Begin(mode, transfer);
   }
 }

@@ -285,6 +285,25 @@ TEST_CASE("A full pull while a hook runs leaves the directory that it loads") {
   fixture.Stop();
 }
 
+TEST_CASE("A verify says which engines were not compared, and why") {
+  SessionFixture fixture;
+  fixture.entry.in_place = true;
+  fixture.others.push_back(
+      {{.name = "refuses"}, *engines::NewEngineDriver({.kind = "hook", .command = "false", .attempts = 1})});
+  fixture.others.push_back(
+      {{.name = "loads"}, *engines::NewEngineDriver({.kind = "hook", .command = "true", .attempts = 1})});
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.WaitFor([&] { return !fixture.Describe().engines(1).last_error().empty(); });
+  v1::VerifyResult result;
+  fixture.session->engines().DescribeUncompared(result);
+  REQUIRE(result.not_compared_size() == 2);
+  CHECK(result.not_compared(0) == "default: no rank of it is attached");
+  CHECK_THAT(result.not_compared(1), Catch::Contains("refuses: it is not known to serve a version; aborted: "));
+  CHECK(result.not_comparing() == 1);
+  fixture.Stop();
+}
+
 TEST_CASE("Ranks that are stopped hold no thread of the pool that the syncs of all sessions share") {
   SessionFixture fixture;
   fixture.entry.in_place = true;

@@ -41,8 +41,8 @@ class EngineGroup {
   // Drops the ranks whose connection has ended. Returns whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
-  // What ranks read that were lost since the last call.
-  std::vector<VersionRef> TakeLost() { return members_.TakeLost(); }
+  // The ranks that were lost since the last call.
+  std::vector<LostRank> TakeLost() { return members_.TakeLost(); }
 
   bool empty() const { return members_.attached() == 0; }
   // Whether all ranks are there, and at `held`.

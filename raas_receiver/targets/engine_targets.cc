@@ -13,15 +13,18 @@
 namespace lockstep::targets {
 namespace {
 
+using std::chrono_literals::operator""ms;
+
 bool Gone(const std::shared_ptr<RankConnection>& rank) {
   return rank->gone();
 }
 
-// Waits until one of `ranks` has hung up, or `wake` is written to.
-void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int wake) {
+// Waits until one of `ranks` has hung up, `wake` is written to, or `timeout` is over; -1: never.
+void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int wake,
+                 std::chrono::milliseconds timeout) {
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
   for (const auto& rank : ranks) polled.push_back({rank->fd(), POLLRDHUP, 0});
-  (void)::poll(polled.data(), polled.size(), -1);
+  (void)::poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
   eventfd_t count = 0;
   if (polled[0].revents != 0) ::eventfd_read(wake, &count);
 }
@@ -125,9 +128,11 @@ void EngineTargets::Watch() {
     idle_.wait(lock, [this] { return !(busy_ && lost_) || stopping_; });
     if (stopping_) return;
     std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
+    const std::chrono::milliseconds timeout = left_.empty() || busy_ ? -1ms : options_.comes_back / 2 + 1ms;
     lock.unlock();
-    AwaitHangup(ranks, wake_.get());
+    AwaitHangup(ranks, wake_.get(), timeout);
     lock.lock();
+    if (!busy_) LogLost();
     std::function<void()> call;
     if (!stopping_ && busy_ && NoteLost()) call = on_lost_;
     if (!stopping_ && !busy_ && DropGone()) {
@@ -170,9 +175,28 @@ void EngineTargets::SettleLosses() {
   const auto now = Clock::now();
   std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
   for (const auto& [engine, group] : groups_) {
-    for (const VersionRef& read : group->TakeLost()) back_by_[read] = now + options_.comes_back;
+    for (LostRank& lost : group->TakeLost()) {
+      if (!lost.read.nothing()) back_by_[lost.read] = now + options_.comes_back;
+      if (lost.left) left_.emplace_back(std::move(lost), now + options_.comes_back);
+    }
   }
   std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
+}
+
+// One that is there again, as after it fell asleep or woke, was not lost.
+void EngineTargets::LogLost() {
+  const std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
+  std::erase_if(left_, [&](const auto& entry) {
+    const auto& [lost, back_by] = entry;
+    if (Clock::now() < back_by) return false;
+    const bool back = std::ranges::any_of(ranks, [&](const auto& rank) {
+      return rank->pid() == lost.pid && rank->rank() == lost.rank && rank->engine() == lost.engine;
+    });
+    if (back) return true;
+    telemetry::LogWarn("engine_rank_lost", {ErrorCode::kUnavailable, "its connection ended"},
+                       {{"model", options_.model}, {"engine", lost.engine}, {"rank", lost.rank}, {"pid", lost.pid}});
+    return true;
+  });
 }
 
 void EngineTargets::UpdateViews() {

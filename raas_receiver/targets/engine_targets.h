@@ -27,6 +27,7 @@ namespace lockstep::targets {
 
 class EngineGroup;
 class RankConnection;
+struct LostRank;
 
 class EngineTargets {
  public:
@@ -87,6 +88,7 @@ class EngineTargets {
   void Wake() const;
   std::vector<std::shared_ptr<RankConnection>> Connections() const;  // REQUIRES mutex_
   void SettleLosses();                                               // REQUIRES mutex_
+  void LogLost();                                                    // REQUIRES mutex_
   bool DropGone();                                                   // REQUIRES mutex_
   bool NoteLost();                                                   // REQUIRES mutex_
   void UpdateViews();                                                // REQUIRES mutex_
@@ -113,7 +115,8 @@ class EngineTargets {
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them,
   std::vector<std::shared_ptr<RankConnection>> members_;        // and their ranks
-  std::map<VersionRef, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back
+  std::map<VersionRef, Clock::time_point> back_by_;           // what lost ranks read, and until when they may come back
+  std::vector<std::pair<LostRank, Clock::time_point>> left_;  // likewise those that were not logged as lost
 
   const os::UniqueFd wake_;
   std::thread watcher_;

@@ -48,7 +48,7 @@ Status GroupMembers::MakeRoom(const RankConnection& rank) {
   if (!taken->gone()) {
     return {ErrorCode::kState, Cat(rank.Label(), ": process ", taken->pid(), " has that place; end it first")};
   }
-  Drop(described.rank, {ErrorCode::kUnavailable, "its connection ended"});
+  Lose(described.rank, /*left=*/true);
   return OkStatus();
 }
 
@@ -69,8 +69,13 @@ void GroupMembers::Join(std::shared_ptr<RankConnection> rank) {
 void GroupMembers::Drop(size_t rank, const Status& why) {
   telemetry::LogWarn("engine_rank_lost", why,
                      {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
-  if (const VersionRef read = ranks_[rank]->goes_on_with(); !read.nothing()) lost_.push_back(read);
-  ranks_[rank]->HangUp();
+  Lose(rank, /*left=*/false);
+}
+
+void GroupMembers::Lose(size_t rank, bool left) {
+  RankConnection& lost = *ranks_[rank];
+  lost_.push_back({engine_, lost.rank(), lost.pid(), lost.goes_on_with(), left});
+  lost.HangUp();
   Forget(rank);
 }
 
@@ -86,8 +91,11 @@ void GroupMembers::Forget(size_t rank) {
 }
 
 bool GroupMembers::DropGone() {
-  const Status gone(ErrorCode::kUnavailable, "its connection ended");
-  return !ForEach([&](RankConnection& rank) { return rank.gone() ? gone : OkStatus(); }).ok();
+  const uint64_t before = changes_;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank] && ranks_[rank]->gone()) Lose(rank, /*left=*/true);
+  }
+  return changes_ != before;
 }
 
 Status GroupMembers::Welcome() {

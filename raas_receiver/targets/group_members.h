@@ -19,6 +19,15 @@
 
 namespace lockstep::targets {
 
+// A rank that was dropped.
+struct LostRank {
+  std::string engine;
+  uint32_t rank = 0;
+  pid_t pid = 0;
+  VersionRef read;    // or what it goes on with; nothing: nothing
+  bool left = false;  // its connection ended; it may attach again
+};
+
 class GroupMembers {
  public:
   // For ranks of `model` with the engine, world and incarnation of `first`, which has yet to Join.
@@ -41,9 +50,9 @@ class GroupMembers {
   void Drop(size_t rank, const Status& why);
   // The same, with REFUSED.
   void Refuse(size_t rank, const Status& why);
-  // What ranks read, or go on with, that were dropped since the last call.
-  std::vector<VersionRef> TakeLost() { return std::exchange(lost_, {}); }
-  // Drops the ranks whose connection has ended. Returns whether there were any.
+  // The ranks that were dropped since the last call.
+  std::vector<LostRank> TakeLost() { return std::exchange(lost_, {}); }
+  // Drops the ranks whose connection has ended, which is not logged. Returns whether there were any.
   bool DropGone();
   // Calls every rank that is there, drops those where that fails, and returns the first error.
   template <typename Call>
@@ -55,6 +64,7 @@ class GroupMembers {
   Status Welcome();
 
  private:
+  void Lose(size_t rank, bool left);
   void Forget(size_t rank);
 
   const std::string model_;
@@ -62,7 +72,7 @@ class GroupMembers {
   const std::string incarnation_;
   std::vector<std::shared_ptr<RankConnection>> ranks_;
   std::vector<bool> newcomers_;
-  std::vector<VersionRef> lost_;
+  std::vector<LostRank> lost_;
   uint64_t changes_ = 0;
 };
 
