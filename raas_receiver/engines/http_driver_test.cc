@@ -61,7 +61,7 @@ TEST_CASE("A vLLM server is paused, made to reload the directory, its cache rese
 }
 
 TEST_CASE("A read that fails half-way is undone by reading the last good version, and the error says so") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsThatMix()));
   INFO(kind.name);
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
@@ -77,7 +77,7 @@ TEST_CASE("A read that fails half-way is undone by reading the last good version
 }
 
 TEST_CASE("With another attempt the version itself is served after a read that failed half-way") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsThatMix()));
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
   const auto driver = engine.Driver(2);
@@ -87,7 +87,7 @@ TEST_CASE("With another attempt the version itself is served after a read that f
 }
 
 TEST_CASE("A server that may hold a mix stays paused, whatever comes then, until a whole version was read") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsThatMix()));
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.update, {{"kind", kPartial}, {"times", 2}})});
   const auto driver = engine.Driver();
@@ -104,7 +104,7 @@ TEST_CASE("A server that may hold a mix stays paused, whatever comes then, until
 }
 
 TEST_CASE("A new driver does not resume a server that was left paused amid a load") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsThatMix()));
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
   CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kUnknown);
@@ -179,7 +179,7 @@ TEST_CASE("A read that hangs is not made again at once, nor is that of the last 
 
 TEST_CASE("A server that dies of a read is unknown, and the error says where it was") {
   TestEngine engine("sglang");
-  engine.SetFaults({Fault("/update_weights_from_disk", {{"kind", "partial_dies"}})});
+  engine.SetFaults({Fault("/update_weights_from_disk", {{"kind", kPartial}})});
   const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
   CHECK(outcome.serving == Serving::kUnknown);
   CHECK_THAT(outcome.status, FailsWith(ErrorCode::kAborted, "version 3 could not be loaded again", engine.url()));
@@ -287,6 +287,20 @@ TEST_CASE("An SGLang server that is starting is not paused, and one too old for 
   CheckServes(old, 1);
 }
 
+TEST_CASE("An SGLang server whose /health failed amid a pause runs once it has continued, whatever /ready says") {
+  TestEngine engine("sglang", {{"health_s", 0.5}});
+  const auto client = *http::Client::Create({.url = engine.url()});
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK(client->Send({.target = "/health"})->status == 503);
+  REQUIRE(driver->Resume({.model = "actor"}).ok());
+  CHECK(client->Send({.target = "/ready"})->status == 503);
+  CHECK(engine.Driver()->Answers().ok());
+  engine.SetFaults({Fault("/update_weights_from_disk", {{"kind", "status"}, {"status", 404}})});
+  CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kOld);
+  CheckServes(engine, 1);
+}
+
 TEST_CASE("A key is sent from its file; without the right one the error says which option gives it") {
   TestEngine engine("sglang", {{"admin_api_key", "open sesame"}});
   const os::TempDir files;
@@ -302,7 +316,7 @@ TEST_CASE("A key is sent from its file; without the right one the error says whi
 }
 
 TEST_CASE("vLLM without its development mode is recognised, and left untouched") {
-  TestEngine engine("vllm", {{"dev_mode", false}});
+  TestEngine engine("vllm", {{"absent", {"/is_paused"}}});
   const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), std::nullopt);
   CHECK(outcome.serving == Serving::kUnknown);
   CHECK_THAT(outcome.status, FailsWith(ErrorCode::kProtocol, "VLLM_SERVER_DEV_MODE=1"));

@@ -23,8 +23,10 @@ class SglangSteps final : public EngineSteps {
     if (answer.ok()) return true;
     if (answer.status == 404) return MakesToken();
     if (answer.status != 503) return server_.Unexpected(answer);
-    LS_RETURN_IF_ERROR(CheckStarted());
-    return false;
+    LS_ASSIGN_OR_RETURN(const bool healthy, Healthy());
+    if (!healthy) return false;
+    LS_ASSIGN_OR_RETURN(const ServerAnswer again, server_.Get("/ready"));
+    return again.ok();
   }
 
   Status Pause() override {
@@ -109,7 +111,7 @@ class SglangSteps final : public EngineSteps {
   // Not /health, which waits while it is paused.
   Status Answers() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/ready"));
-    return answer.status == 503 ? CheckStarted() : OkStatus();
+    return answer.status == 503 ? ToStatus(Healthy()) : OkStatus();
   }
 
   Result<std::optional<std::string>> ServedName() override {
@@ -156,14 +158,15 @@ class SglangSteps final : public EngineSteps {
     return answer.ok() && answer->ok();
   }
 
-  // /ready says 503 of a server that starts and of one that is paused. /health says it at once of the former, and of
-  // the latter after longer than we ask.
-  Status CheckStarted() {
+  // /ready says 503 of a server that starts, of one that is paused, and of one whose last /health failed, as it does
+  // amid a long pause. /health says 503 at once of the first, and nothing in our time of the second; of the third it
+  // says 200 after a second, which /ready believes from then on.
+  Result<bool> Healthy() {
     const auto answer = server_.Ask("/health");
-    if (answer.ok() && answer->status == 503) {
-      return {ErrorCode::kUnavailable, Cat(answer->call, " answered 503: the server is starting, or ends")};
-    }
-    return answer.status().code() == ErrorCode::kCancelled ? answer.status() : OkStatus();
+    if (answer.status().code() == ErrorCode::kDeadline) return false;
+    LS_RETURN_IF_ERROR(answer.status());
+    if (answer->status != 503) return answer->ok();
+    return Status(ErrorCode::kUnavailable, Cat(answer->call, " answered 503: the server is starting, or ends"));
   }
 
   Status CheckOk(const ServerAnswer& answer) const {

@@ -33,6 +33,7 @@ struct ServerKind {
   std::string served_name;                // asked what it serves; empty: it keeps no names
   std::vector<std::string> resume_calls;  // all of EngineDriver::Resume, in order
   int drops_in_pause = 0;                 // calls of `drop` that a pause takes
+  bool outlives_reads = true;             // that fail half-way
 
   bool keeps_names() const { return !served_name.empty(); }
 };
@@ -47,7 +48,8 @@ inline std::vector<ServerKind> ServerKinds() {
            .resume = "/continue_generation",
            .served_name = "/model_info",
            .resume_calls = {"/flush_cache", "/update_weight_version", "/end_weight_update", "/continue_generation"},
-           .drops_in_pause = 1},
+           .drops_in_pause = 1,
+           .outlives_reads = false},
           {.name = "vllm",
            .runs = "/is_paused",
            .pause = "/pause",
@@ -63,6 +65,13 @@ inline std::vector<ServerKind> ServerKinds() {
 inline std::vector<ServerKind> KindsWithNames() {
   std::vector<ServerKind> kinds = ServerKinds();
   std::erase_if(kinds, [](const ServerKind& kind) { return !kind.keeps_names(); });
+  return kinds;
+}
+
+// Those that may come to hold parts of two versions.
+inline std::vector<ServerKind> KindsThatMix() {
+  std::vector<ServerKind> kinds = ServerKinds();
+  std::erase_if(kinds, [](const ServerKind& kind) { return !kind.outlives_reads; });
   return kinds;
 }
 

@@ -36,7 +36,7 @@ class Rules(Protocol):
     keeps_names: bool  # of versions
     core: EngineCore
     paused: object  # true or false
-    load_fault: str  # "partial", "partial_dies" or "partial_unsaid": the next load has it, which takes it away
+    load_fault: str  # "partial" or "partial_unsaid": the next load has it, which takes it away
 
     def version(self) -> "str | None":
         """The version's name, where it keeps one."""
@@ -62,7 +62,7 @@ class Options:
     token_s: float = 0.002
     load_s: float = 0.0
     start_s: float = 0.0  # SGLang: how long it starts
-    abort_again_s: float = 0.05
+    health_s: float = 20.0  # SGLang: how long /health waits for a token
 
 
 class ConformanceServer:

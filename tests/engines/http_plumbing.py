@@ -48,8 +48,9 @@ class Fault:
     """What goes wrong at an endpoint: the first `skip` calls are spared, then `times` calls have it.
 
     kinds: "status" (`status` and `body` instead of the answer), "garbage" (200, no JSON), "truncated" (the connection
-    ends within the answer), "reset", "hang" (no answer), "slow" (after `delay_s`); "partial" and "partial_dies" (a load
-    that fails half-way), "partial_unsaid" (one that ends there, and says nothing of it). With `effect` the call is carried out all the same.
+    ends within the answer), "reset", "hang" (no answer), "slow" (after `delay_s`); "partial" (a load that fails
+    half-way), "partial_unsaid" (one that ends there, and says nothing of it). With `effect` the call is carried out
+    all the same.
     """
 
     endpoint: str

@@ -58,10 +58,11 @@ class ServedModel:
         self.loads[name] = self.load
 
     def read(self, directory: Path, fails_half_way: bool) -> None:
-        """All tensors of `directory`, or half of them and then LoadFailed."""
+        """All tensors of `directory` that the model has, or half of them and then LoadFailed."""
         found = tensors_in(directory)
         self.load += 1
         for index, (name, sha256) in enumerate(found):
             if fails_half_way and index >= len(found) // 2:
                 raise LoadFailed(f"{name} cannot be read", touched=True)
-            self.put(name, sha256)
+            if name in self.tensors:
+                self.put(name, sha256)

@@ -11,7 +11,8 @@ from schemas import RECORDED, Invalid, read
 from served_model import LoadFailed, ServedModel
 
 ENDPOINTS = RECORDED["sglang"]["endpoints"]
-HEALTH_S = 20
+AGAIN_S = 1.0  # /health, and a pause by abort, look again after so long
+DIES_S = 5
 NOT_FLUSHED = "The weights are new, but requests run or wait, so the cache is the old one."
 
 
@@ -37,7 +38,8 @@ class SglangRules:
         self.in_session = False
         self.served_model_name = model.path
         self.up_at = time.monotonic() + options.start_s
-        self.load_fault = ""  # "partial", "partial_dies", "partial_unsaid", for the next load
+        self.healthy = True
+        self.load_fault = ""  # "partial", "partial_unsaid", for the next load
 
     def version(self) -> str:
         return self.weight_version
@@ -69,17 +71,22 @@ class SglangRules:
         return getattr(self, request.path.strip("/"))(values)
 
     def ready(self, _) -> Answer:
-        return Answer(503 if self.paused or time.monotonic() < self.up_at else 200, "")
+        ready = self.healthy and not self.paused and time.monotonic() >= self.up_at
+        return Answer(200 if ready else 503, "")
 
     def server_info(self, _) -> Answer:
         return Answer(200, {"internal_states": [{"lockstep": one} for one in self.options.incarnations] or [{}]})
 
     def health(self, _) -> Answer:
-        """Asks for a token, which waits while it is paused."""
-        if time.monotonic() < self.up_at:
+        """Asks for a token, which waits while it is paused. What it finds /ready says, too."""
+        now = time.monotonic()
+        if now < self.up_at:
             return Answer(503, "")
-        with self.changed:
-            up = self.changed.wait_for(lambda: not self.paused or self.core.ended, HEALTH_S)
+        deadline, up = now + self.options.health_s, False
+        while not up and time.monotonic() < deadline:
+            time.sleep(AGAIN_S)
+            up = not self.paused and not self.core.ended
+        self.healthy = up
         return Answer(200 if up else 503, "")
 
     def model_info(self, _) -> Answer:
@@ -108,7 +115,7 @@ class SglangRules:
         if values["mode"] == "abort":
             while self.in_flight and not self.core.ended:
                 self.abort_all()
-                time.sleep(self.options.abort_again_s)
+                time.sleep(AGAIN_S)
         else:
             # The answer does not wait for the scheduler.
             self.core.post(lambda: self.pause_engine(retract=values["mode"] == "retract"))
@@ -199,10 +206,8 @@ class SglangRules:
                 return False, f"No weights to iterate over: {error}."
             if fault == "partial_unsaid":
                 return True, "Updated."
-            if fault == "partial_dies":
-                self.core.die(str(error))
-            # It reads the new path again, not the old weights.
-            return False, f"Update failed: {error}.\nRolling back."
+            time.sleep(DIES_S)  # to roll back it reads the new path again, not the old weights, and fails again
+            self.core.die(str(error))
         if values["flush_cache"] and not self.flush():
             if self.options.legacy_assert:
                 self.core.die("assert flush_cache_success")
