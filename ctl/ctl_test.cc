@@ -146,11 +146,13 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     result->set_recorded_digest(kDigest);
     result->set_computed_digest(computed_digest);
     result->set_engines(engines);
+    if (!not_compared.empty()) result->add_not_compared(not_compared);
     return grpc::Status::OK;
   }
 
   std::string agent_address;
   uint32_t engines = 0;
+  std::string not_compared;
   std::string engine_error;
   std::string computed_digest = kDigest;
 
@@ -310,6 +312,10 @@ TEST_CASE("Verify of engines proves nothing where none is attached, and says how
   const Answer answer = fleet.Receiver({"verify", "--engines"});
   CHECK(answer.status.ok());
   CHECK(Has(answer.text, "compared, too: 2"));
+  fleet.receiver.not_compared = "b: no rank of it is attached";
+  CHECK_THAT(fleet.Receiver({"verify", "--engines"}).status,
+             FailsWith(ErrorCode::kState, "1 of 3 engines were not compared: b: no rank of it is attached"));
+  CHECK(fleet.Receiver({"verify"}).status.ok());
   CHECK(fleet.Agent({"verify", "--engines"}).status.code() == ErrorCode::kUsage);
 }
 

@@ -79,7 +79,7 @@ void AddCommands(CLI::App& app, Words& words) {
                  "Recompute digests from memory; of a receiver, also compare with the agent's manifest and with the "
                  "memory of engines that are attached");
   AddModel(*verify, options);
-  verify->add_flag("--engines", options.needs_engines, "Fail when no engine is attached");
+  verify->add_flag("--engines", options.needs_engines, "Fail when no engine is attached, or one was not compared");
   CLI::App* watch = AddCommand(app, options, Command::kWatch, "watch", "Print each new version or sync as it comes");
   AddModel(*watch, options);
   watch->add_option("--count", options.count, "End after so many")->type_name("N");

@@ -14,6 +14,12 @@ bool OwnDigestsAgree(const v1::VerifyResult& result) {
   return result.bad_blocks().empty() && result.computed_digest() == result.recorded_digest();
 }
 
+std::string JoinedNames(const google::protobuf::RepeatedPtrField<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += Cat(text.empty() ? "" : "; ", name);
+  return text;
+}
+
 // The first of `count` names.
 std::string TensorNames(const google::protobuf::RepeatedPtrField<std::string>& names, size_t count) {
   const size_t shown = std::min({kTensorsNamed, count, static_cast<size_t>(names.size())});
@@ -37,6 +43,11 @@ Status Judge(const Verification& verification) {
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
   if (verification.needs_engines && result.engines() == 0) {
     return {ErrorCode::kState, Cat(what, ": no engine is attached at --engine-socket, so none was compared")};
+  }
+  if (verification.needs_engines && !result.not_compared().empty()) {
+    return {ErrorCode::kState, Cat(what, ": ", result.not_compared_size(), " of ",
+                                   result.not_compared_size() + static_cast<int>(result.engines()),
+                                   " engines were not compared: ", JoinedNames(result.not_compared()))};
   }
   if (!verification.agent.has_value()) return OkStatus();
   const AgentProof& agent = *verification.agent;
@@ -70,11 +81,18 @@ std::string VerificationText(const Verification& verification) {
   const bool equal = Judge(verification).ok();
   const std::string engines =
       result.engines() == 0 ? "" : Cat("engines whose memory was compared, too: ", result.engines(), "\n");
+  std::string missing;
+  for (const std::string& engine : result.not_compared())
+    missing += Cat("engine that was not compared: ", engine, "\n");
+  if (result.not_comparing() != 0) {
+    missing +=
+        Cat("engines that serve what they loaded, and have no rank that compares it: ", result.not_comparing(), "\n");
+  }
   const std::string unused = result.unused() == 0 ? ""
                                                   : Cat("tensors that no parameter of an engine takes:",
                                                         TensorNames(result.unused_tensors(), result.unused()), "\n");
   return Cat(verification.model, " version ", result.held().version(), equal ? ": equal\n" : ": NOT equal\n",
-             table.ToString(), engines, unused);
+             table.ToString(), engines, missing, unused);
 }
 
 }  // namespace lockstep::ctl
