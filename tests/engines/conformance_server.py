@@ -1,11 +1,11 @@
-"""A stand-in for the control port of an inference server, as strict as the real one, and with its faults.
+"""A stand-in for the control port of an inference server, with faults.
 
     python3 conformance_server.py --kind sglang --directory CHECKPOINT [--port 0] [--fault JSON]...
 
-It takes what the servers' sources take (server_schemas.json), answers as they do, really reads the checkpoints that it
-is given, makes tokens from them, and records what a server must never come to: `violations`. Faults are injected by
-`ConformanceServer.fault`, `--fault`, or POST /conformance/faults; GET /conformance shows the state. Python's standard
-library is all it needs.
+It is for what a real server cannot be made to do: faults, at the call that a test chooses. real_vllm and real_sglang have
+the real ones. It answers as they do, really reads the checkpoints that it is given, makes tokens from them, and records
+what a server must never come to: `violations`. Faults are injected by `ConformanceServer.fault`, `--fault`, or POST
+/conformance/faults; GET /conformance shows the state. Python's standard library is all it needs.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from typing import Protocol
 
 from engine_core import EngineCore
 from http_plumbing import Answer, Fault, HttpServer, Request
-from schemas import unknown_fields
 from served_model import ServedModel
 from sglang_rules import SglangRules
 from vllm_rules import VllmRules
@@ -27,12 +26,10 @@ from vllm_rules import VllmRules
 class Rules(Protocol):
     """How one kind of server behaves; made of a ServedModel and Options. Handlers are called in any thread."""
 
-    endpoints: "dict[str, dict]"  # its control endpoints, as recorded in server_schemas.json
+    endpoints: "dict[str, dict]"  # its control endpoints, and the values of what a call leaves out
     generate_path: str  # POST {"tokens": how many}: answers "tokens", which `core` made
-    refusal: "int | None"  # the status of that while it is paused in the driver's default mode; None: it waits
     pause_path: str
     update_path: str  # reads a directory
-    conditional: "tuple[str, ...]"  # answer 200 in the right state only, or for a directory that there is
     keeps_names: bool  # of versions
     core: EngineCore
     paused: object  # true or false
@@ -55,7 +52,6 @@ class Options:
     api_key: str = ""
     admin_api_key: str = ""  # SGLang only
     legacy_assert: bool = False  # SGLang: a flush with pending requests after an update kills the scheduler
-    dev_mode: bool = True  # vLLM: VLLM_SERVER_DEV_MODE=1
     workers: int = 2  # vLLM: TP x PP
     incarnations: "tuple[str, ...]" = ("one", "one")  # of its ranks' followers
     absent: "tuple[str, ...]" = ()  # endpoints that an older version does not have
@@ -131,8 +127,7 @@ class ConformanceServer:
     def handle(self, request: Request) -> "tuple[Answer, Fault | None]":
         if request.path.startswith("/conformance"):
             return self.conformance(request), None
-        endpoint = self.rules.endpoints.get(request.path)
-        if endpoint is None:
+        if request.path not in self.rules.endpoints:
             return self.rules.answer(request), None
         fault = self.take_fault(request.path)
         entry = {"method": request.method, "path": request.path, "query": request.query}
@@ -141,9 +136,6 @@ class ConformanceServer:
             self.log.append(entry)
         answer = self.answer_with(request, fault)
         entry["status"] = answer.status
-        if answer.status == 200:
-            unknown = unknown_fields(endpoint, request.query, request.body)
-            self.violations.extend(f"{request.path} knows no {name}" for name in unknown)
         return answer, fault
 
     def answer_with(self, request: Request, fault: "Fault | None") -> Answer:

@@ -6,7 +6,7 @@ import struct
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from engine_core import Died
 
@@ -19,12 +19,20 @@ class Request:
     headers: dict
     body: bytes
 
-    @property
-    def content_type(self) -> str:
-        return self.headers.get("content-type", "").lower()
-
     def json(self):
         return json.loads(self.body or b"{}")
+
+    def values(self, defaults: dict) -> dict:
+        """The query's and the body's by name. ValueError: the body is no JSON object."""
+        query = {name: _value(text) for name, text in parse_qsl(self.query)}
+        return {**defaults, **query, **self.json()}
+
+
+def _value(text: str):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclass

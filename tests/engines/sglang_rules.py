@@ -1,5 +1,4 @@
-"""How SGLang 0.5.23 behaves on its control port (entrypoints/http_server.py, managers/tokenizer_manager.py,
-managers/scheduler.py, model_executor/model_runner_components/weight_updater.py)."""
+"""How SGLang behaves on its control port, for conformance_server.py."""
 
 import threading
 import time
@@ -7,10 +6,24 @@ from pathlib import Path
 
 from engine_core import EngineCore, Generation
 from http_plumbing import Answer, Request, bearer
-from schemas import RECORDED, Invalid, read
 from served_model import LoadFailed, ServedModel
 
-ENDPOINTS = RECORDED["sglang"]["endpoints"]
+# What a call leaves out.
+ENDPOINTS: "dict[str, dict]" = {
+    "/begin_weight_update": {},
+    "/continue_generation": {},
+    "/end_weight_update": {},
+    "/flush_cache": {"timeout": 0},
+    "/health": {},
+    "/model_info": {},
+    "/pause_generation": {"mode": "abort"},
+    "/ready": {},
+    "/server_info": {},
+    "/update_weight_version": {"abort_all_requests": True},
+    "/update_weights_from_disk": {"abort_all_requests": False, "weight_version": None, "flush_cache": True},
+    "/weights_checker": {},
+}
+FOR_ALL = ("/health", "/model_info", "/ready", "/server_info")  # the other ones need the admin key
 AGAIN_S = 1.0  # /health, and a pause by abort, look again after so long
 DIES_S = 5
 NOT_FLUSHED = "The weights are new, but requests run or wait, so the cache is the old one."
@@ -21,10 +34,8 @@ class SglangRules:
 
     endpoints = ENDPOINTS
     generate_path = "/generate"
-    refusal = None
     pause_path = "/pause_generation"
     update_path = "/update_weights_from_disk"
-    conditional = (update_path, "/begin_weight_update", "/end_weight_update")
     keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
@@ -45,9 +56,9 @@ class SglangRules:
         return self.weight_version
 
     def unauthorized(self, request: Request) -> "Answer | None":
-        level = ENDPOINTS.get(request.path, {}).get("auth", "NORMAL")
         key, admin = self.options.api_key, self.options.admin_api_key
-        wanted = (admin or key) if level == "ADMIN_OPTIONAL" else key
+        controls = request.path in ENDPOINTS and request.path not in FOR_ALL
+        wanted = (admin or key) if controls else key
         if not wanted or request.path.startswith(("/health", "/ready", "/metrics")) or bearer(request) == wanted:
             return None
         return Answer(401, {"error": "Unauthorized"})
@@ -58,17 +69,10 @@ class SglangRules:
             return refusal
         if request.path == self.generate_path:
             return self.generate(request)
-        endpoint = ENDPOINTS.get(request.path)
-        if endpoint is None or request.path in self.options.absent:
+        defaults = ENDPOINTS.get(request.path)
+        if defaults is None or request.path in self.options.absent:
             return Answer(404, {"detail": "Not Found"})
-        if request.method not in endpoint["methods"]:
-            return Answer(405, {"detail": "Method Not Allowed"})
-        try:
-            values = read(endpoint, request.query, request.content_type, request.body, body_required=True)
-        except Invalid as error:
-            message = {"object": "error", "message": str(error), "type": "Bad Request", "param": None, "code": 400}
-            return Answer(400, message)
-        return getattr(self, request.path.strip("/"))(values)
+        return getattr(self, request.path.strip("/"))(request.values(defaults))
 
     def ready(self, _) -> Answer:
         ready = self.healthy and not self.paused and time.monotonic() >= self.up_at

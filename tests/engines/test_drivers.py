@@ -79,7 +79,6 @@ class Client:
 
     def __init__(self, engine: ConformanceServer) -> None:
         self.url = engine.url + engine.rules.generate_path
-        self.refusal = engine.rules.refusal
         self.tokens: "set[str]" = set()
         self.answers = 0
         self.ended = threading.Event()
@@ -91,12 +90,9 @@ class Client:
 
     def ask(self) -> None:
         body = json.dumps({"tokens": 5}).encode()
-        try:
-            with urllib.request.urlopen(urllib.request.Request(self.url, body), timeout=30) as answer:
-                self.tokens |= set(json.load(answer)["tokens"])
-            self.answers += 1
-        except urllib.error.HTTPError as error:
-            assert error.code == self.refusal
+        with urllib.request.urlopen(urllib.request.Request(self.url, body), timeout=30) as answer:
+            self.tokens |= set(json.load(answer)["tokens"])
+        self.answers += 1
 
     def __enter__(self) -> "Client":
         self.thread.start()
@@ -105,21 +101,6 @@ class Client:
     def __exit__(self, *_) -> None:
         self.ended.set()
         self.thread.join()
-
-
-def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
-    with setting.engine() as engine, Client(engine) as client:
-        receiver = setting.receiver(engine.url)
-        for version in range(1, 11):
-            setting.publish(version)
-            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
-            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status has it")
-            answers = client.answers
-            wait_until(lambda: client.answers > answers + 1, "tokens are made")
-        assert int(receiver.model_status()["engine_failures"]) == 0
-    assert client.tokens <= set(setting.digests.values())
-    assert setting.digests[10] in client.tokens
-    assert engine.violations == []
 
 
 def test_a_receiver_of_several_models_gives_each_engine_its_own(setting):
@@ -192,16 +173,6 @@ def test_a_server_that_is_there_later_is_asked_then(setting):
         with setting.engine(port.number) as engine:
             wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
             assert receiver.model_status()["engine_kinds"] == setting.kind
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])
-def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_calls_it(settings, kind):
-    setting = settings(kind)
-    with setting.engine() as engine:
-        setting.receiver(engine.url)
-        setting.publish(1, label="step 120")
-        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-        assert engine.state()["weight_version"] == f"{setting.publisher.run[:8]}-1/step 120"
 
 
 def test_every_kind_of_engine_has_a_row_in_the_operators_table():
@@ -296,21 +267,6 @@ def test_an_engine_that_comes_later_gets_the_next_version(setting):
         setting.publish(2)
         wait_until(lambda: setting.serves(engine, 2), "version 2 is served")
     assert engine.violations == []
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])
-def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_next(settings, kind):
-    setting = settings(kind)
-    port = ReservedPort()
-    with setting.engine(port.number) as engine:
-        setting.receiver(engine.url)
-        setting.publish(1)
-        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-    with setting.engine(port.number) as again:
-        wait_until(lambda: setting.serves(again, 1), "version 1 is served again")
-        setting.publish(2)
-        wait_until(lambda: setting.serves(again, 2), "version 2 is served")
-    assert again.violations == []
 
 
 @pytest.mark.parametrize(("kind", "fails"), [*((kind, False) for kind in KINDS), ("vllm", True)])

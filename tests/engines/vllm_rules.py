@@ -1,15 +1,23 @@
-"""How vLLM 0.33.0 behaves on its control port (entrypoints/rl/online/api_router.py, entrypoints/serve/dev,
-v1/engine/core.py, model_executor/model_loader/reload)."""
+"""How vLLM behaves on its control port, for conformance_server.py."""
 
 import time
 from pathlib import Path
 
 from engine_core import EngineCore, Generation
 from http_plumbing import Answer, Request, bearer
-from schemas import RECORDED, Invalid, read
 from served_model import GARBAGE, LoadFailed, ServedModel, tensors_in
 
-ENDPOINTS = RECORDED["vllm"]["endpoints"]
+# What a call leaves out.
+ENDPOINTS: "dict[str, dict]" = {
+    "/collective_rpc": {},
+    "/is_paused": {},
+    "/pause": {"mode": "abort", "clear_cache": True},
+    "/reset_prefix_cache": {"reset_running_requests": False},
+    "/resume": {},
+    "/update_weight_version": {},
+    "/weight_checker": {},
+    "/weight_info": {},
+}
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
 
@@ -28,10 +36,8 @@ class VllmRules:
 
     endpoints = ENDPOINTS
     generate_path = "/v1/generate"
-    refusal = None
     pause_path = "/pause"
     update_path = "/collective_rpc"
-    conditional = (update_path, "/update_weights", "/finish_weight_update")
     keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
@@ -39,7 +45,6 @@ class VllmRules:
         self.model = model
         self.options = options
         self.paused = ""  # the mode
-        self.update_active = False
         self.weight_version = "default"
         self.begun: "dict[str, int]" = {}  # layers left begun by a reload that failed, and how many tensors they took
         self.load_fault = ""  # "partial", "partial_unsaid", for the next reload
@@ -55,34 +60,18 @@ class VllmRules:
             return Answer(200, "")
         if request.path == self.generate_path:
             return self.generate(request)
-        endpoint = ENDPOINTS.get(request.path)
-        if endpoint is None or not self.options.dev_mode or request.path in self.options.absent:
+        defaults = ENDPOINTS.get(request.path)
+        if defaults is None or request.path in self.options.absent:
             return Answer(404, {"detail": "Not Found"})
-        if request.method not in endpoint["methods"]:
-            return Answer(405, {"detail": "Method Not Allowed"})
         try:
-            values = read(endpoint, request.query, request.content_type, request.body, self.needs_body(endpoint))
-            handler = getattr(self, request.path.strip("/"))
-            return handler(request) if endpoint["raw"] else handler(values)
-        except Invalid as error:
-            return self.error(400, f"1 validation error:\n  {error}", error.where)
+            return getattr(self, request.path.strip("/"))(request.values(defaults))
         except WorkerError as error:
-            return self.error(500, str(error))
-
-    @staticmethod
-    def needs_body(endpoint: dict) -> bool:
-        return any(field["default"] == "required" for field in endpoint.get("body", {}).values())
-
-    @staticmethod
-    def error(status: int, message: str, param: "str | None" = None) -> Answer:
-        kind = {400: "Bad Request", 500: "InternalServerError", 503: "ServiceUnavailableError"}[status]
-        return Answer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
+            message = {"message": str(error), "type": "InternalServerError", "param": None, "code": 500}
+            return Answer(500, {"error": message})
 
     def generate(self, request: Request) -> Answer:
         values = request.json()
         generation = Generation(values.get("tokens", 1), values.get("stuck", False))
-        if self.paused in ("abort", "wait"):
-            return self.error(503, "Paused: try again later.")
         self.core.post(lambda: self.core.waiting.append(generation))
         while not generation.done.wait(0.02) and not self.core.ended:
             pass
@@ -140,35 +129,8 @@ class VllmRules:
     def reset_prefix_cache(self, values) -> Answer:
         return Answer(200, {"success": self.core.call(lambda: self.reset(values["reset_running_requests"]))})
 
-    def start_weight_update(self, _) -> Answer:
-        if self.update_active:
-            raise WorkerError("a weight update is active already")
-        self.update_active = True
-        return Answer(200, {"message": "started"})
-
-    def update_weights(self, _) -> Answer:
-        if not self.update_active:
-            raise WorkerError("no weight update was started")
-        return Answer(200, {"message": "updated"})
-
-    def finish_weight_update(self, values) -> Answer:
-        if not self.update_active:
-            raise WorkerError("no weight update was started")
-        self.update_active = False
-        if values["weight_version"] is not None:
-            self.weight_version = values["weight_version"]
-        return Answer(200, {"message": "finished"})
-
-    def collective_rpc(self, request: Request) -> Answer:
-        try:
-            body = request.json()
-        except ValueError as error:
-            return self.error(400, f"JSON decode error: {error}")
-        if not isinstance(body, dict):
-            return self.error(400, "The body is no JSON object")
-        if body.get("method") is None:
-            return self.error(400, "The body has no method")
-        return Answer(200, {"results": self.core.call(lambda: self.call_workers(body))})
+    def collective_rpc(self, values) -> Answer:
+        return Answer(200, {"results": self.core.call(lambda: self.call_workers(values))})
 
     def call_workers(self, body: dict) -> list:
         failed = "collective_rpc: a worker failed:"
@@ -176,10 +138,6 @@ class VllmRules:
             return list(self.options.incarnations)
         if body["method"] != "reload_weights":
             raise WorkerError(f"{failed} it has no {body['method']}")
-        if body.get("args"):  # the first positional argument is an iterator of weights
-            self.model.load += 1
-            self.break_off({})
-            raise WorkerError(f"{failed} what was given is no iterator of weights")
         if body.get("timeout") is not None and body["timeout"] < self.options.load_s:
             raise WorkerError("reload_weights took too long")
         try:
