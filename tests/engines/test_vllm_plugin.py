@@ -193,6 +193,7 @@ def test_experts_that_kernels_repack_are_refused_by_name(backend, create, vllm, 
     ("model", "change", "problem"),
     [
         ("qwen3", "quantise", "has a Fp8LinearMethod"),
+        ("qwen3", "pack_convolution", "has its weights packed for a CPU"),
         ("qwen3_moe", "balance_experts", "balanced over ranks"),
         ("qwen3_moe", "place_round_robin", "placed round-robin"),
     ],

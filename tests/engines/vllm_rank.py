@@ -155,6 +155,11 @@ class Worker:
         layer = next(layer for layer in self.model.module.modules() if hasattr(layer, "quant_method"))
         layer.quant_method = Fp8LinearMethod.__new__(Fp8LinearMethod)
 
+    def pack_convolution(self) -> None:
+        """As kernels for CPUs do, which keep what it was."""
+        layer = next(layer for layer in self.model.module.modules() if hasattr(layer, "quant_method"))
+        layer._cpu_unpacked_conv_weight = layer.weight.data
+
     def balance_experts(self) -> None:
         """By EPLB."""
         for layer in self.model.module.modules():
@@ -238,6 +243,7 @@ if __name__ == "__main__":
         worker.collective_rpc,
         worker.pretend_expert_backend,
         worker.quantise,
+        worker.pack_convolution,
         worker.balance_experts,
         worker.place_round_robin,
         worker.copy_latent_views,
