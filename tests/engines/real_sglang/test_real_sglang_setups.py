@@ -14,7 +14,7 @@ def server(*options, **environment):
     )
 
 
-@pytest.mark.parametrize(("model", "overrides"), [("llama", {"head_dim": 32}), ("qwen3_moe", {})])
+@pytest.mark.parametrize(("model", "overrides"), [("llama", {"head_dim": 32}), ("qwen3_moe", {"moe_intermediate_size": 64})])
 def test_a_family_is_written_in_place(model, overrides):
     with new_fleet(server(), "sglang", in_place=True, model=model, **overrides) as fleet:
         follows_under_load(fleet, versions=4)

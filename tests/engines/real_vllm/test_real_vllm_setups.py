@@ -40,7 +40,7 @@ def test_a_family_is_written_in_place(model):
 
 
 def test_experts_are_loaded_from_directories():
-    with new_fleet(server(), "vllm", in_place=False, model="qwen3_moe") as fleet:
+    with new_fleet(server(), "vllm", in_place=False, model="qwen3_moe", moe_intermediate_size=64) as fleet:
         follows_under_load(fleet, versions=3)
 
 
