@@ -6,6 +6,7 @@
 #   deploy/demo.sh --shape qwen3-0.6b --steps 8        a real model's shape
 #   deploy/demo.sh --checkpoint DIR                    a real model's weights: any HuggingFace directory
 #   deploy/demo.sh --kill-agent                        SIGKILLs the agent in mid-run, too
+#   deploy/demo.sh --vllm                              GRPO of a tiny model, with samples of a real vLLM server on the CPU
 #   deploy/demo.sh --help                              all flags and exit statuses
 set -euo pipefail
 

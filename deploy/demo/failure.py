@@ -1,6 +1,7 @@
 """How the demo ends when it cannot continue."""
 
 EX_OK = 0
+EX_WRONG = 1
 EX_USAGE = 64
 EX_UNAVAILABLE = 69
 EX_OSERR = 71

@@ -137,6 +137,7 @@ class Sync:
     payload_bytes: int
     publish_to_commit_ms: float
     verified: bool
+    pause_ms: float
     error: str
 
 
@@ -150,15 +151,16 @@ def parse_sync(receiver, line):
         payload_bytes=fields["payload_bytes"],
         publish_to_commit_ms=fields["publish_to_commit_us"] / 1000,
         verified=fields["verified"],
+        pause_ms=fields["pause_us"] / 1000,
         error=fields["error"],
     )
 
 
 class Receiver(Daemon):
     """One raas_receiver, and the `lockstepctl watch` that shows its syncs. It may be killed and start again on what it
-    left."""
+    left. `options` are more of its command line."""
 
-    def __init__(self, workspace, binaries, letter, agent_address, assets):
+    def __init__(self, workspace, binaries, letter, agent_address, **options):
         super().__init__(workspace, f"receiver-{letter}")
         self.letter = letter
         self.syncs = []
@@ -169,8 +171,8 @@ class Receiver(Daemon):
         self.published_file = root / MODEL / "current" / "model.safetensors"
         self._command = [
             binaries.receiver,
-            *flags(name=letter, source=agent_address, model=MODEL, root=root, listen="127.0.0.1:0", assets=assets),
-            *flags(control_socket=workspace.path / f"control-{letter}.sock"),
+            *flags(name=letter, source=agent_address, model=MODEL, root=root, listen="127.0.0.1:0"),
+            *flags(control_socket=workspace.path / f"control-{letter}.sock", **options),
         ]
 
     @property

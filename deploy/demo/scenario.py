@@ -67,7 +67,7 @@ class Scenario:
             assets = flags.checkpoint.absolute()
             self._source = flags_of(checkpoint=assets)
         self._agent = Agent(workspace, binaries)
-        self._receivers = [Receiver(workspace, binaries, name, self._agent.address, assets) for name in "ABC"]
+        self._receivers = [Receiver(workspace, binaries, name, self._agent.address, assets=assets) for name in "ABC"]
         self._trainer = None
         self._before_agent_kill = {}  # receiver -> number of syncs it had made
 

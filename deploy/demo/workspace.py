@@ -1,5 +1,6 @@
 """A directory, the processes in it, and the wait for what they do. Leaving it ends and removes all of it."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -19,14 +20,16 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with_parent():
-    """Between fork and exec: should the demo itself be SIGKILLed, nothing it started stays behind."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Between fork and exec: should the demo itself be SIGKILLed, nothing it started stays behind. SIGTERM: a server of many
+    processes ends the others."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Process:
-    """A child with a log file. With `on_line`, the lines of its stdout come from a thread of their own."""
+    """A child with a log file, and what it starts itself. With `on_line`, the lines of its stdout come from a thread of
+    their own. `environment` has variables beside ours."""
 
-    def __init__(self, name, argv, log_path, on_line=None, has_stdin=False):
+    def __init__(self, name, argv, log_path, on_line=None, has_stdin=False, environment=None):
         self.name = name
         self.log_path = log_path
         with open(log_path, "ab") as log:
@@ -35,6 +38,7 @@ class Process:
                 stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if on_line else log,
                 stderr=log,
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,  # the terminal's Ctrl-C is for the demo, which ends the others in order
                 preexec_fn=_die_with_parent,
             )
@@ -54,17 +58,25 @@ class Process:
         return self._child.poll()
 
     def kill(self):
-        """SIGKILL."""
-        self._child.kill()
-        self._child.wait()
+        self._end(signal.SIGKILL, None)
 
     def stop(self, timeout_s=10):
-        """SIGTERM, and SIGKILL when that does not end it in time."""
-        self._child.terminate()
-        try:
+        self._end(signal.SIGTERM, timeout_s)
+
+    def _end(self, number, timeout_s):
+        """Ends it by a signal, and by SIGKILL what it started itself and is left after that time. Python's resource tracker
+        ends last, by itself: it removes what the others leave in /dev/shm."""
+        self._child.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        deadline = time.monotonic() + 5
+        while (left := _group(self._child.pid)) and time.monotonic() < deadline:
+            for process, command in left.items():
+                if b"multiprocessing.resource_tracker" not in command:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+            time.sleep(0.02)
+        self._child.wait()
 
     def log_tail(self, lines=15):
         text = self.log_path.read_text(errors="replace").splitlines()
@@ -89,8 +101,7 @@ class Workspace:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # nothing interrupts the cleaning up
         for process in reversed(self._processes):
-            if process.exit_status is None:
-                process.stop()
+            process.stop()
         if self._keep:
             print(f"kept: {self.path}")
         else:
@@ -133,6 +144,17 @@ class Workspace:
                     f"{process.name} ended with status {process.exit_status}; the end of its log:\n"
                     f"{process.log_tail()}",
                 )
+
+
+def _group(leader):
+    """The processes of a group that have not ended, and their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if command and os.getpgid(int(entry.name)) == leader:
+                found[int(entry.name)] = command
+    return found
 
 
 def _remove_leftovers():

