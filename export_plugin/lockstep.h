@@ -114,7 +114,8 @@ typedef struct lockstep_options {
                                         for the exchange, how often it was interrupted, until it returns. 1 ends it as
                                         a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version being written is
                                         aborted, and the next one, of a newer number, works. The wait for the answer to
-                                        a commit goes on; 2 ends it, and the version is committed or not */
+                                        a commit goes on; 2 ends it, and the error's text says that the version
+                                        "may be committed or not" */
   void* context;
 
   /* In place. */

@@ -31,7 +31,7 @@ class AskedDriver final : public EngineDriver {
   LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) override {
     const Status status = Find();
     if (!status.ok()) ++failures_;
-    if (!status.ok()) return {status, Serving::kOld};  // nothing was asked of it
+    if (!status.ok()) return {status, Serving::kUnknown};  // a receiver before this one may have left it amid a load
     return driver_->Load(version, last_good);
   }
   Status Pause(const EngineVersion& version) override {

@@ -49,7 +49,7 @@ Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, En
 // /reset_prefix_cache, /update_weight_version, /resume. In place: the same without the reload.
 //
 // Pause modes: "keep" (the default: running requests wait, and are computed again with the new weights), "wait" (they
-// end first) and "abort" (they end with what they have). After "wait" and "abort" new requests are refused meanwhile.
+// end first) and "abort" (they end with what they have). New requests wait meanwhile.
 Result<std::unique_ptr<EngineDriver>> NewVllmDriver(const DriverKind& kind, EngineOptions options);
 
 }  // namespace lockstep::engines

@@ -162,7 +162,10 @@ LoadOutcome HttpDriver::Revert(const Status& cause, const std::optional<EngineVe
 
 // Resumes the server with the weights it has, unless these may be a mix, or it is gone.
 LoadOutcome HttpDriver::Release(const EngineVersion& version, const Status& cause) {
-  if (cause.code() == ErrorCode::kUnavailable) return {cause, Serving::kUnknown};
+  if (cause.code() == ErrorCode::kUnavailable) {
+    if (fit_ == Fit::kYes) (void)steps_->Resume();  // it may have been paused before it took no connection
+    return {cause, Serving::kUnknown};
+  }
   if (fit_ != Fit::kYes) {
     return {WithEnd(cause, "what it holds is not known to be one version, so it stays paused"), Serving::kUnknown};
   }
@@ -240,9 +243,12 @@ Result<std::optional<bool>> HttpDriver::StillServes(const EngineVersion& version
     LS_RETURN_IF_ERROR(Answers());
   }
   if (!name.has_value()) return std::optional<bool>();
-  const bool still = WithoutLabel(*name) == WithoutLabel(VersionName(version));
-  if (!still) fit_ = Fit::kUnknown;
-  return std::optional(still);
+  if (WithoutLabel(*name) != WithoutLabel(VersionName(version))) {
+    fit_ = Fit::kUnknown;
+    return std::optional(false);
+  }
+  LS_RETURN_IF_ERROR(FindFit());  // a receiver before this one may have left it amid a load, under the old name
+  return std::optional(fit_ == Fit::kYes);
 }
 
 }  // namespace lockstep::engines

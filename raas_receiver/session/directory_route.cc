@@ -126,11 +126,10 @@ class DirectoryRoute final : public EngineRoute {
     if (!driver_.controls_server() || status.code() == ErrorCode::kCancelled) return;
     std::lock_guard lock(mutex_);
     if (++unanswered_ < kMostUnanswered && status.code() != ErrorCode::kUnavailable) return;
-    if (silence_.ok()) {
-      telemetry::LogWarn("engine_silent", status, {{"model", context_.model}, {"engine", config_.name}});
-    }
-    silence_ = status;
     proved_ = false;
+    if (!silence_.ok()) return;
+    telemetry::LogWarn("engine_silent", status, {{"model", context_.model}, {"engine", config_.name}});
+    silence_ = status;
   }
 
   // Whether it serves what it was given, by what it says: one that cannot say is not believed after a silence.

@@ -130,7 +130,7 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_failures(failures);
   std::lock_guard lock(mutex_);
   const bool lasts = last_error_.empty() && !last_error.empty();
-  const int64_t last_error_unix_ns = lasts ? telemetry::UnixNanos() : last_error_unix_ns_;
+  const int64_t last_error_unix_ns = lasts ? silent_since_ns_.load() : last_error_unix_ns_;
   engine.set_state(State(groups, served, !last_error.empty()));
   engine.set_served_since_unix_ns(served_since_unix_ns_);
   engine.set_last_pause_us(last_pause_us_);
@@ -188,7 +188,13 @@ milliseconds Engine::UntilDue() const {
 // Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
 // what failed, such as ranks that are refused, until it works.
 void Engine::Track() {
-  if (context_.replicas.current().damaged) return;  // there is nothing that it could take
+  const replica::PublishedVersion current = context_.replicas.current();
+  if (current.damaged) return;                           // there is nothing that it could take
+  if (failed_ && current.held != tried_ && !Behind()) {  // a rollback to what it serves
+    failed_ = false;
+    std::lock_guard lock(mutex_);
+    last_error_.clear();
+  }
   const bool behind = failed_ || Behind() || RanksReadPrevious();
   const bool was = behind_.load() != Clock::time_point();
   if (behind && !was) behind_ = Clock::now();
@@ -215,6 +221,7 @@ void Engine::Check() {
 void Engine::Ask() {
   const bool silent = Silent();
   const Result<bool> serves = route_->Check();
+  if (!silent && Silent()) silent_since_ns_ = telemetry::UnixNanos();
   answers_ = serves.ok();
   lost_ = serves.ok() && !*serves && !silent;
   asking_ = false;
@@ -387,13 +394,11 @@ EngineOutcome Engine::Take() {
   return outcome;
 }
 
-// Ranks that wait are not served before the next attempt.
 void Engine::TakeFailure(const EngineOutcome& outcome, bool counted) {
   if (!counted && outcome.status.code() != ErrorCode::kCancelled) ++failures_;
-  const bool wait = std::ranges::any_of(targets_.Describe(), [](const auto& group) { return group.waiting > 0; });
-  if (!over_http() && !wait) {
-    pause_again_ = Clock::now() + kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
-  }
+  if (over_http()) return;
+  const auto rest = kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
+  pause_again_ = Clock::now() + std::min<std::chrono::microseconds>(rest, kLongestWait);
 }
 
 void Engine::OnThread(const std::function<void()>& task) {

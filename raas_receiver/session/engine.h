@@ -60,8 +60,9 @@ class Engine {
   // Whether there is something to do: an attempt to be taken, or one to be begun because the engine is behind and the
   // wait after its last failure is over.
   bool Due() const;
-  // A pause failed that kept its readers out: it is given nothing, so that they can read meanwhile.
-  bool Rests() const { return Clock::now() < pause_again_; }
+  // A pause failed that kept its readers out: it is given nothing, so that they can read meanwhile. Not while a rank
+  // has nothing to read.
+  bool Rests() const { return Clock::now() < pause_again_ && targets_.AllRead(); }
   // How long Due, Check, ReadsPrevious and late stay as they are, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given, and answers ranks
@@ -139,10 +140,11 @@ class Engine {
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> asking_ = false;                             // the thread asks the server
   std::atomic<bool> retired_ = false;
-  std::atomic<uint64_t> failures_ = 0;       // of attempts in place, beside the driver's
-  std::atomic<bool> lost_ = false;           // its server answered all the time, and does not serve what it was given
-  std::atomic<bool> answers_ = false;        // it did when it was last asked, since the last attempt
-  std::atomic<bool> ranks_changed_ = false;  // since the last Check
+  std::atomic<uint64_t> failures_ = 0;        // of attempts in place, beside the driver's
+  std::atomic<int64_t> silent_since_ns_ = 0;  // on the system's clock
+  std::atomic<bool> lost_ = false;            // its server answered all the time, and does not serve what it was given
+  std::atomic<bool> answers_ = false;         // it did when it was last asked, since the last attempt
+  std::atomic<bool> ranks_changed_ = false;   // since the last Check
   mutable std::mutex mutex_;
   std::optional<Attempt> attempt_;    // under way; guarded by mutex_
   bool cancelled_ = false;            // for good; guarded by mutex_

@@ -12,6 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::hours kLongestWait{1};
+constexpr std::chrono::seconds kCheck{1};  // of engines, while a sync runs
 
 // Engines side by side: the longest of each time, and all bytes.
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
@@ -283,7 +284,17 @@ bool Session::Overwrite() {
 }
 
 Status Session::RunSync(Sync& sync) {
+  // Servers are asked meanwhile: until the sync has ended, the engines are this thread's.
+  std::jthread checks([this](const std::stop_token& ends) {
+    for (uint64_t seen = changed_.changes(); !ends.stop_requested(); seen = changed_.changes()) {
+      engines_.Check();
+      (void)changed_.WaitPast(seen, kCheck);
+    }
+  });
   Status status = sync.Run();
+  checks.request_stop();
+  changed_.Notify();
+  checks.join();
   std::lock_guard lock(mutex_);
   given_up_ = {};
   return status;

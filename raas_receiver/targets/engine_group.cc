@@ -6,6 +6,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/log_limit.h"
 #include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep::targets {
@@ -72,8 +73,11 @@ Status EngineGroup::Failed(Status status) {
   status = status.WithContext(Cat("engine ", members_.engine()));
   ++report_.failures;
   report_.last_error = status.message();
-  if (members_.attached() == 0) return status;  // ranks that are lost, or refused, were logged
-  telemetry::LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", members_.engine()}});
+  static telemetry::LogLimit reasons;  // of what is tried again and again
+  const uint64_t times = reasons.Count(Cat(options_.model, ": ", status.message()));
+  if (times == 0) return status;
+  telemetry::LogError("engine_commit_failed", status,
+                      {{"model", options_.model}, {"engine", members_.engine()}, {"times", times}});
   return status;
 }
 

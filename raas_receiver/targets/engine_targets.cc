@@ -86,6 +86,13 @@ bool EngineTargets::Behind(const VersionRef& held) const {
   });
 }
 
+bool EngineTargets::AllRead() const {
+  std::lock_guard lock(mutex_);
+  const auto reads = [](const auto& rank) { return !rank->reads().nothing(); };
+  return !(views_.empty() && waiting_.empty()) && std::ranges::all_of(waiting_, reads) &&
+         std::ranges::all_of(views_, [](const EngineReport& view) { return view.waiting == 0; });
+}
+
 bool EngineTargets::Reads(const VersionRef& held) const {
   std::lock_guard lock(mutex_);
   const auto now = Clock::now();

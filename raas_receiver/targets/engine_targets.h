@@ -51,6 +51,8 @@ class EngineTargets {
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks, and those with a rank that is asleep until it wakes.
   bool Behind(const VersionRef& held) const;
+  // Whether ranks are attached, and each reads some version.
+  bool AllRead() const;
   // Whether some rank reads `held`; or may, for ranks that were lost or that outlived another receiver come back soon.
   bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.

@@ -84,6 +84,16 @@ def test_what_a_publisher_is_not_for_is_said(agent, tensors, open_for):
                 publisher.begin()
 
 
+def test_a_begin_that_is_refused_leaves_the_version_that_is_being_written(agent, tensors):
+    with agent.publisher(tensors) as publisher:
+        publisher.begin(5)
+        with pytest.raises(lockstep.StateError, match="version 5 is still being written"):
+            publisher.begin(6)
+        for name, tensor in tensors.items():
+            publisher.write(name, tensor)
+        assert publisher.commit().version == publisher.committed_version == 5
+
+
 def test_names_of_before_raise_with_the_new_ones():
     for name, now in {"Exporter": "Publisher.from_", "StreamPublisher": "Publisher.from_stream"}.items():
         with pytest.raises(ImportError, match=f"lockstep.{name} is {now}"):

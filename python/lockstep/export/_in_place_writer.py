@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, 
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import BadDataError, Error
+from lockstep.core.errors import BadDataError, Error, StateError
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import (
     NamedTensors,
@@ -108,8 +108,12 @@ class InPlaceWriter(Writer):
     def begin(self, version: "int | None" = None) -> memoryview:
         number = self._number(version)
         data = ctypes.c_void_p()
-        self._version, self._published_stats = number, {}
-        self._call("begin", number, ctypes.byref(data))
+        before, self._version, self._published_stats = self._version, number, {}
+        try:
+            self._call("begin", number, ctypes.byref(data))
+        except StateError:
+            self._version = before  # it is being written still
+            raise
         memory: Any = (ctypes.c_ubyte * self._data_bytes).from_address(data.value or 0)
         memory.publisher = self  # so that it is not collected, and closed, while the memory is in use
         view = memoryview(memory).cast("B")

@@ -13,6 +13,8 @@ from lockstep.core.served import Receivers, Served, wait_served
 from lockstep.core.tensors import NamedTensors, TensorMeta
 from lockstep.export._absence import Absence
 
+_IN_DOUBT = "may be committed or not"  # the library's words for a commit that was sent and not answered
+
 
 class CommonOptions(TypedDict, total=False):
     """What every way of making a Publisher takes, and may be left out."""
@@ -86,7 +88,7 @@ class Writer(Handle):
     @property
     def last_publication(self) -> "Publication | None":
         if self._in_doubt:
-            raise StateError(f"whether version {self._in_doubt} is committed is not known: its wait was broken off")
+            raise StateError(f"whether version {self._in_doubt} is committed is not known: the answer did not come")
         return self._last
 
     @property
@@ -136,17 +138,17 @@ class Writer(Handle):
     def _commit(self, function: str, version: int, label: bytes, *arguments: Any) -> Publication:
         """Calls ``function``, which commits; what is known of the version is noted before anything is raised."""
         with self._lock:
-            known = False
+            in_doubt = True
             try:
                 error = self._ask(function, *arguments)
+                in_doubt = error is not None and _IN_DOUBT in str(error)
                 if error is None:
                     published = self._note_published(version, label)
-                known = error is None or self._interruption.count() < 2
             except Error:
-                known = True  # the library was not asked
+                in_doubt = False  # the library was not asked
                 raise
             finally:
-                if not known:
+                if in_doubt:
                     self._in_doubt = version
             self._raise(error)
             return published
