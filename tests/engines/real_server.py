@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -20,30 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tomllib
 import torch
 from harness import ROOT, Daemon, wait_until
 from ports import ReservedPort
 from transformers import AutoModelForCausalLM
 
-_PYTHON = ROOT / "python"
+sys.path.append(str(ROOT / "deploy/demo"))
+import vllm_cpu  # how a server is started is the demo's
+
+install_package = vllm_cpu.install_package
+
 _READY_S = 300  # most of it is importing, and the machine may be busy
 _CALL_S = 120
-
-
-def install_package(directory: Path) -> "tuple[Path, Path]":
-    """Leaves in ``directory`` what pip makes of our pyproject.toml, so that engines find their plugins. Returns what
-    PYTHONPATH must have."""
-    project = tomllib.loads((_PYTHON / "pyproject.toml").read_text())["project"]
-    release = (ROOT / "VERSION").read_text().strip()
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    metadata = directory / f"{project['name'].replace('-', '_')}-{release}.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {release}\n")
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
-    return _PYTHON, directory
 
 
 class Span(NamedTuple):

@@ -1,15 +1,10 @@
 """A vLLM server with its kernels for CPUs, as deploy/demo.sh starts it, and how it is asked for tokens."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT
-from real_server import Answer, RealServer, Span
-
-sys.path.append(str(ROOT / "deploy/demo"))
-import vllm_cpu
+from real_server import Answer, RealServer, Span, vllm_cpu
 
 
 class VllmServer(RealServer):
