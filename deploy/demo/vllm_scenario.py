@@ -59,7 +59,8 @@ class Vllm:
                 choices = json.load(answer)["choices"]
         except (OSError, ValueError) as error:
             raise DemoFailed(EX_UNAVAILABLE, f"vLLM does not sample: {error}\n{self.process.log_tail()}") from error
-        return [(choice["token_ids"], {span["version"] for span in choice["weight_versions"]}) for choice in choices]
+        spans = lambda choice: choice["weight_versions"] or []  # noqa: E731
+        return [(choice["token_ids"], {span["version"] for span in spans(choice)}) for choice in choices]
 
 
 class VllmScenario:
@@ -121,7 +122,9 @@ class VllmScenario:
         versions = []
         for by in (by for group in groups for _, by in group):
             if by != {name}:
-                raise DemoFailed(EX_WRONG, f"an answer is by {' and '.join(by)}, where {name} is the newest version")
+                raise DemoFailed(
+                    EX_WRONG, f"an answer is by {' and '.join(by) or 'nothing'}, where {name} is the newest version"
+                )
             versions.append(int(re.fullmatch(r"\w+-(\d+)", *by)[1]))
         return [[tokens for tokens, _ in group] for group in groups], versions
 
