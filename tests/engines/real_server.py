@@ -156,11 +156,16 @@ class RealServer(Daemon):
             self.kill(memory)
 
     def kill(self, memory: "frozenset[str]" = frozenset()) -> None:
-        """All of its processes, which then cannot remove their shared memory."""
+        """All of its processes, which then cannot remove their shared memory. Python's resource trackers end by themselves
+        after the others, and remove semaphores."""
         memory |= self._shared_memory()
-        for number in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while left := self.processes():
+            for number, name in left.items():
+                if "multiprocessing.resource_tracker" not in name or time.monotonic() > deadline:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            time.sleep(0.02)
         self.process.wait()
         for name in memory:
             Path(name).unlink(missing_ok=True)
@@ -171,7 +176,7 @@ class RealServer(Daemon):
         for number in self.processes():
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{number}/maps").read_text()
-                found.update(re.findall(r"/dev/shm/(?:psm_|sem\.|sglang_)\S+", maps))
+                found.update(re.findall(r"/dev/shm/(?:psm_|sglang_|vllm_)\S+", maps))
         return frozenset(found)
 
 
