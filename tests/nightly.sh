@@ -8,7 +8,7 @@
 #     tidy            clang-tidy over every C++ source
 #     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
 #     distributions   the wheel inside other releases of Debian; the kernels for AArch64
-#     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters
+#     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters, the demo
 #     frameworks      trainers' frameworks that are not among the packages of tests/run.sh
 #     sweep           every causal model of transformers
 #     bench           every benchmark, small, and its plots
@@ -41,9 +41,10 @@ run_stage() {
     tidy) python3 tests/checks/tidy.py ;;
     cuda) bazel build --config=cuda //... && tests/checks/cuda_wheel.sh && tests/gpu/pack.sh ;;
     distributions)
-      pytest tests/integration tests/kernels --deselect tests/integration/test_radosgw.py --deselect tests/integration/test_log_storm.py
+      pytest tests/integration tests/kernels --deselect tests/integration/test_radosgw.py --deselect tests/integration/test_log_storm.py \
+        --deselect tests/integration/test_demo.py
       ;;
-    engines) pytest tests/engines ;;
+    engines) pytest tests/engines tests/integration/test_demo.py ;;
     frameworks) tests/frameworks.sh ;;
     sweep) tests/sweep.sh --all ;;
     bench) bazel build //tests/bench/... && pytest tests/bench ;;

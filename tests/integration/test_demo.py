@@ -61,6 +61,7 @@ def test_the_demo_runs_from_a_sharded_huggingface_checkpoint(tmp_path):
     assert report["model_bytes"] == sum(2 * parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.nightly
 def test_grpo_learns_from_samples_of_a_real_vllm_that_are_all_by_the_newest_version(tmp_path):
     report = run_demo(tmp_path, "--vllm", steps=6, timeout_s=400)
     steps = report["steps"]

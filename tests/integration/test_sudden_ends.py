@@ -18,7 +18,7 @@ import lockstep
 
 ROUNDS = int(os.environ.get("LOCKSTEP_TEST_ROUNDS", 500))
 ROUNDS_A_LOOK = 10
-HANG_S = 5
+HANG_S = 15  # half of the calls' timeout; a busy machine alone takes seconds
 SHAPES = {"a": [100_000], "b": [100_000]}  # a tensor a rank
 CHILD_LIVES_S = 1
 # What the errors of those say that another's end concerns: it died, or skipped a version. A fork concerns none.

@@ -26,5 +26,6 @@ def test_daemons_that_end_at_random_moments_leave_no_wrong_answer(fleet):
     daemons_end_at_random_moments(fleet, rounds=3, seed=4)
 
 
+@pytest.mark.nightly  # a start more
 def test_a_server_that_is_killed_is_not_ready_until_it_has_the_version(fleet):
     restarted_server_is_not_ready_before_it_has_the_version(fleet, fleet.server.kill)
