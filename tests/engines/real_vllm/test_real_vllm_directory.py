@@ -22,6 +22,7 @@ def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):
     follows_under_load(fleet, versions=6)
 
 
+@pytest.mark.nightly  # the server in place and SGLang's have it, too
 def test_daemons_that_end_at_random_moments_leave_no_wrong_answer(fleet):
     daemons_end_at_random_moments(fleet, rounds=3, seed=2)
 
