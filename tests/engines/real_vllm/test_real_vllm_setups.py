@@ -39,11 +39,6 @@ def test_a_family_is_written_in_place(model):
         assert fleet.receiver.ctl("verify", "--engines").returncode == 0
 
 
-def test_experts_are_loaded_from_directories():
-    with new_fleet(server(), "vllm", in_place=False, model="qwen3_moe", moe_intermediate_size=64) as fleet:
-        follows_under_load(fleet, versions=3)
-
-
 @pytest.mark.parametrize(("model", "reason"), [("qwen3_moe", "backend CPU has a layout of its own")])
 def test_a_family_that_vllm_packs_for_a_cpu_is_refused_by_name(model, reason):
     with Cluster() as cluster:
