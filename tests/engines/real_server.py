@@ -176,7 +176,7 @@ class RealServer(Daemon):
         for number in self.processes():
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{number}/maps").read_text()
-                found.update(re.findall(r"/dev/shm/(?:psm_|sglang_|vllm_)\S+", maps))
+                found.update(re.findall(r"/dev/shm/(?:psm_|sgl_|sglang_|vllm_)\S+", maps))
         return frozenset(found)
 
 
