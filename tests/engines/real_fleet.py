@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harness import MODEL, Cluster, wait_until
 from real_server import Answer, Judge, Load, RealServer, Served
@@ -168,6 +169,18 @@ def new_fleet(*arguments: Any, **options: Any) -> "Iterator[Fleet]":
             raise
 
 
+def fleet_of(server: "Callable[..., RealServer]", kind: str, in_place: bool) -> Any:
+    """A fixture: the fleet of a module's tests, with one server of a class that takes ``follows``."""
+
+    @pytest.fixture(scope="module")
+    def fleet() -> "Iterator[Fleet]":
+        new_server = lambda model, directory, follows: server(model, directory, follows=follows)  # noqa: E731
+        with new_fleet(new_server, kind, in_place=in_place) as fleet:
+            yield fleet
+
+    return fleet
+
+
 # --- what every server must do, whatever it is and however versions get into it ---
 
 
@@ -259,3 +272,12 @@ def restarted_server_is_not_ready_before_it_has_the_version(fleet: Fleet, kill: 
     fleet.check(load, errors_allowed=True)
     assert noticed < 5 and again < 15, f"unready after {noticed:.1f} s, ready {again:.1f} s after it was up"
     print(f"\nunready {noticed:.1f} s after its death, ready {again:.1f} s after it was up")
+
+
+def dies_in_a_pause(fleet: Fleet, name: str) -> None:
+    """The server's process with that name does, while the receiver's call waits for it."""
+    process = fleet.server.process_named(name)
+    os.kill(process, signal.SIGSTOP)
+    fleet.publish()
+    time.sleep(1)
+    os.kill(process, signal.SIGKILL)

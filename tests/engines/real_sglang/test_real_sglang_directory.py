@@ -3,18 +3,13 @@
 import pytest
 from real_fleet import (
     daemons_end_at_random_moments,
+    fleet_of,
     follows_under_load,
-    new_fleet,
     restarted_server_is_not_ready_before_it_has_the_version,
 )
 from sglang_server import SglangServer
 
-
-@pytest.fixture(scope="module")
-def fleet():
-    new_server = lambda model, directory, _: SglangServer(model, directory)  # noqa: E731
-    with new_fleet(new_server, "sglang", in_place=False) as fleet:
-        yield fleet
+fleet = fleet_of(SglangServer, "sglang", in_place=False)
 
 
 def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):

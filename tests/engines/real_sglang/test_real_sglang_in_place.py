@@ -1,25 +1,19 @@
 """A whole SGLang server that is written in place, under load. One server for all tests, in this order."""
 
-import os
-import signal
-import time
+import functools
 
 import pytest
 from harness import wait_until
 from real_fleet import (
     daemons_end_at_random_moments,
+    dies_in_a_pause,
+    fleet_of,
     follows_under_load,
-    new_fleet,
     restarted_server_is_not_ready_before_it_has_the_version,
 )
 from sglang_server import SglangServer
 
-
-@pytest.fixture(scope="module")
-def fleet():
-    new_server = lambda model, directory, follows: SglangServer(model, directory, follows=follows)  # noqa: E731
-    with new_fleet(new_server, "sglang", in_place=True) as fleet:
-        yield fleet
+fleet = fleet_of(SglangServer, "sglang", in_place=True)
 
 
 def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):
@@ -48,11 +42,5 @@ def test_daemons_that_end_at_random_moments_leave_no_wrong_answer(fleet):
 
 
 def test_a_server_whose_scheduler_dies_in_a_pause_is_not_ready_until_it_has_the_version(fleet):
-    def kill():
-        scheduler = fleet.server.process_named("sglang::scheduler")
-        os.kill(scheduler, signal.SIGSTOP)
-        fleet.publish()
-        time.sleep(1)  # the receiver's call waits for it
-        os.kill(scheduler, signal.SIGKILL)
-
+    kill = functools.partial(dies_in_a_pause, fleet, "sglang::scheduler")
     restarted_server_is_not_ready_before_it_has_the_version(fleet, kill)

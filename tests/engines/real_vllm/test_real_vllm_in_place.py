@@ -1,27 +1,22 @@
 """A whole vLLM server that is written in place, under load. One server for all tests, in this order."""
 
-import os
-import signal
+import functools
 import time
 
 import pytest
 from harness import MODEL, ROOT, wait_until
 from real_fleet import (
     daemons_end_at_random_moments,
+    dies_in_a_pause,
+    fleet_of,
     follows_under_load,
-    new_fleet,
     restarted_server_is_not_ready_before_it_has_the_version,
 )
 from real_server import Judge, expected_http_error
 from vllm_process import VllmProgram, ask_all
 from vllm_server import VllmServer
 
-
-@pytest.fixture(scope="module")
-def fleet():
-    new_server = lambda model, directory, follows: VllmServer(model, directory, follows=follows)  # noqa: E731
-    with new_fleet(new_server, "vllm", in_place=True) as fleet:
-        yield fleet
+fleet = fleet_of(VllmServer, "vllm", in_place=True)
 
 
 def test_every_version_is_served_under_load_and_no_answer_is_by_another(fleet):
@@ -74,13 +69,7 @@ def test_daemons_that_end_at_random_moments_leave_no_wrong_answer(fleet):
 
 @pytest.mark.nightly  # a start more
 def test_a_server_whose_core_dies_in_a_pause_is_not_ready_until_it_has_the_version(fleet):
-    def kill():
-        core = fleet.server.process_named("VLLM::EngineCor")
-        os.kill(core, signal.SIGSTOP)
-        fleet.publish()
-        time.sleep(1)  # the receiver's /pause waits for it
-        os.kill(core, signal.SIGKILL)
-
+    kill = functools.partial(dies_in_a_pause, fleet, "VLLM::EngineCor")
     restarted_server_is_not_ready_before_it_has_the_version(fleet, kill)
 
 
