@@ -85,6 +85,7 @@ class RealServer(Daemon):
         self._environment = {**os.environ, **environment}
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._ready = ready
+        self._memory: "frozenset[str]" = frozenset()
 
     def start(self, wait: bool = True) -> None:
         with open(self.log_path, "ab") as log:
@@ -105,6 +106,7 @@ class RealServer(Daemon):
             return self.answers_at(self._ready)
 
         wait_until(ready, f"{self.name} is ready", _READY_S, interval_s=0.2)
+        self._memory |= self._shared_memory()  # also of processes that die before the others
 
     def answers_at(self, path: str) -> bool:
         """Whether it answers 200 within some seconds."""
@@ -148,17 +150,17 @@ class RealServer(Daemon):
         return number
 
     def stop(self, timeout_s: float = 60) -> int:
-        memory = self._shared_memory()
+        self._memory |= self._shared_memory()
         self.signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout_s)
         finally:
-            self.kill(memory)
+            self.kill()
 
-    def kill(self, memory: "frozenset[str]" = frozenset()) -> None:
+    def kill(self) -> None:
         """All of its processes, which then cannot remove their shared memory. Python's resource trackers end by themselves
         after the others, and remove semaphores."""
-        memory |= self._shared_memory()
+        self._memory |= self._shared_memory()
         deadline = time.monotonic() + 5
         while left := self.processes():
             for number, name in left.items():
@@ -167,7 +169,7 @@ class RealServer(Daemon):
                         os.kill(number, signal.SIGKILL)
             time.sleep(0.02)
         self.process.wait()
-        for name in memory:
+        for name in self._memory:
             Path(name).unlink(missing_ok=True)
 
     def _shared_memory(self) -> "frozenset[str]":
