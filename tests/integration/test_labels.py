@@ -350,8 +350,12 @@ def test_a_rollout_that_waits_in_vain_quotes_its_receiver(cluster):
             Awaited(path, "version 2", lambda replica: replica.version == 2, 0, receiver_address).wait()
         return str(failed.value)
 
-    told = failure(f"unix:{cluster.directory / 'control.sock'}")
-    assert "its receiver holds version 1, is in state " in told and receiver.model_status()["last_error"] in told
+    def quoted() -> bool:  # its error changes while the agent stops: it drains, then its port refuses
+        told = failure(f"unix:{cluster.directory / 'control.sock'}")
+        assert "its receiver holds version 1, is in state " in told
+        return receiver.model_status()["last_error"] in told
+
+    wait_until(quoted, "the error of the receiver is quoted")
     assert "lockstepctl status" in failure("127.0.0.1:1")
     other = cluster.receiver(cluster.agent())
     assert "lockstepctl status" in failure(other.address)
