@@ -211,3 +211,25 @@ def test_a_configuration_that_cannot_be_read_is_named_with_the_reason(tmp_path, 
 def test_a_follower_names_a_model_of_another_type(tmp_path):
     with pytest.raises(lockstep.BadDataError, match="model 7: names are"):
         lockstep.Follower(torch.nn.Linear(2, 2), model=7, socket=tmp_path / "engine.sock")
+
+
+MAKERS = {
+    "Publisher.from_module": lambda **given: lockstep.Publisher.from_module(torch.nn.Linear(2, 2), **given),
+    "Publisher.from_fsdp": lambda **given: lockstep.Publisher.from_fsdp(torch.nn.Linear(2, 2), **given),
+    "Publisher.from_megatron": lambda **given: lockstep.Publisher.from_megatron([], {}, **given),
+    "Publisher.from_tensors": lambda **given: lockstep.Publisher.from_tensors({}, **given),
+    "Publisher.from_adapter": lambda **given: lockstep.Publisher.from_adapter(torch.nn.Linear(2, 2), **given),
+    "Publisher.from_parts": lambda **given: lockstep.Publisher.from_parts([], **given),
+    "Publisher.from_stream": lambda **given: lockstep.Publisher.from_stream({}, **given),
+    "Publisher.in_place": lambda **given: lockstep.Publisher.in_place({}, **given),
+    "Follower": lambda **given: lockstep.Follower(torch.nn.Linear(2, 2), **given),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_an_unknown_keyword_is_an_error_of_what_was_called_with_the_nearest_that_it_has(maker):
+    problem = f"{maker}() got an unexpected keyword argument 'sokcet'. Did you mean 'socket'?"
+    with pytest.raises(TypeError, match=re.escape(problem)):
+        MAKERS[maker](model="actor", sokcet="/nowhere.sock")
+    with pytest.raises(TypeError, match=re.escape(f"{maker}() got an unexpected keyword argument 'x'") + "$"):
+        MAKERS[maker](model="actor", x=1)

@@ -255,10 +255,17 @@ def test_a_daemon_that_does_not_listen_in_time_is_killed(home):
     publish(lockstep.ensure_agent())
 
 
-@pytest.mark.parametrize("options", [{"no_such_option": 1}, {"threads": "many"}])
-def test_an_option_that_the_program_does_not_take_is_refused_in_its_words(home, options):
+def test_a_value_that_the_program_does_not_take_is_refused_in_its_words(home):
     with pytest.raises(lockstep.BadDataError, match="trainer_agent: .*--"):
-        lockstep.ensure_agent(**options)
+        lockstep.ensure_agent(threads="many")
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest(home):
+    refused = r"ensure_agent\(\) got an unexpected keyword argument 'retain_byte'. Did you mean 'retain_bytes'\?"
+    with pytest.raises(TypeError, match=refused):
+        lockstep.ensure_agent(retain_byte=1)
+    with pytest.raises(TypeError, match=r"ensure_receiver\(\) .*'end_with_owners'. Did you mean 'end_with_owner'\?"):
+        lockstep.ensure_receiver("unix:/nowhere.sock", MODEL, end_with_owners=True)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "n" * 65, 7])

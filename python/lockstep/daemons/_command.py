@@ -1,5 +1,6 @@
 """A daemon's command line, and what the program itself makes of it."""
 
+import re
 import subprocess
 from dataclasses import dataclass
 from typing import Mapping, Sequence, Union
@@ -35,6 +36,10 @@ class Command:
         configuration = self._asked("--print-config").splitlines()
         pairs = (line.rpartition("  # ")[0].partition(" = ") for line in configuration)
         return {"version": self._asked("--version").strip(), **{key: value for key, _, value in pairs}}
+
+    def known(self) -> "list[str]":
+        """The names of the options that the program has."""
+        return [flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", self._asked("--help"), re.MULTILINE)]
 
     def _asked(self, question: str) -> str:
         program, *flags = self.words()

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Sequence, Union
 
 from lockstep.core.errors import BadDataError, DeadlineError
+from lockstep.core.keywords import refuse_unknown
 from lockstep.daemons._command import Command, Option
 from lockstep.daemons._ensure import ensure
 from lockstep.daemons._place import Place, Running, listener
 from lockstep.daemons._process import Process
 
+# Keywords that are no options of a program.
+_OWN = ("name", "end_with_owner", "timeout")
 # What a daemon's place decides.
 _FIXED = ("socket", "control_socket", "address_file", "owners", "engine_socket")
 
@@ -101,7 +104,8 @@ def ensure_agent(
         options: any other option of trainer_agent (docs/reference/options.md), ``retain_bytes="4GiB"``. Paths are absolute.
 
     Raises:
-        BadDataError: the program does not take these options.
+        TypeError: the program has no such option.
+        BadDataError: the program does not take an option's value.
         StateError: an agent of this name was started otherwise; the text has each difference.
         UnavailableError, DeadlineError: it did not start; the text has the end of its log.
         NotFoundError: the program is not there.
@@ -115,7 +119,7 @@ def ensure_agent(
     }
     if end_with_owner:
         settings["segments"] = "memfd"
-    running = _ensured("trainer_agent", place, settings, options, listen, end_with_owner, timeout)
+    running = _ensured("ensure_agent", "trainer_agent", place, settings, options, listen, end_with_owner, timeout)
     return Agent(**_daemon(place, running), socket=place.file("export.sock"), lanes=running.addresses["lanes"])
 
 
@@ -152,11 +156,12 @@ def ensure_receiver(
         "root": root,
         "engine_socket": engine_socket,
     }
-    running = _ensured("raas_receiver", place, settings, options, listen, end_with_owner, timeout)
+    running = _ensured("ensure_receiver", "raas_receiver", place, settings, options, listen, end_with_owner, timeout)
     return Receiver(**_daemon(place, running), name=calls_itself, root=root, engine_socket=engine_socket)
 
 
 def _ensured(
+    function: str,
     program: str,
     place: Place,
     settings: "dict[str, Option]",
@@ -168,6 +173,8 @@ def _ensured(
     for key in _FIXED:
         if key in options:
             raise BadDataError(f"{key} cannot be chosen: it is in the daemon's directory, {place.path}")
+    if options:
+        refuse_unknown(function, options, [*_OWN, *Command(program, {}).known()])
     all_settings = {
         **settings,
         "control_socket": place.control,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
+from lockstep.core.keywords import takes
 from lockstep.engine._memory import Location
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
@@ -18,6 +19,7 @@ _KEPT = 16  # addresses keep their remainder by this, which covers every element
 _PAGE_BYTES = 4096
 
 
+@takes(DescribeKeywords)
 def describe(module: Any, **options: "Unpack[DescribeKeywords]") -> "dict[str, Any]":
     """Describes ``module``, on any device, "meta" among them, as if its parameters lay one after another in one memory.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Tuple, Union
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
+from lockstep.core.keywords import takes
 from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._describe import description_of
@@ -83,6 +84,7 @@ class Follower:
         BadDataError: the module cannot be described, or its memory cannot be written; the text names the parameter.
     """
 
+    @takes(DescribeKeywords)
     def __init__(
         self,
         module: Any,

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
 from lockstep.core.errors import StateError
+from lockstep.core.keywords import takes
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta
@@ -106,6 +107,7 @@ class Publisher:
         self._writer = writer[0]
 
     @staticmethod
+    @takes(CommonOptions)
     def from_module(
         module: Any, /, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[CommonOptions]"
     ) -> "Publisher":
@@ -119,6 +121,7 @@ class Publisher:
         return Publisher(ShardedWriter([part], model=model, group=ALONE, **options))
 
     @staticmethod
+    @takes(ShardedOptions)
     def from_fsdp(
         module: Any, /, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[ShardedOptions]"
     ) -> "Publisher":
@@ -126,6 +129,7 @@ class Publisher:
         return Publisher.from_parts([fsdp(module, dtype=dtype, frozen=frozen)], model=model, **options)
 
     @staticmethod
+    @takes(ShardedOptions)
     def from_megatron(
         model_chunks: Any,
         hf_config: Any,
@@ -141,6 +145,7 @@ class Publisher:
         return Publisher.from_parts([part], model=model, **options)
 
     @staticmethod
+    @takes(ShardedOptions)
     def from_tensors(
         tensors: Any, *, model: str, dtype: Any = None, frozen: Frozen = None, **options: "Unpack[ShardedOptions]"
     ) -> "Publisher":
@@ -148,6 +153,7 @@ class Publisher:
         return Publisher.from_parts([named_tensors(tensors, dtype=dtype, frozen=frozen)], model=model, **options)
 
     @staticmethod
+    @takes(ShardedOptions)
     def from_adapter(
         module: Any, /, *, model: str, adapter: str = "default", dtype: Any = None, **options: "Unpack[ShardedOptions]"
     ) -> "Publisher":
@@ -155,11 +161,13 @@ class Publisher:
         return Publisher.from_parts([adapter_part(module, adapter=adapter, dtype=dtype)], model=model, **options)
 
     @staticmethod
+    @takes(ShardedOptions)
     def from_parts(parts: "Sequence[Part]", *, model: str, **options: "Unpack[ShardedOptions]") -> "Publisher":
         """What the model is made of, on every rank: ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``."""
         return Publisher(ShardedWriter(parts, model=model, **options))
 
     @staticmethod
+    @takes(StreamOptions)
     def from_stream(layout: Layout, *, model: str, **options: "Unpack[StreamOptions]") -> "Publisher":
         """Whole tensors that come one at a time, once per version, in any order, on the CPU or a GPU.
 
@@ -188,6 +196,7 @@ class Publisher:
         return Publisher(StreamWriter(layout, model=model, **options))
 
     @staticmethod
+    @takes(CommonOptions)
     def in_place(
         layout: "NamedTensors | Iterable[TensorMeta]",
         *,
