@@ -213,6 +213,38 @@ def test_a_follower_names_a_model_of_another_type(tmp_path):
         lockstep.Follower(torch.nn.Linear(2, 2), model=7, socket=tmp_path / "engine.sock")
 
 
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        (
+            {"slices": ["weight"]},
+            "slices is ['weight'], of type list; give a dictionary from each parameter's name to a list",
+        ),
+        ({"slices": "weight"}, "slices is 'weight', of type str; give a dictionary"),
+        (
+            {"slices": {"weight": {"tensor": "a"}}},
+            "slices['weight'] is {'tensor': 'a'}, of type dict; give a dictionary",
+        ),
+        ({"slices": {"weight": [1]}}, "slices['weight'] is [1], of type list; give a dictionary"),
+        (
+            {"padding": 7},
+            'padding is 7, of type int; give a dictionary from each parameter\'s name to a list of {"at", "shape"}',
+        ),
+    ],
+    ids=["a list", "text", "one slice", "numbers", "a number as padding"],
+)
+def test_what_are_no_slices_is_named_with_what_to_give(tmp_path, options, problem):
+    module = torch.nn.Linear(2, 2)
+    takers = (
+        lambda: lockstep.describe(module, engine="described", **options),
+        lambda: lockstep.Follower(module, model="actor", socket=tmp_path / "e.sock", engine="described", **options),
+        lambda: lockstep.IntoModule(module, **{"slices": {}, **options}),
+    )
+    for take in takers:
+        with pytest.raises(lockstep.BadDataError, match=re.escape(problem)):
+            take()
+
+
 MAKERS = {
     "Publisher.from_module": lambda **given: lockstep.Publisher.from_module(torch.nn.Linear(2, 2), **given),
     "Publisher.from_fsdp": lambda **given: lockstep.Publisher.from_fsdp(torch.nn.Linear(2, 2), **given),

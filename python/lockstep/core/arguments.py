@@ -4,7 +4,7 @@ wanted."""
 import math
 import operator
 import os
-from typing import Any, Iterable
+from typing import Any, Iterable, Mapping, Sequence
 
 from lockstep.core.errors import BadDataError
 
@@ -95,6 +95,17 @@ def patterns(what: str, given: "str | Iterable[str]") -> "list[str]":
     for pattern in some:
         text(what, pattern, 'patterns of names, such as "mtp.*"')
     return some
+
+
+def entries(what: str, value: Any, keys: str) -> "dict[str, list[dict[str, Any]]]":
+    """For each parameter's name its list of dictionaries with these ``keys``; None: of no parameter."""
+    wanted = f"a dictionary from each parameter's name to a list of {{{keys}}}"
+    if not isinstance(value, (Mapping, type(None))):
+        raise _unwanted(what, value, wanted)
+    for name, given in (value or {}).items():
+        if not isinstance(given, Sequence) or not all(isinstance(entry, Mapping) for entry in given):
+            raise _unwanted(f"{what}[{name!r}]", given, wanted)
+    return {name: [dict(entry) for entry in given] for name, given in (value or {}).items()}
 
 
 def path(what: str, value: Any) -> bytes:

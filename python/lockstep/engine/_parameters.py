@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Sequence, Tuple
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import contiguous_strides, local_of
 from lockstep.engine._options import DescribeOptions
@@ -54,9 +55,11 @@ def parameters_of(module: Any, options: DescribeOptions) -> "Tuple[str, list[Par
 
 
 def _describe_by_slices(parameters: "Sequence[Parameter]", options: DescribeOptions) -> None:
+    slices = arguments.entries("slices", options.slices, '"tensor", "from", "shape", "at"')
+    padding = arguments.entries("padding", options.padding, '"at", "shape"')
     for parameter in parameters:
-        parameter.slices = [dict(entry) for entry in (options.slices or {}).get(parameter.name, ())]
-        parameter.padding = [dict(entry) for entry in (options.padding or {}).get(parameter.name, ())]
+        parameter.slices = slices.get(parameter.name, [])
+        parameter.padding = padding.get(parameter.name, [])
         if not parameter.slices and not parameter.padding:
             raise BadDataError(f'parameter "{parameter.name}": an engine "described" must give its slices')
 
