@@ -97,8 +97,10 @@ class Rollouts:
 
     def update_model_version(self, model_version: int) -> None:
         """It is served now. Samples say by themselves which policy the engine answered by."""
-        number, hashed = self._received.get()
-        self.hashes[number] = hashed
+        number = None
+        while number != model_version:  # an engine may have been given policies of an earlier run, too
+            number, hashed = self._received.get()
+            self.hashes[number] = hashed
 
     def check_health(self, stale_after_s: float) -> None:
         if not self._process.is_alive():

@@ -47,15 +47,13 @@ def write_on(model: torch.nn.Module, prompt: bytes, count: int = 24) -> bytes:
 
 
 def engine(name: str, socket: str, trainer: "Connection[bytes, tuple[int, int]]") -> None:
-    """Answers (step, prompt) by the weights of that step, or later ones, with (step of the weights, text), until the
-    trainer has ended."""
+    """Answers each prompt with (step of the weights, text), until the trainer has ended."""
     torch.set_num_threads(1)
     model = make_model()
     follower = lockstep.Follower(model, model=MODEL, socket=socket, engine_name=name)
     with follower, contextlib.suppress(EOFError):
         while True:
-            step, prompt = trainer.recv()
-            follower.wait_for(step)
+            prompt = trainer.recv()
             with follower.serving() as served:  # the weights do not change inside
                 trainer.send((served.version, write_on(model, prompt)))
 
@@ -114,12 +112,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     with lockstep.Publisher.from_module(model, model=MODEL, socket=agent_socket) as publisher:
         for step in range(1, options.steps + 1):
             loss = train_one_step(model, optimizer, text)
-            publication = publisher.publish(step)
+            publisher.publish(step).wait(engines=len(engines), timeout=60)
             if options.tensorboard:
-                publication.wait(receivers=1, timeout=60)
                 log(options.tensorboard, step, {"loss": loss, **publisher.stats})
             for connection in engines:
-                connection.send((step, PROMPT))
+                connection.send(PROMPT)
             answers = [connection.recv() for connection in engines]
             if answers != [(step, write_on(model, PROMPT))] * len(engines):
                 raise AssertionError(f"step {step}: {answers}, the trainer writes {write_on(model, PROMPT)!r}")

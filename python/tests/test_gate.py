@@ -241,3 +241,15 @@ def test_a_writer_whose_gate_was_closed_with_readers_inside_gets_an_error(gate):
         gate.close()
         with pytest.raises(lockstep.StateError, match="closed"):
             gate.shut()
+
+
+def test_the_next_version_is_waited_for_of_whichever_run(gate):
+    gate.open(Served("ab" * 16, 40))
+    before = gate.wait_for(1, timeout=60)
+    with pytest.raises(lockstep.DeadlineError, match="version 40 is"):
+        gate.wait_for(None, timeout=0.05, after=before)
+    next_run = Served("cd" * 16, 1)
+    assert before.version == 40 and threading.Timer(0.05, gate.open, [next_run]).start() is None
+    assert gate.wait_for(None, timeout=60, after=before) == next_run
+    with pytest.raises(lockstep.DeadlineError, match="version 1 is"):
+        gate.wait_for(2, timeout=0.05, after=before)

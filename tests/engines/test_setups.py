@@ -92,13 +92,16 @@ def test_fsdp2_trains_and_vllms_plugin_follows(cluster, checkpoint, run, vllm_ra
         rank.ask("shut_down")
 
 
-def test_an_engine_follows_a_training(cluster, run):
+def test_an_engine_follows_a_training_and_the_next_run(cluster, run, checkpoint):
     agent = cluster.agent()
     receiver = cluster.receiver(agent, engine_load="in-place")
     engine = run(ENGINE, LOCKSTEP_ENGINE_SOCKET=beside_control(receiver))
     ended_well(train(run, agent))
     said = iter(engine.stdout.readline, "")  # until it has served the last one
     assert any(re.fullmatch(r"step 3: \d+\.\d+\n", line) for line in said)
+    with agent.publisher(load_file(checkpoint / "model.safetensors")) as publisher:
+        publisher.publish("of a new run", tensors=load_file(checkpoint / "model.safetensors"))
+        assert re.fullmatch(r"step of a new run: \d+\.\d+\n", next(said))
 
 
 def set_up(rank, socket) -> None:

@@ -171,12 +171,15 @@ class Follower:
             raise StateError("this follower has no gate: the receiver's driver pauses the server")
         return self._gate.reading(timeout)
 
-    def wait_for(self, version: "int | None" = None, timeout: "float | None" = None) -> Served:
-        """Waits until a version is served, or one that is ``version`` or later. Raises as ``serving``; the text has
-        the follower's error."""
+    def wait_for(
+        self, version: "int | None" = None, timeout: "float | None" = None, *, after: "Served | None" = None
+    ) -> Served:
+        """Waits until a version is served, or one that is ``version`` or later. Versions of a new run begin again: to wait
+        for the next one of any run, give as ``after`` what ``serving`` or ``wait_for`` gave last. Raises as ``serving``; the
+        text has the follower's error."""
         self._check_serves()
         try:
-            return self._gate.wait_for(version, timeout)
+            return self._gate.wait_for(version, timeout, after)
         except Error as error:
             if self.error is None or self.error in str(error):
                 raise

@@ -98,13 +98,16 @@ class Gate:
         would block a running event loop) otherwise."""
         return Reading(self, timeout)
 
-    def wait_for(self, version: "int | None", timeout: "float | None") -> Served:
-        """Waits until a version is served, or one that is ``version`` or later. Errors as ``reading``'s."""
+    def wait_for(self, version: "int | None", timeout: "float | None", after: "Served | None" = None) -> Served:
+        """Waits until a version is served that is not ``after``, and is ``version`` or later. Errors as ``reading``'s."""
         if version is not None:
             version = arguments.version_number(version)
 
         def enough() -> "Served | None":
-            return self._served if version is None or (self._served and self._served.version >= version) else None
+            there = self._served
+            if there is None or there == after or (version is not None and there.version < version):
+                return None
+            return there
 
         served: Served = self.wait(enough, timeout)
         return served
