@@ -253,12 +253,21 @@ int TlsSession::LookUpSecret(SSL* ssl, const unsigned char* identity, size_t byt
   return self.unknown_ || *session != nullptr ? 1 : 0;
 }
 
+// A peer that connects and leaves, such as a probe, has refused nothing.
+Status TlsSession::ExplainLeaving(const Status& gone) const {
+  if (gone.code() != ErrorCode::kUnavailable || handshake_left_ == kMaxCertificateHandshakeBytes) return gone;
+  return {ErrorCode::kPermission,
+          "TLS handshake: the peer left; its tls-ca may lack the CA of this daemon's "
+          "certificate, or it calls a name that this certificate lacks"};
+}
+
 // OK when OpenSSL only wants more from the peer.
 Status TlsSession::Explain(int outcome) {
   const int error = SSL_get_error(ssl_.get(), outcome);
   if (error == SSL_ERROR_WANT_READ) return OkStatus();
   (void)Flush();  // the alert that tells the peer
-  if (!socket_status_.ok()) return socket_status_;
+  const bool certificates = !established_ && context_->has_certificates();
+  if (!socket_status_.ok()) return certificates ? ExplainLeaving(socket_status_) : socket_status_;
   if (error == SSL_ERROR_ZERO_RETURN) return {ErrorCode::kUnavailable, "read from peer: peer closed"};
   const unsigned long why = ERR_peek_last_error();
   const int reason = ERR_GET_REASON(why);
@@ -266,13 +275,19 @@ Status TlsSession::Explain(int outcome) {
   if (reason == SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC) {
     return {ErrorCode::kCorrupt, Cat(where, "bytes were changed on their way")};
   }
-  const bool unverified = context_->has_certificates() && reason == SSL_R_CERTIFICATE_VERIFY_FAILED;
+  const bool unverified = certificates && reason == SSL_R_CERTIFICATE_VERIFY_FAILED;
+  const bool plaintext = reason == SSL_R_WRONG_VERSION_NUMBER || reason == SSL_R_HTTP_REQUEST;
   const bool refused = reason == SSL_R_BINDER_DOES_NOT_VERIFY || reason == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
                        reason > SSL_AD_REASON_OFFSET || unknown_ || unverified;
   if (!established_ && refused) {
     if (unknown_) return {ErrorCode::kPermission, Cat(where, "no such secret is known here")};
-    const char* found = unverified ? X509_verify_cert_error_string(SSL_get_verify_result(ssl_.get())) : "";
-    return {ErrorCode::kPermission, Cat(where, LastError(), unverified ? ": " : "", found)};
+    if (!unverified) return {ErrorCode::kPermission, Cat(where, LastError())};
+    return {ErrorCode::kPermission,
+            Cat(where, "the peer's certificate is refused: ",
+                X509_verify_cert_error_string(SSL_get_verify_result(ssl_.get())), "; is it of a CA in tls-ca?")};
+  }
+  if (certificates && plaintext) {
+    return {ErrorCode::kProtocol, Cat(where, "the peer speaks plaintext; give it tls-cert, tls-key and tls-ca")};
   }
   return {ErrorCode::kProtocol, Cat(where, LastError(), "; does the peer speak it?")};
 }

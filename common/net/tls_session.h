@@ -112,6 +112,7 @@ class TlsSession {
   Status Flush();
   Status Encrypt(ByteView record);
   Status Explain(int outcome);
+  Status ExplainLeaving(const Status& gone) const;
 
   const std::shared_ptr<const TlsContext> context_;
   asio::ip::tcp::socket& socket_;

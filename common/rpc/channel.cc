@@ -5,8 +5,10 @@
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "common/base/text.h"
 #include "common/net/host_port.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/status_mapping.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -36,9 +38,53 @@ grpc::ChannelArguments Arguments() {
   return arguments;
 }
 
+// What gRPC 1.51 says of a connection that did not come up, and what that means to who configures a daemon.
+struct Trouble {
+  enum Channels { kAll, kTls, kPlaintext };
+  Channels of;
+  std::string_view said;
+  std::string_view means;
+};
+
+constexpr std::string_view kRefusesCertificate =
+    "it closed the connection after the TLS handshake; its tls-ca may lack the CA of tls-cert here. Its log says why "
+    "(connection_refused)";
+constexpr std::string_view kWantsTls =
+    "it closed the connection at the first word, as a daemon with TLS does; give tls-cert, tls-key and tls-ca";
+
+// The first row that fits counts.
+constexpr Trouble kTroubles[] = {
+    {Trouble::kAll, "Connection refused", "connection refused; is it running, and is that its address?"},
+    {Trouble::kAll, "Domain name not found", "DNS does not know this name"},
+    {Trouble::kTls, "certificate verify failed",
+     "its certificate is not of a CA in tls-ca, or has expired; compare the CA files of both sides"},
+    {Trouble::kTls, "Hostname Verification Check failed",
+     "its certificate is not for the name by which it is called; give the name that it is for as tls-server-name"},
+    {Trouble::kTls, "Tls handshake failed",
+     "it speaks no TLS 1.3; give that daemon tls-cert, tls-key and tls-ca, or none here"},
+    {Trouble::kTls, "Endpoint read failed", kRefusesCertificate},
+    {Trouble::kTls, "Socket closed", kRefusesCertificate},
+    {Trouble::kTls, "Connection reset by peer", kRefusesCertificate},
+    {Trouble::kPlaintext, "Socket closed", kWantsTls},
+    {Trouble::kPlaintext, "Connection reset by peer", kWantsTls},
+};
+
+// The end of "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7700: Connection refused". Empty:
+// `message` is of a connection that came up.
+std::string_view WhyNotConnected(std::string_view message) {
+  if (message.starts_with("DNS resolution failed")) return message;
+  if (!message.starts_with("failed to connect")) return {};
+  for (const std::string_view before : {"error: UNAUTHENTICATED: ", "last error: "}) {
+    if (const size_t at = message.rfind(before); at != std::string_view::npos)
+      return message.substr(at + before.size());
+  }
+  return message;
+}
+
 }  // namespace
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
+  DropGrpcLog();
   return grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), Arguments());
 }
 
@@ -81,6 +127,18 @@ void LastingChannel::Ended(const std::shared_ptr<grpc::Channel>& channel, const 
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return;
   std::lock_guard lock(mutex_);
   if (channel_ == channel) channel_ = nullptr;
+}
+
+Status LastingChannel::Explain(const grpc::Status& status) const {
+  const Status failed = FromGrpc(status);
+  if (failed.code() != ErrorCode::kUnavailable) return failed;
+  const std::string_view why = WhyNotConnected(failed.message());
+  if (why.empty()) return failed;
+  for (const Trouble& each : kTroubles) {
+    const bool fits = each.of == Trouble::kAll || (each.of == Trouble::kTls) == tls_.configured();
+    if (fits && why.find(each.said) != std::string_view::npos) return {failed.code(), std::string(each.means)};
+  }
+  return {failed.code(), std::string(why)};
 }
 
 }  // namespace lockstep::rpc

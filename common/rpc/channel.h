@@ -48,6 +48,8 @@ class LastingChannel {
   bool to_socket() const { return address_.starts_with(kUnixScheme); }
   // How that ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);
+  // The same as an error. Where no connection came up, the message says why, and what to do.
+  Status Explain(const grpc::Status& status) const;
 
  private:
   static constexpr std::string_view kUnixScheme = "unix:";

@@ -143,7 +143,7 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
   const Http2Guard::Limits limits{
       .calls = options_.calls_of_one, .unanswered_bytes = options_.unanswered_bytes, .whole_in = kWholeIn};
   const auto relay = std::make_shared<Relay>(std::move(connection), limits, &slots_);
-  relay->refused = [this](const Status& status) { port_->LogRefusal(status); };
+  relay->refused = [this, peer = address.to_string()](const Status& status) { port_->LogRefusal(status, peer); };
   const auto leave = [weak = std::weak_ptr(relay)] {
     if (const auto displaced = weak.lock()) displaced->End();
   };
@@ -151,7 +151,7 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
   if (const Status shaken = co_await Shake(*relay); !shaken.ok()) {
     // A peer that left was refused nothing.
     if (shaken.code() != ErrorCode::kUnavailable && shaken.code() != ErrorCode::kCancelled) {
-      port_->LogRefusal({shaken.code(), Cat(address.to_string(), ": ", shaken.message())});
+      port_->LogRefusal(shaken, address.to_string());
     }
     co_return;
   }

@@ -58,11 +58,23 @@ asio::awaitable<Status> PassGuarded(Relay& relay, ByteView bytes) {
   co_return OkStatus();
 }
 
+// gRPC would wait for the end of the frame that a TLS handshake looks like.
+bool SpeaksTls(ByteView first) {
+  constexpr std::byte kHandshakeRecord{22};
+  return first[0] == kHandshakeRecord;
+}
+
 asio::awaitable<void> CarryToServer(std::shared_ptr<Relay> relay) {
   Buffer buffer;
-  while (true) {
+  for (bool first = true;; first = false) {
     const Result<size_t> got = co_await Receive(*relay, buffer);
     if (!got.ok()) break;
+    if (first && *got > 0 && SpeaksTls(buffer)) {
+      relay->refused({ErrorCode::kProtocol,
+                      "the peer speaks TLS, and this daemon has no certificate; give it tls-cert, "
+                      "tls-key and tls-ca, or the peer none"});
+      break;  // what gRPC has said, which is no TLS, goes out
+    }
     const Status passed = co_await PassGuarded(*relay, ByteView(buffer).first(*got));
     if (passed.code() == ErrorCode::kUnavailable) co_return;
     if (!passed.ok()) {

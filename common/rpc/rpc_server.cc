@@ -10,10 +10,6 @@
 namespace lockstep::rpc {
 namespace {
 
-// What gRPC prints has a form of its own, in the middle of logs that are read by machines. Whatever went wrong comes
-// back as a status, too.
-void DropGrpcLogLine(gpr_log_func_args*) {}
-
 // What all peers together may take: memory for requests in the making, and threads, of which each call in progress has
 // one, but for version streams.
 constexpr size_t kMaxMemory = 512 << 20;
@@ -43,8 +39,12 @@ void SetLimits(grpc::ServerBuilder& builder) {
 
 }  // namespace
 
+void DropGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args*) {});
+}
+
 Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
-  gpr_set_log_function(DropGrpcLogLine);
+  DropGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetLimits(builder);

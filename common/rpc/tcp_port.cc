@@ -161,8 +161,8 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
   std::memcpy(address.data(), &from, size);
   address.resize(size);
   if (from_ && !from_->Contain(address.address())) {
-    LogRefusal({ErrorCode::kPermission,
-                Cat(address.address().to_string(), " is of no network that allow-insecure-network names")});
+    const std::string host = address.address().to_string();
+    LogRefusal({ErrorCode::kPermission, Cat(host, " is of no network that allow-insecure-network names")}, host);
     return OkStatus();
   }
   asio::ip::tcp::socket connection(asio::make_strand(strand_.get_inner_executor()));
@@ -174,9 +174,10 @@ Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
   return OkStatus();
 }
 
-void TcpPort::LogRefusal(const Status& status) {
-  const uint64_t times = log_limit_.Count("");
-  if (times > 0) telemetry::LogWarn("connection_refused", status, {{"address", address_}, {"times", times}});
+void TcpPort::LogRefusal(const Status& status, const std::string& peer) {
+  const uint64_t times = log_limit_.Count(Cat(peer, " ", status.message()));
+  if (times == 0) return;
+  telemetry::LogWarn("connection_refused", status, {{"address", address_}, {"peer", peer}, {"times", times}});
 }
 
 }  // namespace lockstep::rpc

@@ -49,8 +49,8 @@ class TcpPort {
   // thread.
   void Stop();
 
-  // Says once a minute why connections were closed.
-  void LogRefusal(const Status& status);
+  // Says why a connection was closed: once a minute for each peer and reason. No peer: for want of descriptors.
+  void LogRefusal(const Status& status, const std::string& peer = "");
 
  private:
   TcpPort(asio::io_context& context, std::string address, std::optional<net::Networks> from)

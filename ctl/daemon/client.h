@@ -56,10 +56,12 @@ class Client {
       : address_(address), name_(Cat(daemon, " ", address)), channel_(address, tls) {}
 
   const std::string& name() const { return name_; }
+  // The answer to a call, without the daemon's name.
+  Status Explain(const grpc::Status& answer) const { return channel_.Explain(answer); }
   // For one call.
   Result<std::shared_ptr<grpc::Channel>> Channel() const {
     Result<std::shared_ptr<grpc::Channel>> channel = channel_.Get();
-    if (!channel.ok()) return Explain(channel.status());
+    if (!channel.ok()) return channel.status().WithContext(name_);
     if (!channel_.to_socket()) SayWhatIsWaitedFor(**channel);
     return channel;
   }
@@ -109,14 +111,9 @@ class Client {
     }
   }
 
-  Status Explain(const Status& failed) const {
-    const Status status = failed.WithContext(name_);
-    if (status.code() != ErrorCode::kUnavailable) return status;
-    return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
-  }
-
+  // Names the daemon.
   Status Explain(const grpc::Status& answer, const std::shared_ptr<grpc::Channel>& channel) const {
-    const Status status = Explain(rpc::FromGrpc(answer));
+    const Status status = Explain(answer).WithContext(name_);
     if (!rpc::IsUnknownCall(answer)) return status;
     if (Other::kAnswers(channel)) {
       return {status.code(), Cat(name_, ": a ", Other::kName, " answers there; its address is given as ",

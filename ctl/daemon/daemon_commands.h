@@ -114,7 +114,7 @@ class DaemonCommands {
     health::HealthCheckResponse response;
     LS_ASSIGN_OR_RETURN(const auto channel, client_.Channel());
     const grpc::Status answer = health::Health::NewStub(channel)->Check(&context, request, &response);
-    LS_RETURN_IF_ERROR(rpc::FromGrpc(answer).WithContext(what));
+    LS_RETURN_IF_ERROR(client_.Explain(answer).WithContext(what));
     const bool serving = response.status() == health::HealthCheckResponse::SERVING;
     output_.Print({{"service", service}, {"serving", serving}},
                   Cat(what, serving ? " is serving\n" : " is not serving\n"));

@@ -3,7 +3,6 @@
 #include "common/base/text.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/peer.h"
-#include "common/rpc/status_mapping.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::origin {
@@ -49,7 +48,7 @@ Result<std::shared_ptr<grpc::Channel>> AgentClient::Channel(const char* call) {
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status,
                             const std::shared_ptr<grpc::Channel>& channel) const {
-  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", control_.address.text));
+  const Status explained = channel_->Explain(status).WithContext(Cat(call, " at agent ", control_.address.text));
   if (!rpc::IsUnknownCall(status)) return explained;
   if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel)) {
     return {explained.code(),

@@ -123,6 +123,33 @@ def test_any_peer_gets_health_on_its_port_where_all_else_needs_a_certificate(clu
         assert daemon.ctl("status").returncode != 0
 
 
+def test_each_mismatch_of_tls_is_named_at_the_client_and_in_the_log_of_who_refused(cluster, ca):
+    other = Ca(cluster.directory / "other-ca")
+    agent = cluster.agent(**ca.daemon("agent"))
+    plain = cluster.receiver(agent)
+    own, others = ca.files("operator"), other.files("operator")
+    cases = [
+        (agent, others, "its certificate is not of a CA in tls-ca", "the peer left; its tls-ca may lack"),
+        (agent, {**others, "tls_ca": own["tls_ca"]}, "closed the connection after the TLS", "certificate is refused"),
+        (agent, {}, "at the first word, as a daemon with TLS does", "the peer speaks plaintext"),
+        (plain, own, "it speaks no TLS 1.3", "the peer speaks TLS, and this daemon has no certificate"),
+    ]
+    for daemon, credentials, told, logged in cases:
+        daemon.credentials = credentials
+        answer = daemon.ctl("status")
+        assert answer.returncode == 69 and told in answer.stderr and len(answer.stderr.splitlines()) == 1
+        daemon.ctl("status")  # for the same reason: no further line
+
+        def refusals(daemon=daemon, logged=logged) -> "list[dict]":
+            lines = [json.loads(line) for line in daemon.log().splitlines() if '"connection_refused"' in line]
+            return [line for line in lines if logged in line["message"]]
+
+        [line] = wait_until(refusals, f"the log says: {logged}")
+        assert (line["peer"], line["address"]) == ("127.0.0.1", daemon.address)
+    plain.credentials = {}
+    wait_until(lambda: "give tls-cert" in plain.model_status()["last_error"], "a receiver says it, too")
+
+
 def test_an_observer_that_opens_too_many_streams_is_refused_and_the_receiver_syncs_on(cluster, ca):
     model = ToyModel(blocks=8)
     agent = cluster.agent(**ca.daemon("agent"))
