@@ -11,16 +11,19 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 Rows = "list[dict]"
+Points = "list[tuple[float, float]]"
 
 WIDTH, HEIGHT = 7.6, 4.6  # inches
 # Okabe and Ito's colours, which most eyes can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
 COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY, "#b2a100")
-MODEL_SPEED = "model, GB/s"
+MODEL_SPEED = "speed, GB of model per s"
 DENSITY = "changed elements, %"
+# The bars' names.
+WAYS = {"delta": "delta", "full": "full pull", "numpy": "NumPy pipeline"}
 TOGETHER = 4.0  # the longest bar of an axis is at most so many times the shortest one
 
-STYLE = {
+STYLES = {
     "svg.hashsalt": "lockstep",  # names inside the file
     "svg.fonttype": "none",  # text as text
     "font.family": "sans-serif",
@@ -32,17 +35,36 @@ STYLE = {
     "grid.color": "#dddddd",
     "legend.frameon": False,
 }
+matplotlib.rcParams.update(STYLES)
 
 
 def draw_all(series: "dict[str, dict]", machine: dict, directory: Path) -> None:
     """Writes every plot that has its series in `series` (name -> {"unit", "rows"})."""
-    directory.mkdir(parents=True, exist_ok=True)
     for name, (needed, draw) in PLOTS.items():
         rows = series.get(needed, {}).get("rows")
         if rows:
-            with matplotlib.rc_context(STYLE):
-                figure = draw(rows, f"{machine['cpu']}, {machine['cores']} cores")
-                figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
+            save(draw(rows, f"{machine['cpu']}, {machine['cores']} cores"), directory / f"{name}.svg")
+
+
+def save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def line_figure(
+    title: str, subtitle: str, x: str, y: str, lines: "dict[str, Points]", bound: "dict[str, Points] | None" = None
+) -> Figure:
+    """A line for each label, with values from 0 on. `bound`: what they are compared with, dashed. `x` and `y` name the
+    axes with their units."""
+    figure, [axes] = new_figure(title, subtitle)
+    axes.set(xlabel=x, ylabel=y)
+    for label, line in (bound or {}).items():
+        axes.plot(*zip(*line), color=GREY, linestyle="--", linewidth=1.5, label=label)
+    for (label, line), colour in zip(lines.items(), COLOURS):
+        axes.plot(*zip(*line), color=colour, marker="o", markersize=4, linewidth=2, label=label)
+    axes.set_ylim(bottom=0)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
 
 
 def new_figure(title: str, subtitle: str, heights: "tuple[int, ...]" = (1,)) -> "tuple[Figure, list[Axes]]":
@@ -54,19 +76,6 @@ def new_figure(title: str, subtitle: str, heights: "tuple[int, ...]" = (1,)) -> 
     return figure, list(axes)
 
 
-def line_chart(title: str, subtitle: str, x: str, y: str) -> "tuple[Figure, Axes]":
-    figure, [axes] = new_figure(title, subtitle)
-    axes.set(xlabel=x, ylabel=y)
-    return figure, axes
-
-
-def finish(figure: Figure, axes: Axes) -> Figure:
-    """Values from 0 on, and the legend below."""
-    axes.set_ylim(bottom=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
 def logarithmic(axes: Axes, ticks: "list[float]") -> None:
     """Ticks where there are points."""
     axes.set_xscale("log")
@@ -74,23 +83,15 @@ def logarithmic(axes: Axes, ticks: "list[float]") -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def add_line(axes: Axes, label: str, points: "list[tuple[float, float]]", colour: str) -> None:
-    axes.plot(*zip(*points), color=colour, marker="o", markersize=4, linewidth=2, label=label)
-
-
-def add_bound(axes: Axes, label: str, points: "list[tuple[float, float]]") -> None:
-    """What others are compared with."""
-    axes.plot(*zip(*points), color=GREY, linestyle="--", linewidth=1.5, label=label)
-
-
-def points(rows: Rows, x: str, y: str, level: str, times: float = 1.0) -> "list[tuple[float, float]]":
+def points(rows: Rows, x: str, y: str, level: str, times: float = 1.0) -> Points:
     """(x · times, y) of the rows of a level, by rising x."""
     return sorted((row[x] * times, row[y]) for row in rows if row["level"] == level)
 
 
-def levels(rows: Rows) -> "list[tuple[str, str]]":
-    """The codec levels of the rows, as they come, each with its colour."""
-    return list(zip(dict.fromkeys(row["level"] for row in rows), COLOURS))
+def by_level(rows: Rows, label: str, x: str, y: str, times: float = 1.0) -> "dict[str, Points]":
+    """A line for each codec level, as the rows have them."""
+    levels = dict.fromkeys(row["level"] for row in rows)
+    return {f"{label}, {level}": points(rows, x, y, level, times) for level in levels}
 
 
 def gigabytes(rows: Rows) -> str:
@@ -101,12 +102,10 @@ def by_density(
     rows: Rows, title: str, subtitle: str, y: str, bound: "tuple[str, str]", lines: "tuple[str, str]"
 ) -> Figure:
     """`bound` and `lines`: a label and the column of what is drawn, the latter for each level."""
-    figure, axes = line_chart(title, subtitle, DENSITY, y)
-    add_bound(axes, bound[0], points(rows, "density", bound[1], "fast", 100))
-    for level, colour in levels(rows):
-        add_line(axes, f"{lines[0]}, {level}", points(rows, "density", lines[1], level, 100), colour)
-    logarithmic(axes, sorted({round(100 * row["density"], 3) for row in rows}))
-    return finish(figure, axes)
+    below = {bound[0]: points(rows, "density", bound[1], "fast", 100)}
+    figure = line_figure(title, subtitle, DENSITY, y, by_level(rows, lines[0], "density", lines[1], 100), below)
+    logarithmic(figure.axes[0], sorted({round(100 * row["density"], 3) for row in rows}))
+    return figure
 
 
 def throughput_by_density(rows: Rows, machine: str) -> Figure:
@@ -126,33 +125,34 @@ def apply_by_density(rows: Rows, machine: str) -> Figure:
 def bytes_per_change(rows: Rows, machine: str) -> Figure:
     subtitle = f"whole payloads, headers and tables included; {gigabytes(rows)}, changes of Adam"
     bound = ("order-0 entropy of gaps and steps", "entropy_bytes_per_change")
-    return by_density(
-        rows, "Bytes per changed element by density", subtitle, "bytes", bound, ("payload", "bytes_per_change")
-    )
+    lines = ("payload", "bytes_per_change")
+    return by_density(rows, "Bytes per changed element by density", subtitle, "bytes per changed element", bound, lines)
 
 
 def scaling_over_threads(rows: Rows, machine: str) -> Figure:
     subtitle = f"{gigabytes(rows)}, 1 % changed; {machine}"
-    figure, axes = line_chart("Throughput of the agent by threads", subtitle, "threads", MODEL_SPEED)
-    add_bound(axes, "only reading both slots", points(rows, "threads", "read_both", "fast"))
-    for level, colour in levels(rows):
-        add_line(axes, f"compare, hash and encode, {level}", points(rows, "threads", "diff_encode", level), colour)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return finish(figure, axes)
+    lines = by_level(rows, "compare, hash and encode", "threads", "diff_encode")
+    bound = {"only reading both slots": points(rows, "threads", "read_both", "fast")}
+    figure = line_figure("Throughput of the agent by threads", subtitle, "number of threads", MODEL_SPEED, lines, bound)
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
 
 
 def scaling_over_size(rows: Rows, machine: str) -> Figure:
-    def seconds(speed: str, level: str) -> "list[tuple[float, float]]":
+    def seconds(speed: str, level: str) -> Points:
         return sorted((row["gigabytes"], row["gigabytes"] / row[speed]) for row in rows if row["level"] == level)
 
+    lines = {
+        "compare, hash and encode, fast": seconds("diff_encode", "fast"),
+        "compare, hash and encode, compact": seconds("diff_encode", "compact"),
+        "decode, apply and verify, fast": seconds("decode_apply_verify", "fast"),
+    }
+    bound = {"only reading both slots": seconds("read_both", "fast")}
     subtitle = f"1 % changed by Adam; {machine}"
-    figure, axes = line_chart("Time of a pass by size of the model", subtitle, "model in bf16, GB", "seconds")
-    add_bound(axes, "only reading both slots", seconds("read_both", "fast"))
-    add_line(axes, "compare, hash and encode, fast", seconds("diff_encode", "fast"), BLUE)
-    add_line(axes, "compare, hash and encode, compact", seconds("diff_encode", "compact"), ORANGE)
-    add_line(axes, "decode, apply and verify, fast", seconds("decode_apply_verify", "fast"), GREEN)
-    axes.set_xlim(left=0)
-    return finish(figure, axes)
+    x, y = "size of the model in bf16, GB", "time of a pass, s"
+    figure = line_figure("Time of a pass by size of the model", subtitle, x, y, lines, bound)
+    figure.axes[0].set_xlim(left=0)
+    return figure
 
 
 def latency_breakdown(rows: Rows, machine: str) -> Figure:
@@ -170,9 +170,10 @@ def latency_breakdown(rows: Rows, machine: str) -> Figure:
     figure, all_axes = new_figure("Where a sync's time goes", subtitle, tuple(map(len, groups)))
     for axes, group in zip(all_axes, groups):
         add_bars(axes, group, colours)
-    all_axes[-1].set_xlabel("milliseconds")
+    all_axes[-1].set_xlabel("time, ms")
+    figure.supylabel("sync by", fontsize="medium")
     handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), title="stage")
     return figure
 
 
@@ -183,7 +184,7 @@ def add_bars(axes: Axes, bars: Rows, colours: "dict[str, str]") -> None:
             axes.barh(place, value, left=left, height=0.6, color=colours[name])
             left += value
         axes.annotate(f"{total_ms(bar):.0f} ms", (left, place), (6, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(bars)), [bar["kind"] for bar in bars])
+    axes.set_yticks(range(len(bars)), [WAYS.get(bar["kind"], bar["kind"]) for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.margins(x=0.12)
     axes.set_xlim(left=0)

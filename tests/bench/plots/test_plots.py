@@ -45,6 +45,13 @@ def test_every_plot_is_drawn_the_same_twice_and_without_a_date(tmp_path):
         assert not re.search(r"<dc:date>", text)
 
 
+def test_every_plot_has_a_title_named_axes_and_a_legend():
+    for name, (series, draw) in plots.PLOTS.items():
+        figure = draw(SERIES[series]["rows"], "")
+        assert figure.get_suptitle() and figure.legends, name
+        assert figure.axes[-1].get_xlabel() and (figure.axes[0].get_ylabel() or figure.get_supylabel()), name
+
+
 def test_a_plot_whose_series_is_missing_is_left_out(tmp_path):
     plots.draw_all({"by_threads": SERIES["by_threads"]}, MACHINE, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["scaling_over_threads.svg"]
