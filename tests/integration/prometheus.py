@@ -42,9 +42,10 @@ class Prometheus:
         wait_until(self._answers, "Prometheus answers")
 
     def scrape(self, *daemons) -> None:
-        """These, from soon on, and no others."""
+        """These, from soon on, and no others; each under its name, which it keeps when it starts again."""
         fresh = self._targets.with_suffix(".new")
-        fresh.write_text(json.dumps([{"targets": [daemon.addresses["metrics"] for daemon in daemons]}]))
+        targets = [{"targets": [one.addresses["metrics"]], "labels": {"instance": one.name}} for one in daemons]
+        fresh.write_text(json.dumps(targets))
         fresh.replace(self._targets)
 
     def ask(self, path: str, **parameters: str):

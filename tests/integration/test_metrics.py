@@ -110,6 +110,8 @@ def test_each_panel_of_the_dashboard_shows_something(fleet, cluster):
                 query = query.replace(variable, value)
             assert "$" not in query
             wait_until(lambda query=query: prometheus.query(query), query)
+        named = {stage for text in re.findall(r'stage=~?"([^"]+)"', " ".join(queries)) for stage in text.split("|")}
+        assert named <= set(prometheus.ask("label/stage/values"))
     finally:
         prometheus.close()
 

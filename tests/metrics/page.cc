@@ -21,11 +21,13 @@ constexpr std::string_view kHead =
     "```\n\n"
     "[deploy/alerts.yaml](../deploy/alerts.yaml) has the alerts, which lead to "
     "[the lines that help](howto/runbook.md#alerts);\n"
-    "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana. What its queries "
-    "answer, "
-    "drawn by\n"
-    "`tests/metrics/draw_dashboard.py` of an agent with three receivers (one engine refuses some versions):\n\n"
-    "![the dashboard's panels](figures/fleet.png)\n\n"
+    "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana.\n\n"
+    "![Six panels of the dashboard](figures/fleet.png)\n\n"
+    "`tests/metrics/draw_dashboard.py` drew these six panels of it from a real Prometheus, without Grafana. An agent "
+    "has "
+    "three receivers.\n"
+    "`inference-0` is killed and started again, and pulls what it missed. The engine of `inference-2` refuses 21 "
+    "versions.\n\n"
     "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never "
     "a peer or a tensor.\n";
 

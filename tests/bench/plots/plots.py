@@ -48,7 +48,7 @@ def draw_all(series: "dict[str, dict]", machine: dict, directory: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def line_figure(
