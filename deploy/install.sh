@@ -18,7 +18,8 @@ BUILD_PACKAGES=(
   libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc
 )
-TEST_PACKAGES=(chromium chromium-driver git groff-base iproute2 prometheus python3-pip python3-venv shellcheck)
+TEST_PACKAGES=(ca-certificates chromium chromium-driver git groff-base iproute2 lintian mmdebstrap prometheus python3-pip python3-venv
+  shellcheck)
 CI_PACKAGES=(clang-format)
 DEV_PACKAGES=(ceph-common ceph-mon ceph-osd clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev munge nginx-light
   radosgw slurm-client slurmctld slurmd)

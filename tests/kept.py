@@ -25,6 +25,7 @@ PROGRAMS = (
     "export_plugin/liblockstep.so",
     "raas_receiver/receiver/raas_receiver",
     "tests/metrics/page",
+    "tests/release/next/trainer_agent",  # the other programs there have the same in common
     "tests/trust/every_call",
     "tests/trust/many_pulls",
     "trainer_agent/agent/trainer_agent",

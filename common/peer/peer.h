@@ -19,9 +19,9 @@
 
 namespace lockstep::peer {
 
-// What this release speaks.
-inline constexpr uint32_t kOldestProtocol = 1;
-inline constexpr uint32_t kNewestProtocol = 1;
+// What this build speaks: protocol.cc has the numbers.
+extern const uint32_t kOldestProtocol;
+extern const uint32_t kNewestProtocol;
 
 // A line that a peer sends is no longer than this.
 inline constexpr size_t kMaxPeerBytes = 4096;

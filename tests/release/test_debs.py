@@ -1,0 +1,131 @@
+"""The Debian package, on Debian 12 and 13: installed, run, upgraded, removed, purged. How long a first replica takes by it and by pip."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import harness
+import pytest
+from debian import SUITES, Debian
+from harness import BIN, LOCKSTEPCTL, RAAS_RECEIVER, ROOT, TRAINER_AGENT, wait_until
+from replicas import ToyModel, differing_tensor
+
+import lockstep
+
+NEXT = [BIN / "tests/release/next" / program.name for program in (TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL)]
+USER_FILES = ("passwd", "group", "shadow", "gshadow")
+# Compressed less than a release, which takes a tenth of the time.
+QUICKLY = {
+    "DPKG_DEB_COMPRESSOR_TYPE": "gzip",
+    "DPKG_DEB_COMPRESSOR_LEVEL": "1",
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+}
+TRAINER = """
+import ctypes, sys, lockstep
+class Array:
+    memory = (ctypes.c_uint8 * 1000000)(7)
+    __array_interface__ = {"data": (ctypes.addressof(memory), False), "shape": (1000000,), "typestr": "|u1", "version": 3}
+with lockstep.Publisher.in_place({"weight": Array}, model="actor", socket=sys.argv[1]) as publisher:
+    publisher.publish(version=1, tensors={"weight": Array})
+"""
+
+
+def made_of(programs: "list[Path]", directory: Path) -> Path:
+    subprocess.run([ROOT / "deploy/bundle", directory / "bundle", *programs], check=True)
+    made = [ROOT / "deploy/deb.sh", directory / "bundle", directory]
+    subprocess.run(made, env=QUICKLY, check=True, stdout=subprocess.DEVNULL)
+    [package] = directory.glob("*.deb")
+    return package
+
+
+def say_seconds(by: str, seconds: float) -> None:
+    print(f"from nothing to a first replica, by the {by}: {seconds:.1f} s")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return made_of([TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL], tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def next_package(tmp_path_factory):
+    return made_of(NEXT, tmp_path_factory.mktemp("next"))
+
+
+def test_lintian_finds_nothing_but_what_an_override_gives_a_reason_for(package):
+    command = ["lintian", "--allow-root", "--fail-on", "error,warning", package]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout) == (0, ""), checked.stdout
+    overrides = (ROOT / "deploy/deb/lintian-overrides").read_text().split("#")[1:]
+    assert all("\nlockstep: " in part for part in overrides)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_installed_upgraded_and_purged(cluster, place, suite, package, next_package):
+    model = ToyModel()
+    replica = cluster.directory / "shm/lockstep-receiver/actor/current/model.safetensors"
+    config = place / "root/etc/lockstep/raas_receiver.toml"
+
+    def synced() -> bool:
+        return replica.exists() and differing_tensor(replica, model.tensors) is None
+
+    with Debian(cluster, place, suite) as debian:
+        files = debian.files()
+        users = {name: (debian.root / "etc" / name).read_text() for name in USER_FILES}
+        begin = time.monotonic()
+        debian.install(package)
+        agent, receiver = debian.start("trainer-agent"), debian.start("raas-receiver")
+        socket = debian.root / "run/trainer-agent/export.sock"
+        with lockstep.Publisher.in_place(model.tensors, model="actor", socket=socket) as publisher:
+            publisher.publish(version=1, tensors=model.step())
+            wait_until(synced, "the replica is synced")
+            say_seconds(f"package on {suite}", time.monotonic() - begin)
+
+            # Files of the package are where a user looks for them.
+            listed = debian.run("dpkg", "--listfiles", "lockstep").split()
+            for path in (
+                "man/man8/trainer_agent.8.gz",
+                "bash-completion/completions/lockstepctl",
+                "doc/lockstep/copyright",
+            ):
+                assert f"/usr/share/{path}" in listed
+            assert debian.run("id", "-nG", "lockstep").split() == ["lockstep"]
+
+            # A later release keeps what an operator wrote, and continues with the weights in memory.
+            edited = config.read_text() + "# as this site has it\n"
+            config.write_text(edited)
+            debian.install(next_package)
+            assert config.read_text() == edited
+            for daemon, unit in ((agent, "trainer-agent"), (receiver, "raas-receiver")):
+                assert daemon.stop() == 0
+                debian.start(unit)
+                assert json.loads(debian.status(unit))["build"]["version"] == "99.0.0"
+            publisher.publish(version=2, tensors=model.step())
+            wait_until(synced, "the replica is synced by the next release")
+        for daemon in cluster.daemons[2:]:
+            assert daemon.stop() == 0
+
+        debian.run("dpkg", "--remove", "lockstep")
+        assert not (debian.root / "usr/lib/lockstep").exists() and config.read_text() == edited
+        debian.run("dpkg", "--purge", "lockstep")
+        assert debian.files() == files
+        assert {name: (debian.root / "etc" / name).read_text() for name in USER_FILES} == users
+
+
+def test_seconds_to_a_first_replica_by_pip(cluster, tmp_path, monkeypatch):
+    subprocess.run([ROOT / "deploy/wheel.sh", tmp_path], check=True, stdout=subprocess.DEVNULL)
+    [wheel] = tmp_path.glob("*.whl")
+    environment = tmp_path / "environment"
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    subprocess.run([environment / "bin/pip", "install", "--quiet", "--no-index", wheel], check=True)
+    for program in (TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL):
+        monkeypatch.setattr(harness, program.name.upper(), environment / "bin" / program.name)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    subprocess.run([environment / "bin/python", "-c", TRAINER, agent.socket], check=True)
+    wait_until(lambda: receiver.file().exists(), "the replica is synced")
+    say_seconds("wheel", time.monotonic() - begin)
+    assert receiver.file().read_bytes().endswith(bytes([7]) + bytes(999_999))
