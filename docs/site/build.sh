@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the documentation a site, which needs no network: a page for each document, a menu and a search. A dead link or
-# anchor, or a page that the menu lacks, is an error. Its packages come from PyPI once, into .cache/site-venv.
+# Makes the documentation a site, which needs no network: a page for each document that git tracks, a menu and a search. A
+# dead link or anchor, or a page that the menu lacks, is an error. Its packages come from PyPI once, into .cache/site-venv.
 #
 #   docs/site/build.sh [DIRECTORY]   builds it there; in .cache/site unless given
 #   docs/site/build.sh --serve       shows it at http://127.0.0.1:8000 while you write
@@ -28,5 +28,5 @@ case ${1:-} in
   -h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0" ;;
   --install) install ;;
   --serve) install && mkdocs serve ;;
-  *) install && mkdocs build --quiet --site-dir "$(realpath -m "${1:-.cache/site}")" ;;
+  *) install && mkdocs build --site-dir "$(realpath -m "${1:-.cache/site}")" ;;
 esac

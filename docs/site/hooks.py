@@ -1,4 +1,4 @@
-"""The pages of the site, for mkdocs (mkdocs.yml names this file). Each Markdown file that git knows is a page at its own
+"""The pages of the site, for mkdocs (mkdocs.yml names this file). Each Markdown file that git tracks is a page at its own
 path, so that a link from one to another is the same on the site as in the repository. A source file or directory that a
 page links to is a page too: the file's text, or the directory's list of files."""
 
@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^ *```.*?^ *```$|`[^`]*`)", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!/|https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 ASSETS = (".svg", ".png", ".css")
 LANGUAGES = {
     ".cc": "cpp",
@@ -31,8 +31,8 @@ NO_SEARCH = "---\nsearch:\n  exclude: true\n---\n"
 
 @cache
 def sources() -> "frozenset[str]":
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = listed.stdout.split("\0")
     return frozenset(name for name in names if name and (ROOT / name).is_file())
 
 
@@ -70,7 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found += [File.generated(config, page, abs_src_path=str(ROOT / page)) for page in pages]
     shown = linked | {name for directory in linked - sources() for name in files_of(directory)}
     for path in sorted(shown - set(pages)):
-        if path.endswith(ASSETS):
+        if path.endswith(ASSETS) and path in sources():
             found.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
         elif page_of(path) not in (path, *pages):
             content = source(path) if path in sources() else listing(path)

@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import threading
 from html.parser import HTMLParser
@@ -97,8 +98,12 @@ def test_the_first_page_is_the_readme_with_the_menu(browser, address):
     browser.get(address)
     keep(browser, "first-page")
     assert browser.find_element(By.TAG_NAME, "h1").text.startswith("Lockstep")
-    tabs = [tab.text for tab in browser.find_elements(By.CSS_SELECTOR, ".md-tabs__item")]
-    assert {"Tutorial", "How-to", "Reference", "Explanation"} <= set(tabs)
+    tabs = {tab.text: tab for tab in browser.find_elements(By.CSS_SELECTOR, ".md-tabs__link")}
+    assert {"Tutorial", "How-to", "Reference", "Explanation"} <= tabs.keys()
+    tabs["Tutorial"].click()
+    wait_for(browser, lambda: browser.current_url != address)
+    keep(browser, "tutorial")
+    assert browser.find_elements(By.CSS_SELECTOR, "nav .md-nav__link--active")
 
 
 def test_a_diagram_fits_its_page(browser, address):
@@ -165,3 +170,32 @@ def test_pages_have_the_headings_tables_listings_and_items_of_their_files(site):
     for name in listed.stdout.split():
         page = site / name.removesuffix(".md").removesuffix("README") / "index.html"
         assert counts(page.read_text(), "article") == counts(github.render((ROOT / name).read_text())), name
+
+
+@pytest.fixture
+def small_site(tmp_path):
+    """A repository that has docs/site, and returns how building it with this README.md ends."""
+    shutil.copytree(ROOT / "docs/site", tmp_path / "docs/site")
+    config = tmp_path / "docs/site/mkdocs.yml"
+    config.write_text(config.read_text().partition("\nnav:")[0] + "\nnav: [README.md, docs/other.md]\n")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/site-venv").symlink_to(ROOT / ".cache/site-venv")
+    (tmp_path / "docs/other.md").write_text("# Other\n\n## Part\n")
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+
+    def build(readme: str) -> subprocess.CompletedProcess:
+        (tmp_path / "README.md").write_text(readme)
+        subprocess.run(["git", "-C", tmp_path, "add", "README.md", "docs"], check=True)
+        return subprocess.run([tmp_path / "docs/site/build.sh"], capture_output=True, text=True)
+
+    return build
+
+
+def test_links_that_hold_are_built_and_dead_ones_are_errors(small_site, tmp_path):
+    assert small_site("# Top\n\n[a](docs/other.md#part), [b](docs/site/build.sh), [c](docs/site)\n").returncode == 0
+    dead = ("docs/none.md", "docs/other.md#none", "none.sh", "docs/none.svg", "#none", "/docs/other.md")
+    (tmp_path / "docs/hidden.md").write_text("# Not in the menu\n")
+    built = small_site("# Top\n\n" + "".join(f"[a]({link})\n" for link in dead))
+    assert built.returncode == 1
+    assert f"{len(dead) + 1} warnings" in built.stdout + built.stderr
+    assert "docs/hidden.md" in built.stderr
