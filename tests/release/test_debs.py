@@ -5,16 +5,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Iterable
 
 import harness
 import pytest
+from builds import PROGRAMS, RELEASE, next_build
 from debian import SUITES, Debian
-from harness import BIN, LOCKSTEPCTL, RAAS_RECEIVER, ROOT, TRAINER_AGENT, wait_until
+from harness import ROOT, wait_until
 from replicas import ToyModel, differing_tensor
 
 import lockstep
 
-NEXT = [BIN / "tests/release/next" / program.name for program in (TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL)]
 USER_FILES = ("passwd", "group", "shadow", "gshadow")
 # Compressed less than a release, which takes a tenth of the time.
 QUICKLY = {
@@ -32,7 +33,7 @@ with lockstep.Publisher.in_place({"weight": Array}, model="actor", socket=sys.ar
 """
 
 
-def made_of(programs: "list[Path]", directory: Path) -> Path:
+def made_of(programs: "Iterable[Path]", directory: Path) -> Path:
     subprocess.run([ROOT / "deploy/bundle", directory / "bundle", *programs], check=True)
     made = [ROOT / "deploy/deb.sh", directory / "bundle", directory]
     subprocess.run(made, env=QUICKLY, check=True, stdout=subprocess.DEVNULL)
@@ -46,12 +47,12 @@ def say_seconds(by: str, seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return made_of([TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL], tmp_path_factory.mktemp("release"))
+    return made_of(PROGRAMS, tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
 def next_package(tmp_path_factory):
-    return made_of(NEXT, tmp_path_factory.mktemp("next"))
+    return made_of([next_build(program) for program in PROGRAMS], tmp_path_factory.mktemp("next"))
 
 
 def test_lintian_finds_nothing_but_what_an_override_gives_a_reason_for(package):
@@ -101,7 +102,7 @@ def test_installed_upgraded_and_purged(cluster, place, suite, package, next_pack
             for daemon, unit in ((agent, "trainer-agent"), (receiver, "raas-receiver")):
                 assert daemon.stop() == 0
                 debian.start(unit)
-                assert json.loads(debian.status(unit))["build"]["version"] == "99.0.0"
+                assert json.loads(debian.status(unit))["build"]["version"] == RELEASE
             publisher.publish(version=2, tensors=model.step())
             wait_until(synced, "the replica is synced by the next release")
         for daemon in cluster.daemons[2:]:
@@ -121,7 +122,7 @@ def test_seconds_to_a_first_replica_by_pip(cluster, tmp_path, monkeypatch):
     begin = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     subprocess.run([environment / "bin/pip", "install", "--quiet", "--no-index", wheel], check=True)
-    for program in (TRAINER_AGENT, RAAS_RECEIVER, LOCKSTEPCTL):
+    for program in PROGRAMS:
         monkeypatch.setattr(harness, program.name.upper(), environment / "bin" / program.name)
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
