@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A small inference server whose weights follow a trainer while it answers: a transformers model behind HTTP.
 
-    raas_receiver --model actor --engine-load in-place --engine-socket /run/raas-receiver/engine.sock ...
-    serve.py --model-dir CHECKPOINT --socket /run/raas-receiver/engine.sock --model actor --port 8000
+    raas_receiver --model actor --engine-load in-place
+    serve.py --model-dir CHECKPOINT --model actor --port 8000
 
     POST /generate {"prompt_ids": [1, 2, 3], "max_new_tokens": 16}
          {"ids": [...], "run": "0123...", "version": 42, "label": "step 120"}     all of them by this version
@@ -157,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
 def main(arguments: "Sequence[str] | None" = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model-dir", required=True, help="a HuggingFace directory; its config.json is enough")
-    parser.add_argument("--socket", required=True, help="the receiver's --engine-socket")
+    parser.add_argument("--socket", help="the receiver's --engine-socket, where it is not in its usual place")
     parser.add_argument("--model", required=True, help="the receiver's name for the model")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 for any free one")
     parser.add_argument("--engine-name", default="default")

@@ -49,7 +49,11 @@ class Publication:
         StateError also where it was skipped, or this rank does not talk to the agent. Returns this."""
         handle = self._handle()
         if self.skipped or handle is None:
-            why = "was skipped" if self.skipped else "is none of a publisher that is open and talks to the agent"
+            why = (
+                "was skipped"
+                if self.skipped
+                else "has no open publisher on this rank: keep it in a variable, and wait where the agent is"
+            )
             raise StateError(f"wait: version {self.version} {why}")
         handle.wait_served(version=self.version, receivers=receivers, engines=engines, timeout=timeout)
         return self
