@@ -446,14 +446,17 @@ DaemonOptions ParseDaemon(std::vector<const char*> words) {
 
 TEST_CASE("Flags, then environment, then defaults say where a command goes, and flags for how long") {
   CHECK(ParseDaemon({"status"}).address == "unix:/run/trainer-agent/control.sock");
-  CHECK(ParseDaemon({"pull"}).address == "unix:/run/raas-receiver/control.sock");
+  for (const char* command : {"pull", "rollback", "verify"}) {
+    CHECK(ParseDaemon({command}).address == "unix:/run/raas-receiver/control.sock");
+  }
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
   CHECK(ParseDaemon({"status"}).daemon == Daemon::kReceiver);
   CHECK(ParseDaemon({"status"}).address == "r:1");
   CHECK(ParseDaemon({"drop", "actor"}).address == "unix:/run/trainer-agent/control.sock");
   ::setenv("LOCKSTEP_AGENT", "a:1", 1);
   CHECK(ParseDaemon({"status"}).address == "a:1");
-  CHECK(ParseDaemon({"pull"}).address == "r:1");
+  for (const char* command : {"pull", "rollback", "verify"}) CHECK(ParseDaemon({command}).address == "r:1");
+  CHECK(ParseDaemon({"verify", "--agent", "x:2"}).address == "x:2");
   CHECK(ParseDaemon({"status", "--receiver", "x:2"}).address == "x:2");
   const auto timeline = Parse({"timeline", "--timeout", "2s"});
   CHECK(std::get<TimelineOptions>((*timeline)->wanted).timeout == std::chrono::milliseconds(2000));

@@ -38,12 +38,18 @@ constexpr const char* kAbout =
     "is "
     "not serving, with 65 where bytes are not what they should be, and else with the code of the error that it prints.";
 
-bool OnlyReceiversDo(const DaemonOptions& options) {
-  return options.command == Command::kPull || options.command == Command::kRollback || options.needs_engines;
-}
-
-bool OnlyAgentsDo(const DaemonOptions& options) {
-  return options.command == Command::kDrop;
+// Whose command it is; nothing: either daemon does it.
+std::optional<Daemon> OwnerOf(Command command) {
+  switch (command) {
+    case Command::kPull:
+    case Command::kRollback:
+    case Command::kVerify:
+      return Daemon::kReceiver;
+    case Command::kDrop:
+      return Daemon::kAgent;
+    default:
+      return std::nullopt;
+  }
 }
 
 void AddModel(CLI::App& command, DaemonOptions& options) {
@@ -76,8 +82,8 @@ void AddCommands(CLI::App& app, Words& words) {
   pull->add_flag("--full", options.force_full, "Pull every block, whatever the receiver holds");
   CLI::App* verify =
       AddCommand(app, options, Command::kVerify, "verify",
-                 "Recompute digests from memory; of a receiver, also compare with the agent's manifest and with the "
-                 "memory of engines that are attached");
+                 "Recompute a receiver's digests from memory, and compare with the agent's manifest and with the "
+                 "memory of engines that are attached; with --agent alone, an agent's digests");
   AddModel(*verify, options);
   verify->add_flag("--engines", options.needs_engines, "Fail when no engine is attached, or one was not compared");
   CLI::App* watch = AddCommand(app, options, Command::kWatch, "watch", "Print each new version or sync as it comes");
@@ -130,28 +136,41 @@ bool Listens(std::string_view address) {
          S_ISSOCK(info.st_mode);
 }
 
-// Decides which daemon the command goes to, and where that is.
+// Where a command goes that either daemon does and that names none: what the environment names, else what listens on
+// this host, an agent first.
+Daemon DaemonMeant() {
+  if (!Environment(kAgentVariable).empty()) return Daemon::kAgent;
+  if (!Environment(kReceiverVariable).empty()) return Daemon::kReceiver;
+  return !Listens(UsualAgent()) && Listens(UsualReceiver()) ? Daemon::kReceiver : Daemon::kAgent;
+}
+
+std::string AddressOf(Daemon daemon, const Words& words) {
+  const bool agent = daemon == Daemon::kAgent;
+  const std::string named = agent ? words.agent : words.receivers.empty() ? "" : words.receivers[0];
+  if (!named.empty()) return named;
+  const std::string set = Environment(agent ? kAgentVariable : kReceiverVariable);
+  if (!set.empty()) return set;
+  return agent ? UsualAgent() : UsualReceiver();
+}
+
+// Decides which daemon the command goes to, and where that is: the one that is named, else its owner.
 Status ChooseDaemon(const Words& words, DaemonOptions& options) {
+  const bool agent = !words.agent.empty();
+  const bool receiver = !words.receivers.empty();
   const bool verify = options.command == Command::kVerify;
-  if (!words.agent.empty() && !words.receivers.empty() && !verify) {
+  const std::optional<Daemon> owner = OwnerOf(options.command);
+  if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
+  if (agent && receiver && !verify) {
     return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
-  if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
-  if (OnlyReceiversDo(options) && !words.agent.empty() && words.receivers.empty()) {
+  const bool agents_verify = verify && !options.needs_engines;
+  if (owner == Daemon::kReceiver && agent && !receiver && !agents_verify) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
-  if (OnlyAgentsDo(options) && !words.receivers.empty()) {
-    return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
-  }
-  const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
-  const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
-  const bool unsaid = words.agent.empty() && words.receivers.empty() && agent.empty() && !OnlyAgentsDo(options);
-  const bool to_receiver = OnlyReceiversDo(options) || !words.receivers.empty() ||
-                           (unsaid && (!receiver.empty() || (!Listens(kDefaultAgent) && Listens(kDefaultReceiver))));
-  options.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
-  options.address =
-      to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
-  if (verify && to_receiver && !words.agent.empty()) options.verify_agent = words.agent;
+  if (owner == Daemon::kAgent && receiver) return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
+  options.daemon = receiver ? Daemon::kReceiver : agent ? Daemon::kAgent : owner ? *owner : DaemonMeant();
+  options.address = AddressOf(options.daemon, words);
+  if (agent && receiver) options.verify_agent = words.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
     const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
@@ -183,10 +202,9 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   Words words;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
   app.set_version_flag("--version", Cat("lockstepctl ", kVersion, " (", telemetry::BuildRevision(), ")"));
-  app.add_option("--agent", words.agent, Cat("Talk to this trainer_agent [$LOCKSTEP_AGENT, ", kDefaultAgent, "]"))
+  app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, this host's]")
       ->type_name("HOST:PORT|unix:PATH");
-  app.add_option("--receiver", words.receivers,
-                 Cat("Talk to this raas_receiver [$LOCKSTEP_RECEIVER, ", kDefaultReceiver, "]"))
+  app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, this host's]")
       ->allow_extra_args(false)
       ->type_name("HOST:PORT|unix:PATH");
   app.add_option("--tls-cert", words.tls.cert, "Own certificate, PEM; without, plaintext [$LOCKSTEP_TLS_CERT]")

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/os/places.h"
 #include "common/rpc/tls.h"
 #include "ctl/output/output.h"
 
@@ -43,8 +44,12 @@ Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
 // Where daemons are when the command line does not say.
 inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";
 inline constexpr const char* kReceiverVariable = "LOCKSTEP_RECEIVER";
-inline constexpr const char* kDefaultAgent = "unix:/run/trainer-agent/control.sock";
-inline constexpr const char* kDefaultReceiver = "unix:/run/raas-receiver/control.sock";
+inline std::string UsualAgent() {
+  return "unix:" + os::FindSocket(os::kAgentPlace, "control.sock");
+}
+inline std::string UsualReceiver() {
+  return "unix:" + os::FindSocket(os::kReceiverPlace, "control.sock");
+}
 
 inline std::string Environment(const char* name) {
   const char* value = std::getenv(name);

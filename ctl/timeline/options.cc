@@ -28,7 +28,7 @@ Status FinishTimelineOptions(const std::string& agent, const std::vector<std::st
   options.receivers = receivers;
   const std::string receiver = Environment(kReceiverVariable);
   if (options.receivers.empty() && !receiver.empty()) options.receivers.push_back(receiver);
-  if (options.agent.empty() && options.receivers.empty()) options.agent = kDefaultAgent;
+  if (options.agent.empty() && options.receivers.empty()) options.agent = UsualAgent();
   std::vector<std::string> addresses = options.receivers;
   if (!options.agent.empty()) addresses.push_back(options.agent);
   for (const std::string& address : addresses) {

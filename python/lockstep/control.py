@@ -19,7 +19,7 @@ import time
 from typing import Any, ClassVar, Generator, Sequence, Tuple, Type, TypeVar, get_type_hints
 
 from lockstep import programs
-from lockstep.core import arguments
+from lockstep.core import arguments, places
 from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, ProtocolError, from_label
 from lockstep.core.fleet import EngineServed, Peer, VersionRef
 from lockstep.core.served import EVERY, Receivers, wanted_receivers
@@ -179,11 +179,15 @@ class Tls:
 
 class _Daemon:
     _flag: ClassVar[str]
-    _usual: ClassVar[Tuple[str, str]]  # the environment's variable, and where it is without
+    _variable: ClassVar[str]  # of the environment, which names it where no address is given
+    _place: ClassVar[str]  # of this host's, where neither is given
 
     def __init__(self, address: "str | None" = None, *, tls: "Tls | None" = None, timeout: float = 10.0) -> None:
-        variable, usual = self._usual
-        self._address = address if address is not None else os.environ.get(variable) or usual
+        self._address = (
+            address
+            if address is not None
+            else os.environ.get(self._variable) or f"unix:{places.socket(self._place, 'control.sock')}"
+        )
         self._tls = tls
         self._timeout = timeout
 
@@ -243,7 +247,8 @@ class Agent(_Daemon):
     """
 
     _flag = "--agent"
-    _usual = ("LOCKSTEP_AGENT", "unix:/run/trainer-agent/control.sock")
+    _variable = "LOCKSTEP_AGENT"
+    _place = "agent"
 
     def status(self) -> AgentStatus:
         """Everything it knows of its models and of their receivers."""
@@ -312,7 +317,8 @@ class Receiver(_Daemon):
     then this host's."""
 
     _flag = "--receiver"
-    _usual = ("LOCKSTEP_RECEIVER", "unix:/run/raas-receiver/control.sock")
+    _variable = "LOCKSTEP_RECEIVER"
+    _place = "receiver"
 
     def status(self) -> ReceiverStatus:
         """Everything it knows of its models and engines."""

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
 #include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "common/os/filesystem.h"
+#include "common/os/places.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/archive/archiver.h"
@@ -103,6 +105,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   LS_ASSIGN_OR_RETURN(auto access, access::AccessControl::Create(config.tls.policy));
   std::unique_ptr<Receiver> receiver(new Receiver(std::move(config), std::move(access)));
   LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
+  LS_RETURN_IF_ERROR(os::MakeOwnPlace(std::filesystem::path(receiver->config_.control_socket).parent_path()));
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
   WarnOfSigning(receiver->config_);

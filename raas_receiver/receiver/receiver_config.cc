@@ -12,6 +12,7 @@
 #include "common/base/version.h"
 #include "common/config/config.h"
 #include "common/model/model_name.h"
+#include "common/os/places.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
@@ -26,14 +27,14 @@ using std::chrono::milliseconds;
 
 // Settings that are not kept as they are written.
 struct Written {
-  std::vector<std::string> sources = {"unix:/run/trainer-agent/control.sock"};
+  std::vector<std::string> sources = {"auto"};
   std::string log_keys;
   std::string archive;
   std::string archive_key;
   std::string listen;
   std::string health_listen;
   std::string metrics_listen;
-  std::string control_socket = "/run/raas-receiver/control.sock";
+  std::string control_socket = "auto";
   WrittenEngines engines;
   std::vector<std::string> allow_engines;
 };
@@ -64,7 +65,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("source", &to.sources,
              "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY "
              "or s3://BUCKET/PREFIX; "
-             "repeat for several, the preferred one first");
+             "repeat for several, the preferred one first; auto: the agent of this host, at its usual place");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
   parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version");
@@ -86,13 +87,16 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("archive-bytes-per-s", &config.archive.bytes_per_s, "how fast the log is written; 0: as fast as it goes");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
   parser.Add("root", &config.root,
-             "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
+             "directory, best on a tmpfs, where versions are published as <root>/<model>/current; auto: "
+             "/dev/shm/lockstep-receiver, or for a user who may not write to /run/raas-receiver "
+             "/dev/shm/lockstep-<uid>/receiver/replicas");
   parser.Add("state-dir", &config.state_dir,
              "directory on a disk, for what is remembered of logs across reboots; empty: $STATE_DIRECTORY (systemd), "
              "else $XDG_STATE_HOME/lockstep, else ~/.local/state/lockstep");
   parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("control-socket", &to.control_socket,
-             "unix socket of the own control plane, for processes of this user and root; none");
+             "unix socket of the own control plane, for processes of this user and root; auto: control.sock in "
+             "/run/raas-receiver, or for a user who may not write there in /dev/shm/lockstep-<uid>/receiver; none");
   parser.Add("health-listen", &to.health_listen,
              "HOST:PORT that answers questions about health, from any peer, in plaintext; empty: none");
   parser.Add("metrics-listen", &to.metrics_listen,
@@ -269,7 +273,8 @@ Status CheckStateDir(const ConfigParser& parser, ReceiverConfig& config) {
 }
 
 Status CheckSources(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
-  for (const std::string& text : written.sources) {
+  for (const std::string& given : written.sources) {
+    const std::string text = given == "auto" ? Cat("unix:", os::FindSocket(os::kAgentPlace, "control.sock")) : given;
     Source source{.text = text};
     if (text.find("://") != std::string::npos) {
       LS_ASSIGN_OR_RETURN(source.log, OpenLog(parser, "source", text, config));
@@ -329,12 +334,14 @@ Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& confi
     LS_ASSIGN_OR_RETURN(config.metrics_listen,
                         net::CheckListenAddress(parser.WrittenAs("metrics-listen"), written.metrics_listen, true));
   }
+  const os::Directories usual = os::PlaceToServe(os::kReceiverPlace);
+  if (written.control_socket == "auto") written.control_socket = usual.sockets + "/control.sock";
   if (written.control_socket != "none") config.control_socket = Absolute(written.control_socket);
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", config.assets, " is not a directory")};
   }
   if (config.name.empty()) config.name = HostName();
-  config.root = Absolute(config.root);
+  config.root = config.root == "auto" ? usual.memory : Absolute(config.root);
   if (!config.assets.empty()) config.assets = Absolute(config.assets);
   if (!config.assets.empty() && IsBelow(config.root, config.assets)) {
     return {ErrorCode::kConfig,

@@ -44,7 +44,7 @@ struct ReceiverConfig {
   std::chrono::milliseconds log_max_age{0};
   ArchiveConfig archive;
   std::vector<std::string> models;
-  std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
+  std::string root = "auto";  // absolute once it is parsed, as other paths
   std::string state_dir;                            // what outlives a reboot; used with logs alone
   std::string assets;                               // empty: none
   std::optional<net::HostPort> listen;              // nothing: no TCP

@@ -46,10 +46,13 @@ std::string ThisBoot() {
 }  // namespace
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
+  ReplicaDirectory directory(Cat(root, "/", model));
+  for (const std::string& path : {directory.scratch_, directory.path_, root}) {
+    if (::access(path.c_str(), F_OK) != 0) directory.made_.push_back(path);
+  }
   LS_RETURN_IF_ERROR(os::MakeDirs(root, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckOwnDir(root).WithContext("--root"));
   LS_RETURN_IF_ERROR(os::CheckWritableDir(root));
-  ReplicaDirectory directory(Cat(root, "/", model));
   LS_RETURN_IF_ERROR(os::MakeDirs(directory.path_, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckOwnDir(directory.path_));
   LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, kDirectoryMode));
@@ -58,6 +61,14 @@ Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const s
   LS_RETURN_IF_ERROR(directory.Sweep());
   LS_ASSIGN_OR_RETURN(directory.leases_see_mappings_, LeasesSeeMappings(directory.scratch_));
   return directory;
+}
+
+ReplicaDirectory::~ReplicaDirectory() {
+  const auto names = os::ListDirectory(scratch_);
+  if (!lock_.valid() || made_.empty() || !names.ok() || *names != std::vector<std::string>{"lock"}) return;
+  // Who opened the lock meanwhile gets it in a directory that is gone, and can put nothing there.
+  ::unlink(Cat(scratch_, "/lock").c_str());
+  for (const std::string& path : made_) ::rmdir(path.c_str());
 }
 
 std::string ReplicaDirectory::ReplicaPath(size_t index) const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
@@ -26,6 +27,9 @@ class ReplicaDirectory {
   // `root` cannot be written, or it or what is in it could be made by another user; kState when another receiver owns
   // the directory.
   static Result<ReplicaDirectory> Open(const std::string& root, const std::string& model);
+  ReplicaDirectory(ReplicaDirectory&&) = default;
+  // Removes what Open() made, the root too, if no replica was put there: the next user may be another one.
+  ~ReplicaDirectory();
 
   const std::string& path() const { return path_; }
   const std::string& scratch() const { return scratch_; }  // the hidden part, on the same filesystem
@@ -65,6 +69,7 @@ class ReplicaDirectory {
 
   std::string path_;
   std::string scratch_;
+  std::vector<std::string> made_;  // directories that were not there before, the innermost first
   os::UniqueFd lock_;
   bool leases_see_mappings_ = false;
 };

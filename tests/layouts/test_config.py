@@ -72,7 +72,7 @@ def test_what_is_not_said_has_a_default():
     for config in (ExportConfig.from_dict({}), ExportConfig.from_flags([]), ExportConfig()):
         assert (config.tensor_parallel_size, config.pipeline_parallel_size, config.expert_parallel_size) == (1, 1, 1)
         assert config.weight_export_bucket_bytes == 512 << 20
-        assert config.socket == "/run/trainer-agent/export.sock"
+        assert config.socket == ""
         assert (config.reconnect_timeout, config.skip_while_away) == (60, False)
 
 

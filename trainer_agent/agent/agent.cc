@@ -12,6 +12,7 @@
 #include "common/base/version.h"
 #include "common/os/file.h"
 #include "common/os/filesystem.h"
+#include "common/os/places.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/build_info.h"
 #include "common/telemetry/log.h"
@@ -92,6 +93,7 @@ Agent::Agent(const AgentOptions& options)
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
   LS_ASSIGN_OR_RETURN(agent->access_, access::AccessControl::Create(options.tls.policy));
+  LS_RETURN_IF_ERROR(os::MakeOwnPlace(std::filesystem::absolute(options.socket).parent_path()));
   LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   WarnOfDisk(options);
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));

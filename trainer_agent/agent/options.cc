@@ -5,6 +5,7 @@
 #include "common/base/text.h"
 #include "common/base/version.h"
 #include "common/model/layout.h"
+#include "common/os/places.h"
 #include "common/os/unix_server.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
@@ -53,6 +54,9 @@ Status CheckCodec(const ConfigParser& parser, AgentOptions& options) {
 }
 
 Status Check(const ConfigParser& parser, AgentOptions& options) {
+  const os::Directories usual = os::PlaceToServe(os::kAgentPlace);
+  if (options.socket == "auto") options.socket = usual.sockets + "/export.sock";
+  if (options.segment_dir == "auto") options.segment_dir = usual.memory;
   LS_RETURN_IF_ERROR(CheckSocket(parser, "local-socket", "pull.sock", options, options.local_socket));
   LS_RETURN_IF_ERROR(CheckSocket(parser, "control-socket", "control.sock", options, options.control_socket));
   if (!options.trainer_group.empty()) {
@@ -81,7 +85,7 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
                         net::CheckListenAddress(parser.WrittenAs("metrics-listen"), options.metrics_listen, true));
   }
   if (options.lane_listen.empty()) {
-    const net::HostPort control = options.listen_address.value_or(net::HostPort{"127.0.0.1", kLanePort});
+    const net::HostPort control = options.listen_address.value_or(net::HostPort{"127.0.0.1", 0});
     options.lane_address = {control.host, control.port == 0 ? uint16_t{0} : kLanePort};
   } else {
     LS_ASSIGN_OR_RETURN(options.lane_address,
@@ -120,7 +124,10 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
        .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
        .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
                       " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat, " proto v1")});
-  parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
+  parser.Add(
+      "socket", &options->socket,
+      "unix socket for the trainer's ranks; auto: export.sock in /run/trainer-agent, or for a user who may not write "
+      "there in /dev/shm/lockstep-<uid>/agent");
   parser.Add(
       "trainer-group", &options->trainer_group,
       "group, by name or number, whose members' trainers may export; needs --segments memfd; empty: those of this user "
@@ -137,13 +144,15 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
              "HOST:PORT that answers GET /metrics, from any peer, in plaintext, for Prometheus; empty: none");
   parser.Add("lane-listen", &options->lane_listen,
              Cat("address of the data lanes, HOST:PORT; port 0: the system chooses; empty: port ", kLanePort,
-                 " of the host of --listen, or of loopback"));
+                 " of the host of --listen; without --listen any port of loopback"));
   parser.Add("lane-advertise", &options->lane_advertise,
              "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");
   parser.Add("address-file", &options->address_file,
              "file that holds, as JSON, where the agent listens, while it does");
   parser.Add("owners", &options->owners, "file; the agent ends once no process holds a lock (flock) on it");
-  parser.Add("segment-dir", &options->segment_dir, "tmpfs directory for the double buffers and retained deltas");
+  parser.Add("segment-dir", &options->segment_dir,
+             "tmpfs directory for the double buffers and retained deltas; auto: /dev/shm/lockstep, or for a "
+             "user who may not write to /run/trainer-agent /dev/shm/lockstep-<uid>/agent/segments");
   parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");

@@ -19,18 +19,18 @@ namespace lockstep::agent {
 inline constexpr uint16_t kLanePort = 7701;
 
 struct AgentOptions {
-  std::string socket = "/run/trainer-agent/export.sock";
+  std::string socket = "auto";  // a path once it is parsed, as those below
   std::string trainer_group;
   std::string local_socket = "auto";
   std::string control_socket = "auto";
   std::string listen;
   std::string health_listen;
   std::string metrics_listen;
-  std::string lane_listen;  // empty: the host of `listen`, or loopback; kLanePort
+  std::string lane_listen;  // empty: the host of `listen` and kLanePort, or any port of loopback
   std::string lane_advertise;
   std::string address_file;
   std::string owners;
-  std::string segment_dir = "/dev/shm/lockstep";
+  std::string segment_dir = "auto";  // a path once it is parsed
   std::string segments = "tmpfs";
   uint64_t block_bytes = 256 * 1024;
   uint64_t retain_bytes = 2ull << 30;

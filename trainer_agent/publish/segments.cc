@@ -57,7 +57,8 @@ Result<uint64_t> FileBytes(const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& directory, bool memfd) {
-  if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, os::UniqueFd()));
+  if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, false, os::UniqueFd()));
+  const bool made = ::access(directory.c_str(), F_OK) != 0;
   LS_RETURN_IF_ERROR(os::MakeDirs(directory, 0700));
   LS_RETURN_IF_ERROR(
       os::CheckOwnDir(directory).WithContext("--segment-dir"));  // others could mislead us by segments of theirs
@@ -69,7 +70,15 @@ Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& dire
     return Status(ErrorCode::kUnavailable, Cat("segment directory ", directory,
                                                " is in use by another trainer_agent; give each its own --segment-dir"));
   }
-  return std::unique_ptr<SegmentHome>(new SegmentHome(directory, false, std::move(lock)));
+  return std::unique_ptr<SegmentHome>(new SegmentHome(directory, false, made, std::move(lock)));
+}
+
+SegmentHome::~SegmentHome() {
+  const auto names = os::ListDirectory(directory_);
+  if (!made_ || !names.ok() || *names != std::vector<std::string>{std::string(kLockName)}) return;
+  // Who opened the lock meanwhile gets it in a directory that is gone, and can put nothing there.
+  ::unlink(Cat(directory_, "/", kLockName).c_str());
+  ::rmdir(directory_.c_str());
 }
 
 std::string SegmentHome::RunDirectory(const std::string& model, const RunId& run) const {

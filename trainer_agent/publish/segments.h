@@ -19,6 +19,8 @@ class SegmentHome {
   // With `memfd`, nothing has a name and nothing is found again: ranks return the buffers. kPermission or kUnavailable
   // when the directory cannot be used or another agent has it.
   static Result<std::unique_ptr<SegmentHome>> Create(const std::string& directory, bool memfd);
+  // Removes a directory that Create() made and that no run was put in: the next user may be another one.
+  ~SegmentHome();
 
   struct Stored {
     std::shared_ptr<buffer::DoubleBuffer> buffer;
@@ -42,13 +44,14 @@ class SegmentHome {
   void Remove(const buffer::DoubleBuffer& buffer) const;
 
  private:
-  SegmentHome(std::string directory, bool memfd, os::UniqueFd lock)
-      : directory_(std::move(directory)), memfd_(memfd), lock_(std::move(lock)) {}
+  SegmentHome(std::string directory, bool memfd, bool made, os::UniqueFd lock)
+      : directory_(std::move(directory)), memfd_(memfd), made_(made), lock_(std::move(lock)) {}
   std::string RunDirectory(const std::string& model, const RunId& run) const;
   Result<Stored> Reopen(const std::string& run_directory) const;
 
   const std::string directory_;
   const bool memfd_;
+  const bool made_;  // the directory was not there before
   const os::UniqueFd lock_;
 };
 

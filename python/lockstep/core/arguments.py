@@ -6,13 +6,11 @@ import operator
 import os
 from typing import Any, Iterable, Mapping, Sequence
 
+from lockstep.core import places
 from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
 MAX_LABEL_BYTES = 64
-EXPORT_SOCKET = "/run/trainer-agent/export.sock"
-ENGINE_SOCKET = "/run/raas-receiver/engine.sock"
-REPLICA_ROOT = "/dev/shm/lockstep-receiver"
 _NO_LIMIT_MS = (1 << 32) - 1  # seven weeks
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
@@ -44,18 +42,18 @@ def label(value: "str | int | None") -> bytes:
 
 
 def export_socket(given: "str | os.PathLike[str] | None") -> "str | os.PathLike[str]":
-    """Where this host's agent takes versions; None: $LOCKSTEP_EXPORT_SOCKET, then where its packages put it."""
-    return given if given is not None else os.environ.get("LOCKSTEP_EXPORT_SOCKET") or EXPORT_SOCKET
+    """Where this host's agent takes versions; None: $LOCKSTEP_EXPORT_SOCKET, then its usual place."""
+    return given or os.environ.get("LOCKSTEP_EXPORT_SOCKET") or places.socket("agent", "export.sock")
 
 
 def engine_socket(given: "str | os.PathLike[str] | None") -> str:
-    """Where this host's receiver takes engines' ranks; None: $LOCKSTEP_ENGINE_SOCKET, then where its packages put it."""
-    return os.fspath(given) if given is not None else os.environ.get("LOCKSTEP_ENGINE_SOCKET") or ENGINE_SOCKET
+    """Where this host's receiver takes engines' ranks; None: $LOCKSTEP_ENGINE_SOCKET, then its usual place."""
+    return os.fspath(given or os.environ.get("LOCKSTEP_ENGINE_SOCKET") or places.socket("receiver", "engine.sock"))
 
 
 def replica_root(given: "str | os.PathLike[str] | None") -> str:
-    """Where this host's receiver has its replicas; None: $LOCKSTEP_ROOT, then where it has them by itself."""
-    return os.fspath(given) if given is not None else os.environ.get("LOCKSTEP_ROOT") or REPLICA_ROOT
+    """Where this host's receiver has its replicas; None: $LOCKSTEP_ROOT, then its usual place."""
+    return os.fspath(given or os.environ.get("LOCKSTEP_ROOT") or places.replicas())
 
 
 def milliseconds(what: str, seconds: "float | None") -> int:

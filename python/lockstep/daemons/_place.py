@@ -24,6 +24,7 @@ import stat
 import struct
 from typing import Any, NamedTuple
 
+from lockstep.core import places
 from lockstep.core.errors import BadDataError, IoError, PermissionDeniedError
 from lockstep.daemons._locks import lock
 
@@ -54,8 +55,7 @@ class Place:
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise BadDataError(f"name is {name!r}; give 1 to 64 letters, digits, '.', '_' and '-'")
-        base = os.environ.get("LOCKSTEP_RUNTIME_DIR") or f"/dev/shm/lockstep-{os.geteuid()}"
-        self.path = os.path.join(os.path.abspath(base), name)
+        self.path = os.path.join(places.own(), name)
         for path in (os.path.dirname(self.path), self.path):
             _make_private(path)
 

@@ -62,7 +62,7 @@ class Follower:
     Args:
         module: what this rank has of the model.
         model: the receiver's name for the model.
-        socket: the receiver's ``--engine-socket``; None: $LOCKSTEP_ENGINE_SOCKET, or /run/raas-receiver/engine.sock.
+        socket: the receiver's ``--engine-socket``; None: $LOCKSTEP_ENGINE_SOCKET, or that of this host's receiver.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
         incarnation: a name that all ranks of one start of an engine share, and no rank of another start has. The
             default names the process that started this one.

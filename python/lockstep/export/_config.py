@@ -4,7 +4,6 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
 
-from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.export._publisher import Publisher
 
@@ -32,7 +31,7 @@ class ExportConfig:
     expert_parallel_size: int = 1
     weight_export_bucket_bytes: int = DEFAULT_BUCKET_BYTES
     weight_export_threads: int = 0
-    socket: str = arguments.EXPORT_SOCKET
+    socket: str = ""
     model: str = ""
     reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
     skip_while_away: bool = False

@@ -66,7 +66,7 @@ class Publisher:
 
     Args:
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        socket: the agent's unix socket; None: $LOCKSTEP_EXPORT_SOCKET, or /run/trainer-agent/export.sock.
+        socket: the agent's unix socket; None: $LOCKSTEP_EXPORT_SOCKET, or that of this host's agent.
         threads: that copy, the caller's among them; 0: as many as there are cores for each rank of this host, at most 4.
         run: None for a new run; 32 hex digits to continue a run of which the agent still holds versions. It must have
             the same tensors and attachments, and as many ranks that write.
