@@ -12,7 +12,7 @@ from memory import check_memory, check_memory_for_vllm
 from models import SHAPES, of_checkpoint, of_shape
 from processes import Binaries
 from report import print_report, summarize, write_json
-from scenario import MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
+from scenario import LEARNING_RATE, MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
 from workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,12 @@ def parse_flags(arguments):
     parser.add_argument(
         "--steps", type=int, metavar="N", help=f"optimizer steps ({STEPS}; with --vllm {STEPS_WITH_VLLM})"
     )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="LR",
+        help=f"of the optimizer: how much changes in a step ({LEARNING_RATE:g})",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     parser.add_argument("--kill-agent", action="store_true", help="SIGKILL the agent in mid-run and start it again")
     parser.add_argument(
@@ -60,8 +66,13 @@ def parse_flags(arguments):
     flags = parser.parse_args(arguments)
     if flags.steps is None:
         flags.steps = STEPS_WITH_VLLM if flags.vllm else STEPS
-    if flags.vllm and flags.kill_agent:
-        parser.error("--kill-agent: not allowed with --vllm")
+    for name in ("kill_agent", "learning_rate"):
+        if flags.vllm and getattr(flags, name):
+            parser.error(f"--{name.replace('_', '-')}: not allowed with --vllm")
+    if flags.learning_rate is None:
+        flags.learning_rate = LEARNING_RATE
+    if not 0 <= flags.learning_rate <= 1:
+        parser.error("--learning-rate must be from 0 to 1")
     least = 2 if flags.vllm else MIN_STEPS_WITH_AGENT_KILL if flags.kill_agent else MIN_STEPS
     if flags.steps < least:
         why = "one has nothing before it" if flags.vllm else "receivers join, die and come back between the steps"

@@ -97,11 +97,11 @@ class Published:
 
 
 class Trainer:
-    def __init__(self, workspace, source, steps, agent):
+    def __init__(self, workspace, training, steps, agent):
         self._workspace = workspace
         self.versions = []
         program = [sys.executable, Path(__file__).with_name("trainer.py")]
-        command = [*program, *source, *flags(socket=agent.socket, model=MODEL, steps=steps)]
+        command = [*program, *training, *flags(socket=agent.socket, model=MODEL, steps=steps)]
         self.process = workspace.start("trainer", command, on_line=self._on_line, has_stdin=True)
 
     def _on_line(self, line):

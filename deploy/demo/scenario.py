@@ -18,6 +18,7 @@ from models import write_config
 from processes import Agent, Receiver, Trainer
 from processes import flags as flags_of
 
+LEARNING_RATE = 1e-6  # as RL of large models has it
 MIN_STEPS = 4
 MIN_STEPS_WITH_AGENT_KILL = 5
 FREE_STEP_EVERY = 5
@@ -62,10 +63,12 @@ class Scenario:
         if self._made_up:
             assets = workspace.path / "assets"
             write_config(flags.shape, assets)
-            self._source = flags_of(shape=flags.shape)
+            self._training = flags_of(shape=flags.shape)
         else:
             assets = flags.checkpoint.absolute()
-            self._source = flags_of(checkpoint=assets)
+            self._training = flags_of(checkpoint=assets)
+        self._training += flags_of(learning_rate=flags.learning_rate)
+        self._always_delta = self._made_up and flags.learning_rate <= LEARNING_RATE
         self._agent = Agent(workspace, binaries)
         self._receivers = [Receiver(workspace, binaries, name, self._agent.address, assets=assets) for name in "ABC"]
         self._trainer = None
@@ -86,7 +89,7 @@ class Scenario:
             if receiver is not b:
                 receiver.start(self._timeout_s)
         self._print("receivers A and C wait for version 1")
-        self._trainer = Trainer(self._workspace, self._source, self._steps, self._agent)
+        self._trainer = Trainer(self._workspace, self._training, self._steps, self._agent)
         self._trainer.wait_for(1, self._timeout_s)
         self._wait_for_receivers(1)
         self._print_syncs(1)
@@ -145,13 +148,14 @@ class Scenario:
     def _complaints_about_modes(self):
         """A receiver's first pull is a full one; afterwards what it holds is near enough for deltas.
 
-        Of a checkpoint's weights we do not know whether a delta is the smaller one, but for the agent's death.
+        Of a checkpoint's weights, or of a higher learning rate, we do not know whether a delta is the smaller one, but for
+        the agent's death.
         """
         for receiver in self._receivers:
             before_agent_kill = self._before_agent_kill.get(receiver.letter, len(receiver.syncs))
             for position, sync in enumerate(receiver.syncs):
                 after_kill = position >= before_agent_kill
-                if position > 0 and sync.mode == "full" and (after_kill or self._made_up):
+                if position > 0 and sync.mode == "full" and (after_kill or self._always_delta):
                     when = " after the agent's death" if after_kill else ""
                     yield f"receiver {receiver.letter} needed a full pull of version {sync.version}{when}"
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import lockstep
 
-LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-6, 0.9, 0.999, 1e-8
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # The gradient of a weight: a mean of its own, and noise that is new in each step. At this spread of the means the share
 # of bf16 weights that change falls from step to step as in real runs.
 MEAN_GRADIENT = 0.5
@@ -103,7 +103,7 @@ class Tensor:
             random[(magnitude == 0) | (magnitude >= 0x7F800000)] = 0
             masters[:] = (bits + random).astype(np.uint32).view(np.float32)
 
-    def step(self, number: int, first: int) -> int:
+    def step(self, number: int, first: int, learning_rate: float) -> int:
         """One step of Adam on the slice. How many elements of it are published as something else."""
         if self.frozen or (self.sparse and hash((self.number, number, first)) % TOUCHED_ONE_IN):
             return 0
@@ -123,7 +123,7 @@ class Tensor:
         np.sqrt(scratch, out=scratch)
         scratch += np.float32(EPSILON)
         np.divide(m, scratch, out=scratch)
-        scratch *= np.float32(LEARNING_RATE / (1 - BETA1**number))
+        scratch *= np.float32(learning_rate / (1 - BETA1**number))
         masters -= scratch
         new = to_bf16(masters) if self.meta.dtype == "BF16" else masters.astype(published.dtype)
         changed = int(np.count_nonzero(new != published))
@@ -132,7 +132,8 @@ class Tensor:
 
 
 class Trainer:
-    def __init__(self, publisher: lockstep.Publisher, model: models.Model) -> None:
+    def __init__(self, publisher: lockstep.Publisher, model: models.Model, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
         self._publisher = publisher
         self._elements = model.elements
         self._pool = ThreadPoolExecutor(os.cpu_count())
@@ -184,7 +185,7 @@ class Trainer:
         return offset + first * tensor.element_bytes, count * tensor.element_bytes
 
     def _train(self, step: int, memory: np.ndarray, tensor: Tensor, offset: int, first: int) -> int:
-        changed = tensor.begin(first) if step == 0 else tensor.step(step, first)
+        changed = tensor.begin(first) if step == 0 else tensor.step(step, first, self._learning_rate)
         at, nbytes = self._range(tensor, offset, first)
         memory[at : at + nbytes] = tensor.published[first : first + SLICE].view(np.uint8)
         return changed or 0
@@ -202,13 +203,14 @@ def main() -> None:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--shape", choices=models.SHAPES)
     source.add_argument("--checkpoint", type=Path)
     flags = parser.parse_args()
     model = models.of_checkpoint(flags.checkpoint) if flags.checkpoint else models.of_shape(flags.shape)
     with lockstep.Publisher.in_place(model.metas, model=flags.model, socket=flags.socket) as publisher:
-        trainer = Trainer(publisher, model)
+        trainer = Trainer(publisher, model, flags.learning_rate)
         for step in range(flags.steps + 1):
             if step > 0 and not sys.stdin.readline():
                 return
