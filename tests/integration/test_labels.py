@@ -151,6 +151,7 @@ def test_stats_say_what_a_version_took_and_are_numbers_by_name(cluster, open_for
         assert 0 <= stats["wait_seconds"] <= stats["publish_to_served_seconds"] < 60
         assert stats["bytes_copied"] == stats["model_bytes"] == model_bytes
         assert 0 < stats["delta_bytes"] < model_bytes and 0 < stats["density"] < 1
+        assert stats["delta_share"] == stats["delta_bytes"] / model_bytes
         assert stats["receivers"] == stats["receivers_serving"] == 1 and stats["lag_versions"] == 0
         with pytest.raises(lockstep.StateError):
             publish(2)

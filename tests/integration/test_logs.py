@@ -102,6 +102,24 @@ def test_a_config_of_another_model_is_a_warning_with_the_first_version_alone(clu
     )
 
 
+def test_a_delta_that_pays_little_is_a_warning_until_one_pays_again(cluster):
+    agent = cluster.agent()
+    random = np.random.default_rng(0)
+    tensors = {"weight": np.zeros(1 << 20, np.uint16)}
+    with agent.publisher(tensors) as publisher:
+        for version, dense in enumerate([False, True, True, False, True], start=1):
+            if dense:
+                tensors["weight"][:] = random.integers(0, 1 << 16, 1 << 20, np.uint16)
+            else:
+                tensors["weight"][:100] += 1
+            publisher.publish(version=version, tensors=tensors)
+        wait_until(lambda: '"version":5' in agent.log(), "the last one is compared")
+    agent.stop()
+    said = events_of(agent)["delta_pays_little"]
+    assert [line["version"] for line in said] == [2, 5]
+    assert said[0]["density"] > 0.9 and said[0]["delta_bytes"] > said[0]["model_bytes"] / 2
+
+
 # ---- a stderr that is full ----
 
 

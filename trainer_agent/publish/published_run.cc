@@ -1,5 +1,7 @@
 #include "trainer_agent/publish/published_run.h"
 
+#include "common/base/text.h"
+#include "common/os/filesystem.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::publish {
@@ -50,7 +52,10 @@ std::shared_ptr<const model::Manifest> PublishedRun::MakeManifest(Version versio
 
 void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
                                const delta::DeltaOutput& output) {
-  Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
+  const uint64_t model_bytes = buffer_->layout()->data_bytes();
+  Status added{
+      ErrorCode::kResourceExhausted,
+      Cat("so much changed that its delta takes more than --retain-bytes or the model, ", os::ExactBytes(model_bytes))};
   if (!output.too_dense) {
     std::vector<const payload::DeltaBlock*> blocks;
     for (const auto& block : output.blocks) blocks.push_back(block.get());
@@ -64,8 +69,22 @@ void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifes
                      blocks)
                 .status();
   }
-  if (added.ok()) return;
-  telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
+  if (!added.ok()) {
+    telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
+    return;
+  }
+  const auto step = served_->deltas().StepTo(target.held.version);
+  const bool large = step.data_bytes > model_bytes / 2;
+  if (large_deltas_.exchange(large) == large || !large) return;
+  telemetry::Log(telemetry::LogLevel::kWarn, "delta_pays_little",
+                 {{"model", buffer_->model()},
+                  {"version", target.held.version},
+                  {"density", step.density},
+                  {"delta_bytes", step.data_bytes},
+                  {"model_bytes", model_bytes},
+                  {"message",
+                   "a delta of this model takes more than half of its bytes; if that stays so, deltas save little here "
+                   "(docs/is-it-for-me.md)"}});
 }
 
 Status PublishedRun::Serve(store::ServedVersion version, const model::Manifest* base) {

@@ -4,6 +4,7 @@
 // recorded, its delta retained, and the catalog has it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -49,6 +50,7 @@ class PublishedRun {
   const std::shared_ptr<store::ServedRun> served_;
   const DiffOptions diff_;
   store::VersionCatalog* const catalog_;
+  std::atomic<bool> large_deltas_ = false;  // the newest delta took more than half of the model, as the log has
 };
 
 // Serves what an earlier agent left in a run's buffer: hashes each committed slot again, drops one that differs from

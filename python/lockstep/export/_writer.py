@@ -181,4 +181,5 @@ class Writer(Handle):
         if served.delta_bytes:
             stats["lockstep/delta_bytes"] = served.delta_bytes
             stats["lockstep/density"] = served.density
+            stats["lockstep/delta_share"] = served.delta_bytes / max(1, served.model_bytes)
         return stats
