@@ -55,7 +55,7 @@ fill() {
   "$bundle/lockstepctl" completion zsh | put "$root/usr/share/zsh/vendor-completions/_lockstepctl"
   "$bundle/lockstepctl" completion fish | put "$root/usr/share/fish/vendor_completions.d/lockstepctl.fish"
   put "$root/usr/lib/sysusers.d/lockstep.conf" <deploy/systemd/lockstep.sysusers.conf
-  install -D -m 644 -t "$root/lib/systemd/system" deploy/systemd/*.service
+  install -D -m 644 -t "$root/usr/lib/systemd/system" deploy/systemd/*.service
   install -D -m 644 -t "$root/etc/lockstep" deploy/config/*.toml
   copyright "$bundle" | put "$root/usr/share/doc/lockstep/copyright"
   put_compressed "$root/usr/share/doc/lockstep/changelog" <CHANGELOG.md

@@ -88,7 +88,7 @@ class Debian:
 
     def start(self, unit: str) -> Daemon:
         """The unit's command, as its user, with the directories that systemd makes for it."""
-        lines = (self.root / "lib/systemd/system" / f"{unit}.service").read_text().splitlines()
+        lines = (self.root / "usr/lib/systemd/system" / f"{unit}.service").read_text().splitlines()
         settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
         user, group = settings["User"], settings["Group"]
         self.run("install", "-d", "-o", user, "-g", group, "-m", settings["RuntimeDirectoryMode"], f"/run/{unit}")

@@ -132,6 +132,7 @@ def test_a_receiver_in_one_image_follows_an_agent_in_the_other(cluster, place, n
     agent = Container(cluster, place, network, context, "trainer_agent", "trainer.yaml")
     receiver = Container(cluster, place, network, context, "raas_receiver", "inference.yaml")
     for container in (agent, receiver):
+        assert container.image["Labels"]["org.opencontainers.image.title"] == container.sidecar["image"]
         container.start()
         check = container.image["Healthcheck"]["Test"][1:]
         wait_until(lambda: container.running() and container.run(*check) == 0, f"{container.name} is healthy")
@@ -160,6 +161,12 @@ def test_a_receiver_in_one_image_follows_an_agent_in_the_other(cluster, place, n
             assert failed.value.errno == errno.EROFS
         assert not {path.name for path in container.root.rglob("*")} & {"sh", "bash", "dash", "busybox"}
         assert container.stop() == 0
+
+
+def test_kubernetes_takes_the_images_of_this_release():
+    images = yaml.safe_load((PODS / "kustomization.yaml").read_text())["images"]
+    tags = {image["newTag"] for image in images if image["name"].startswith("lockstep-")}
+    assert tags == {(ROOT / "VERSION").read_text().strip()}
 
 
 @pytest.mark.parametrize(
