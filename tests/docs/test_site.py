@@ -129,7 +129,7 @@ def test_a_search_finds_a_page_and_opens_it(browser, address):
     assert "rollback" in browser.find_element(By.TAG_NAME, "article").text
 
 
-@pytest.mark.parametrize("page", ["docs/performance/", "docs/metrics/"])
+@pytest.mark.parametrize("page", ["docs/performance/", "docs/metrics/", "docs/tutorial/"])
 def test_figures_are_drawn(browser, address, page):
     browser.get(address + page)
     figures = browser.find_elements(By.CSS_SELECTOR, "article img")
