@@ -15,6 +15,7 @@ LONGEST = (
     "test_real_sglang_in_place.py",
     "test_real_sglang_directory.py",
     "test_vllm_trainer.py",
+    "test_debs.py",
     "test_in_place.py",
     "test_sudden_ends.py",
     "test_serving.py",

@@ -1,11 +1,12 @@
-"""The Debian package, on Debian 12 and 13: installed, run, upgraded, removed, purged. How long a first replica takes by it and by pip."""
+"""What deploy/release.sh makes; and of that the package, on Debian 12 and 13: installed, run, upgraded, removed, purged. How long a
+first replica takes by it and by pip."""
 
 import json
+import os
 import subprocess
 import sys
+import tarfile
 import time
-from pathlib import Path
-from typing import Iterable
 
 import harness
 import pytest
@@ -21,7 +22,6 @@ USER_FILES = ("passwd", "group", "shadow", "gshadow")
 QUICKLY = {
     "DPKG_DEB_COMPRESSOR_TYPE": "gzip",
     "DPKG_DEB_COMPRESSOR_LEVEL": "1",
-    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
 }
 TRAINER = """
 import ctypes, sys, lockstep
@@ -33,26 +33,54 @@ with lockstep.Publisher.in_place({"weight": Array}, model="actor", socket=sys.ar
 """
 
 
-def made_of(programs: "Iterable[Path]", directory: Path) -> Path:
-    subprocess.run([ROOT / "deploy/bundle", directory / "bundle", *programs], check=True)
-    made = [ROOT / "deploy/deb.sh", directory / "bundle", directory]
-    subprocess.run(made, env=QUICKLY, check=True, stdout=subprocess.DEVNULL)
-    [package] = directory.glob("*.deb")
-    return package
-
-
 def say_seconds(by: str, seconds: float) -> None:
     print(f"from nothing to a first replica, by the {by}: {seconds:.1f} s")
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    return made_of(PROGRAMS, tmp_path_factory.mktemp("release"))
+def release(tmp_path_factory):
+    """What deploy/release.sh makes."""
+    directory = tmp_path_factory.mktemp("release") / "dist"
+    made = [ROOT / "deploy/release.sh", "--no-cuda", directory]
+    subprocess.run(made, env={**os.environ, **QUICKLY}, check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def package(release):
+    [package] = release.glob("*.deb")
+    return package
 
 
 @pytest.fixture(scope="module")
 def next_package(tmp_path_factory):
-    return made_of([next_build(program) for program in PROGRAMS], tmp_path_factory.mktemp("next"))
+    directory = tmp_path_factory.mktemp("next")
+    subprocess.run([ROOT / "deploy/bundle", directory / "bundle", *map(next_build, PROGRAMS)], check=True)
+    made = [ROOT / "deploy/deb.sh", directory / "bundle", directory]
+    subprocess.run(made, env={**os.environ, **QUICKLY}, check=True, stdout=subprocess.DEVNULL)
+    [package] = directory.glob("*.deb")
+    return package
+
+
+def test_a_release_is_whole_and_its_checksums_are_right(release):
+    version = (ROOT / "VERSION").read_text().strip()
+    images = [f"lockstep-{name}-{version}" for name in ("raas-receiver", "trainer-agent")]
+    wanted = [f"CHANGELOG-{version}.md", "SHA256SUMS", *(name + end for name in images for end in (".json", ".tar.gz"))]
+    wanted += [f"lockstep_{version}-1_amd64.deb", f"lockstep_rl-{version}-py3-none-manylinux_2_34_x86_64.whl"]
+    assert sorted(path.name for path in release.iterdir()) == sorted(wanted)
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=release, check=True)
+    assert len((release / "SHA256SUMS").read_text().splitlines()) == len(wanted) - 1
+    changes = (release / f"CHANGELOG-{version}.md").read_text()
+    assert (
+        changes.startswith(f"## {version}")
+        and changes.count("\n## ") == 0
+        and changes in (ROOT / "CHANGELOG.md").read_text()
+    )
+    for image in images:
+        with tarfile.open(release / f"{image}.tar.gz") as root:
+            files = {member.name: member for member in root}
+        [program] = json.loads((release / f"{image}.json").read_text())["Entrypoint"]
+        assert files[f"./usr/bin/{program}"].mode == 0o755 and {member.uid for member in files.values()} == {0}
 
 
 def test_lintian_finds_nothing_but_what_an_override_gives_a_reason_for(package):
@@ -115,9 +143,8 @@ def test_installed_upgraded_and_purged(cluster, place, suite, package, next_pack
         assert {name: (debian.root / "etc" / name).read_text() for name in USER_FILES} == users
 
 
-def test_seconds_to_a_first_replica_by_pip(cluster, tmp_path, monkeypatch):
-    subprocess.run([ROOT / "deploy/wheel.sh", tmp_path], check=True, stdout=subprocess.DEVNULL)
-    [wheel] = tmp_path.glob("*.whl")
+def test_seconds_to_a_first_replica_by_pip(cluster, release, tmp_path, monkeypatch):
+    [wheel] = release.glob("*.whl")
     environment = tmp_path / "environment"
     begin = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
