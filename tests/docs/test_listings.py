@@ -179,6 +179,28 @@ step = 1
     tell(AGENT, python("docs/howto/adapters.md", given, 0, attached, 2, "publisher.publish(1, tensors=tensors)"))
 
 
+def test_an_engine_that_follows_a_training_on_its_host_and_the_next_run(tell):
+    checkpoint = "from causal_models import small_model\nsmall_model('qwen3').save_pretrained('/mnt/actor')"
+    next_run = """
+import lockstep, torch
+from causal_models import small_model
+with lockstep.Publisher.from_module(small_model("qwen3"), model="actor", dtype=torch.bfloat16) as publisher:
+    publisher.publish("of a new run").wait(engines=1, timeout=60)
+"""
+    page = "docs/setups.md"
+    programs = {"train.py": listing(page, 1), "serve.py": listing(page, 7)}
+    files = "".join(f"cat > {name} <<'END'\n{text}END\n" for name, text in programs.items())
+    tell(
+        f"PATH={Path(sys.executable).parent}:$PATH; echo trainer > /proc/sys/kernel/hostname",
+        python(page, checkpoint),
+        files,
+        shell(page, 6).replace("/models/actor", "/mnt/actor"),
+        "until grep 'step 3:' serve.log; do sleep 0.1; done",
+        python(page, next_run),
+        "until grep 'step of a new run:' serve.log; do sleep 0.1; done",
+    )
+
+
 def test_daemons_of_a_ray_job(tell):
     """Ray itself is only asked for the host's address here; tests/frameworks.sh has it whole."""
     given = """
