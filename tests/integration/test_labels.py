@@ -240,7 +240,9 @@ def test_a_rank_that_does_not_talk_to_the_agent_says_so():
         assert published and (published.version, published.label, published.bytes) == (1, "step 1", 0)
         with pytest.raises(lockstep.StateError, match="the publisher writes nothing on this rank"):
             publisher.wait_served("step 1", receivers=1)
-        with pytest.raises(lockstep.StateError, match="wait: version 1 has no open publisher on this rank: keep it in a variable"):
+        with pytest.raises(
+            lockstep.StateError, match="wait: version 1 has no open publisher on this rank: keep it in a variable"
+        ):
             published.wait(receivers=1)
 
 

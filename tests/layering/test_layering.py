@@ -242,6 +242,7 @@ ALLOWED = {
     "ctl/daemon": {
         "common/base",
         "common/model",
+        "common/os",
         "common/peer",
         "common/rpc",
         "ctl/output",
