@@ -23,6 +23,7 @@ LONGEST = (
     "test_versions.py",
     "test_drivers.py",
     "test_megatron.py",
+    "test_tutorial.py",
     "test_quickstart.py",
     "test_fsdp.py",
     "test_importer.py",

@@ -1,5 +1,6 @@
 """docs/tutorial.md: its blocks are pasted in order into one shell that has the wheel, and print what the page shows."""
 
+import os
 import re
 import subprocess
 import sys
@@ -44,15 +45,18 @@ def same(text: str) -> "list[str]":
 def checkout(tmp_path: Path) -> Path:
     """A directory with dist/ and the examples, and with a virtual environment to which pip needs to add only the wheel:
     the packages of the tests are the ones that a user installs."""
-    subprocess.run([ROOT / "deploy/wheel.sh", tmp_path / "dist"], check=True, timeout=600)
+    build = [ROOT / "deploy/wheel.sh", tmp_path / "dist"]
+    subprocess.run(build, env={**os.environ, "PYTHON": sys.executable}, check=True, timeout=600)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost laptop\n::1 localhost laptop\n")
     (tmp_path / "python").symlink_to(ROOT / "python")
     venv = tmp_path / ".cache/tutorial"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     packages = venv / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
     (packages / "of_the_tests.pth").write_text(sysconfig.get_path("purelib"))
-    (venv / "bin/torchrun").write_text('#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
-    (venv / "bin/torchrun").chmod(0o755)
+    (venv / "bin").mkdir()
+    for command, module in {"pip": "pip", "torchrun": "torch.distributed.run"}.items():
+        (venv / "bin" / command).write_text(f'#!/bin/sh\nexec python -m {module} "$@"\n')
+        (venv / "bin" / command).chmod(0o755)
     return tmp_path
 
 
@@ -60,7 +64,8 @@ def test_each_block_prints_what_the_page_shows(checkout):
     blocks = BLOCK.findall((ROOT / PAGE).read_text())
     marks = [f"--- after block {number} ---" for number in range(len(blocks))]
     pasted = "".join(f"{script}\necho '{mark}'\n" for (script, _), mark in zip(blocks, marks))
-    ran = run_alone(ALONE + pasted, checkout, PIP_NO_INDEX=1, PIP_NO_DEPS=1, PIP_DISABLE_PIP_VERSION_CHECK=1)
+    offline = {"PIP_NO_INDEX": 1, "PIP_DISABLE_PIP_VERSION_CHECK": 1}
+    ran = run_alone(ALONE + pasted, checkout, timeout_s=600, **offline)
     assert ran.returncode == 0, ran.stdout[-6000:]
     said = ran.stdout
     for (script, shown), mark in zip(blocks, marks):
