@@ -30,7 +30,7 @@ def printed_config(binary, *arguments) -> "dict[str, str]":
 
 
 def keys_of(path) -> "set[str]":
-    lines = [line.lstrip("# ") for line in path.read_text().splitlines()]
+    lines = [line.lstrip("# ") for line in path.read_text().splitlines() if not line.startswith("#   ")]  # no table's
     return {line.split(" = ")[0] for line in lines if " = " in line and line.split(" = ")[0].isidentifier()}
 
 
