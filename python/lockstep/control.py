@@ -129,6 +129,7 @@ class ReceiverModel:
     held_digest: str = ""
     held_committed_unix_ns: int = 0
     served_version: int = 0
+    served_run: str = ""
     previous: VersionRef = VersionRef()
     newest_version: int = 0
     current_path: str = ""
@@ -354,14 +355,23 @@ class Receiver(_Daemon):
         words += [] if skip is None else ["--not", str(arguments.version_number(skip))]
         return _decoded(ReceiverModel, self._ask("rollback", *_named(model), *words, timeout=timeout))
 
-    def wait(self, version: int, model: "str | None" = None, *, timeout: "float | None" = None) -> ReceiverModel:
-        """Waits until it holds ``version`` or a newer one, and its engines serve it. DeadlineError: the time is up; the
-        text says what it holds and serves, and the last error."""
+    def wait(
+        self,
+        version: int,
+        model: "str | None" = None,
+        *,
+        timeout: "float | None" = None,
+        after: "VersionRef | None" = None,
+    ) -> ReceiverModel:
+        """Waits until it holds ``version`` or a newer one, and its engines serve it. Versions of a new run begin again: to
+        wait for what comes next, give as ``after`` what was ``held`` before. DeadlineError: the time is up; the text says
+        what it holds and serves, and the last error."""
         wanted = arguments.version_number(version)
         with contextlib.closing(self.watch(timeout)) as looks:
             for status in looks:
                 now = _only(status.models, model, "receiver")
-                if min(now.held.version, now.served_version) >= wanted:
+                served = now.served_version if now.served_run == now.held.run else 0
+                if now.held != after and min(now.held.version, served) >= wanted:
                     return now
         raise DeadlineError(
             f"version {wanted} is not served within {timeout:g} s: {now.held.version} is held, "

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
 from harness import MODEL, wait_until
 from ports import ReservedPort
 from proxy import FaultProxy
 from replicas import ToyModel
+
+import lockstep
 
 ENGINE = f"raas-receiver-engine/{MODEL}"
 
@@ -161,3 +164,16 @@ def test_a_receiver_that_could_not_sync_for_long_is_not_ready_if_asked_for(clust
             assert ready(patient) and ready(strict, "raas-receiver-replica") and ready(strict, "liveness")
             wait_until(lambda: strict.model_status()["last_error"] != "", "it says why")
             assert strict.model_status()["held"]["version"] == 1
+
+
+def test_the_next_version_of_a_receiver_is_waited_for_of_whichever_run(cluster):
+    model, agent = ToyModel(blocks=2), cluster.agent()
+    receiver = lockstep.control.Receiver(cluster.receiver(agent).address)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=40, tensors=model.step())
+        before = receiver.wait(40, timeout=60).held
+    with pytest.raises(lockstep.DeadlineError, match="40 is held"):
+        receiver.wait(1, timeout=0.2, after=before)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        assert receiver.wait(1, timeout=60, after=before).held == lockstep.control.VersionRef(publisher.run, 1)
