@@ -61,13 +61,13 @@ double OpenFilesLimit() {
 // By the names that Prometheus' own libraries give.
 const std::vector<Row<Process>>& ProcessTable() {
   static const std::vector<Row<Process>> table = {
-      {{"process_cpu_seconds_total", MetricType::Counter, {}, "CPU time of the process, of all its threads"},
+      {{"process_cpu_seconds_total", MetricType::Counter, {}, "CPU time of all threads of the process"},
        [](const Process& process, Samples& samples) { samples.Add(process.cpu_seconds, {}); }},
-      {{"process_resident_memory_bytes", MetricType::Gauge, {}, "memory in RAM, that of the models included"},
+      {{"process_resident_memory_bytes", MetricType::Gauge, {}, "memory in RAM, models included"},
        [](const Process& process, Samples& samples) { samples.Add(process.resident_bytes, {}); }},
-      {{"process_open_fds", MetricType::Gauge, {}, "descriptors that are open"},
+      {{"process_open_fds", MetricType::Gauge, {}, "open file descriptors"},
        [](const Process& process, Samples& samples) { samples.Add(process.open_files, {}); }},
-      {{"process_max_fds", MetricType::Gauge, {}, "descriptors that may be open"},
+      {{"process_max_fds", MetricType::Gauge, {}, "limit of open file descriptors"},
        [](const Process&, Samples& samples) { samples.Add(OpenFilesLimit(), {}); }},
   };
   return table;
@@ -94,15 +94,15 @@ std::vector<Definition> CommonMetrics::Definitions() const {
       {names_[kStageSeconds],
        MetricType::Histogram,
        {"model", "stage"},
-       "how long a stage of a version's way took; the stages are those of `lockstepctl timeline`"},
+       "time of a stage of one version; the stages are those of `lockstepctl timeline`"},
       {names_[kStageBytes],
        MetricType::Counter,
        {"model", "stage"},
-       "what the stage compared, coded, sent or received"},
+       "bytes that the stage compared, encoded, sent or received"},
       {names_[kEvents],
        MetricType::Counter,
        {"event", "level"},
-       "what was logged as a warning or an error, by its event; also what a limit on lines kept out of the log"},
+       "warnings and errors by event, with those that the limit on log lines left out of the log"},
   };
   for (const Row<Process>& row : ProcessTable()) definitions.push_back(row.definition);
   return definitions;

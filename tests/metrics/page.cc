@@ -10,26 +10,27 @@ namespace {
 
 constexpr std::string_view kHead =
     "# Metrics\n\n"
-    "Both daemons answer `GET /metrics` in Prometheus' text format at `--metrics-listen HOST:PORT` (empty, the "
-    "default: nowhere). It is plain\n"
-    "HTTP, without authentication, and tells names of models, versions, sizes and times, and no weights.\n\n"
+    "Both daemons answer `GET /metrics` in Prometheus' text format at `--metrics-listen HOST:PORT`. The default is "
+    "empty: no port.\n"
+    "The port uses plain HTTP without authentication. It tells names of models, versions, sizes and times, but no "
+    "weights.\n\n"
     "```yaml\n"
     "scrape_configs:\n"
     "  - job_name: lockstep\n"
     "    static_configs:\n"
     "      - targets: [\"trainer-0:7703\", \"inference-0:7713\", \"inference-1:7713\"]\n"
     "```\n\n"
-    "[deploy/alerts.yaml](../deploy/alerts.yaml) has the alerts, which lead to "
-    "[the lines that help](howto/runbook.md#alerts);\n"
+    "[deploy/alerts.yaml](../deploy/alerts.yaml) has the alerts. The runbook has "
+    "[a line for each alert](howto/runbook.md#alerts).\n"
     "[deploy/dashboards/fleet.json](../deploy/dashboards/fleet.json) is a dashboard for Grafana.\n\n"
     "![Six panels of the dashboard](figures/fleet.png)\n\n"
-    "`tests/metrics/draw_dashboard.py` drew these six panels of it from a real Prometheus, without Grafana. An agent "
-    "has "
-    "three receivers.\n"
-    "`inference-0` is killed and started again, and pulls what it missed. The engine of `inference-2` refuses 21 "
-    "versions.\n\n"
-    "Counters begin with the process. Labels are from closed sets: a model, a stage, an event, an engine's name; never "
-    "a peer or a tensor.\n";
+    "`tests/metrics/draw_dashboard.py` drew these six panels of the dashboard from a real Prometheus, without Grafana. "
+    "An agent has three\n"
+    "receivers. `inference-0` is killed and restarted, and pulls the versions that it missed. The engine of "
+    "`inference-2` refuses 21 versions.\n\n"
+    "Counters start at 0 with the process. Labels come from closed sets: a model, a stage, an event, an engine's name. "
+    "No label names a peer\n"
+    "or a tensor.\n";
 
 template <typename Source>
 void Print(std::string_view daemon, const std::vector<metrics::Row<Source>>& table) {
