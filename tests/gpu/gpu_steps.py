@@ -38,6 +38,7 @@ C_LIBRARY = (
 )
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
+STORY_SECONDS = 150
 TEST_SECONDS = {"test_gpu_kills": 150}  # processes that start PyTorch, one after another
 LAST = ("test_gpu_ring", "test_gpu_kills")  # behind the figures: should they hang, those are there
 FIGURES = {"publish": 120, "stream": 90, "fp32": 90, "pause": 120}
@@ -110,7 +111,8 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
         program = str(HERE / "gpu_pytest.py")
         return [python(name, TEST_SECONDS.get(name, 90), program, str(files[name]), unless=no_pytest) for name in names]
 
-    found += [*pytest([name for name in files if name not in later]), *figures, *pytest(later)]
+    story = python("story", STORY_SECONDS, str(HERE / "gpu_story.py"), unless=no_pytest)  # tests' helpers need it
+    found += [*pytest([name for name in files if name not in later]), *figures, story, *pytest(later)]
     return found + [_sanitized(name, scratch) for name in tests if name not in GPUS_OF]
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU, of what tests/gpu/pack.sh has packed: GPU and bus as they are, C++ tests, Python tests, figures;
-# within nine minutes. Needs a GPU with its driver, and a python3 with PyTorch, and pytest for some steps; neither Bazel nor
-# a library of ours. $PYTHONPATH may name more of Python.
+# Runs what needs a GPU, of what tests/gpu/pack.sh has packed: GPU and bus as they are, C++ tests, Python tests, figures,
+# and the story: a training that an engine follows. It takes at most nine minutes. It needs a GPU with its driver, and a
+# python3 with PyTorch; neither Bazel nor a library of ours. Some steps need pytest, and the story transformers, too.
+# $PYTHONPATH may name more of Python.
 #
 #   tests/gpu/run.sh [--out DIRECTORY] [--seconds N] [--only STEP]...
 #                                    in the checkout that it was packed in, or in a pack anywhere; N: 530 unless given

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -295,6 +296,8 @@ def with_gpu(pack, tmp_path):
         "sys.exit(1 if sys.argv[1] == 'fp32' else 0)\n"
     )
     (pack / "tests/gpu/gpu_figures.py").write_text(figures)
+    story = {"name": "story_pause", "value": 0.002, "unit": "s", "of": "0.05 s by CUDA IPC", "ratio": 0.04}
+    (pack / "tests/gpu/gpu_story.py").write_text(f"import json\nprint('@figure', json.dumps({story!r}))\n")
     (pack / "sources.json").write_text(json.dumps({**ABOUT, "digest": gpu_last.digest_of(ABOUT["sources"])}))
 
     def runs(*only: str, **environment: str) -> "tuple[subprocess.CompletedProcess, dict]":
@@ -322,6 +325,14 @@ def test_runs_of_some_steps_each_make_one_record(with_gpu, tmp_path):
     _, last = with_gpu("figures: *")
     assert len(last["figures"]) == len(ALL_FIGURES)
     assert gpu_last.read(tmp_path / "out/last.json") == last
+
+
+def test_the_story_is_a_step_whose_figures_need_no_goal(with_gpu):
+    ended, last = with_gpu("story")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert last["passed"] == ["probe", "story"] and [figure["step"] for figure in last["figures"]] == ["story"]
+    assert "| `story_pause` | 0.002 s | 0.05 s by CUDA IPC | 0.04 |  |" in gpu_last.table(last)
+    assert re.search(r"^story_pause +0.002 s, 0.04 of 0.05 s by CUDA IPC$", ended.stdout, re.MULTILINE)
 
 
 def test_a_record_of_another_gpu_or_of_other_sources_is_not_gone_on_with(with_gpu, pack, tmp_path):
