@@ -29,7 +29,8 @@ Status RemoveStale(const std::string& path) {
   }
   const Result<UnixConnection> probe = UnixConnect(path, kProbeTimeout);
   if (probe.ok() || probe.status().code() == ErrorCode::kDeadline) {
-    return {ErrorCode::kUnavailable, Cat("another process already listens at ", path)};
+    return {ErrorCode::kUnavailable,
+            Cat("another process already listens at ", path, "; end it, or give another path")};
   }
   if (probe.status().code() != ErrorCode::kUnavailable) return probe.status();
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove stale socket ", path));

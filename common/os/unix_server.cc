@@ -25,9 +25,11 @@ constexpr size_t kMostGroupBytes = size_t{16} << 20;  // of one group's entry, w
 
 Result<std::unique_ptr<UnixServer>> UnixServer::Start(const Options& options, Handler handler,
                                                       AcceptFailed accept_failed) {
-  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(options.path, options.group));
+  Result<UnixListener> listener = UnixListener::Create(options.path, options.group);
+  if (!listener.ok() && options.option.empty()) return listener.status();
+  if (!listener.ok()) return listener.status().WithContext(options.option);
   return std::unique_ptr<UnixServer>(
-      new UnixServer(std::move(listener), options.max_connections, std::move(handler), std::move(accept_failed)));
+      new UnixServer(*std::move(listener), options.max_connections, std::move(handler), std::move(accept_failed)));
 }
 
 UnixServer::UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed)

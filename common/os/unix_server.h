@@ -20,6 +20,7 @@ class UnixServer {
  public:
   struct Options {
     std::string path;
+    std::string option = {};       // of the command line, which errors name; empty: none
     size_t max_connections = 256;  // more are closed at once
     std::optional<gid_t> group;    // of the socket, where it is not the process's own
   };
@@ -27,7 +28,7 @@ class UnixServer {
   using Handler = std::function<void(UnixServer& server, UnixConnection& connection)>;
   using AcceptFailed = std::function<void(const Status& status)>;  // accepting continues after a pause
 
-  // Listens at once; errors as UnixListener::Create.
+  // Listens at once; errors as UnixListener::Create, with the option.
   static Result<std::unique_ptr<UnixServer>> Start(const Options& options, Handler handler, AcceptFailed accept_failed);
   // Ends every connection, and waits for their handlers.
   ~UnixServer();

@@ -17,7 +17,7 @@ Result<std::unique_ptr<os::UnixServer>> StartControlSocket(const std::string& pa
   const auto failed = [path](const Status& status) {
     telemetry::LogWarn("connection_refused", status, {{"address", path}});
   };
-  return os::UnixServer::Start({.path = path}, admit, failed);
+  return os::UnixServer::Start({.path = path, .option = "--control-socket"}, admit, failed);
 }
 
 }  // namespace lockstep::rpc

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "common/base/text.h"
@@ -56,6 +57,14 @@ os::UniqueFd ListenOn(const addrinfo& address) {
   return listens ? std::move(socket) : os::UniqueFd();
 }
 
+Status NotListening(const std::string& address, int error_number) {
+  const char* what = error_number == EADDRINUSE
+                         ? "address already in use; end the process that has it, or give another "
+                           "port (0: the system chooses a free one)"
+                         : std::strerror(error_number);
+  return {ErrorCode::kUnavailable, Cat("cannot listen on ", address, ": ", what)};
+}
+
 }  // namespace
 
 size_t MostDescriptors() {
@@ -88,20 +97,20 @@ Result<std::unique_ptr<TcpPort>> TcpPort::Listen(asio::io_context& context, cons
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
-  const Status taken{ErrorCode::kUnavailable,
-                     Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine? ",
-                         "Give another one here; with port 0 the system chooses a free one")};
   const Addresses addresses = Resolve(parsed);
   for (addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     if (bound_port_ != 0) SetPort(one->ai_addr, bound_port_);  // the same on all, also when the system chose it
     os::UniqueFd socket = ListenOn(*one);
-    if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return taken;
+    if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return NotListening(address_, errno);
     if (!socket.valid()) continue;
     bound_port_ = PortOf(socket.get());
     const auto protocol = one->ai_family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
     listening_.emplace_back(strand_, protocol, socket.Release());
   }
-  if (listening_.empty()) return taken;
+  if (listening_.empty()) {
+    return {ErrorCode::kUnavailable,
+            Cat("cannot listen on ", address_, ": this machine has no such address; give one that it has")};
+  }
   parsed.port = static_cast<uint16_t>(bound_port_);
   address_ = parsed.ToString();
   return OkStatus();

@@ -48,7 +48,7 @@ Result<std::unique_ptr<os::UnixServer>> StartTargetServer(const std::string& pat
     if (reasons->Count(status.message()) != 0) log->Failed(connection, status);
     SendRefusal(connection, status);
   };
-  return os::UnixServer::Start({.path = path}, attach_peer,
+  return os::UnixServer::Start({.path = path, .option = "--engine-socket"}, attach_peer,
                                [](const Status& status) { telemetry::LogError("engine_accept_failed", status); });
 }
 

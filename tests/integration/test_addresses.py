@@ -53,7 +53,23 @@ def test_a_port_that_is_taken_is_said_with_the_option_that_names_another(cluster
             result = run(command(daemon, cluster.directory, **{option: taken}))
             flag = "--" + option.replace("_", "-")
             assert result.returncode == UNAVAILABLE
-            assert f"{flag}: cannot listen on {taken}; is the port in use" in result.stderr, option
+            assert f"{flag}: cannot listen on {taken}: address already in use" in result.stderr, option
+
+
+@DAEMONS
+def test_a_socket_that_is_taken_is_said_with_the_option_that_names_another(cluster, daemon):
+    sockets = {"trainer_agent": ["socket", "control_socket", "local_socket"]}.get(
+        daemon, ["control_socket", "engine_socket"]
+    )
+    taken = cluster.directory / "taken.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(taken))
+        other.listen()
+        for option in sockets:
+            result = run(command(daemon, cluster.directory, **{option: taken}))
+            flag = "--" + option.replace("_", "-")
+            assert result.returncode == UNAVAILABLE
+            assert f"{flag}: another process already listens at {taken}" in result.stderr, option
 
 
 @DAEMONS

@@ -167,7 +167,7 @@ Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socke
                                                         ModelRegistry* registry, AwaitServed await_served) {
   const auto log = std::make_shared<telemetry::PeerLog>("rank_connection_failed", socket_path);
   return os::UnixServer::Start(
-      {.path = socket_path, .max_connections = kMaxSessions, .group = group},
+      {.path = socket_path, .option = "--socket", .max_connections = kMaxSessions, .group = group},
       [registry, group, log, await_served = std::move(await_served)](os::UnixServer&, os::UnixConnection& connection) {
         Serve(connection, group, *registry, await_served, *log);
       },

@@ -107,7 +107,7 @@ Result<std::unique_ptr<os::UnixServer>> StartLocalServer(const LocalServerOption
     const Status status = LocalConnection(connection, options).Run(*pulls);
     if (status.code() != ErrorCode::kUnavailable) log->Failed(connection, status);
   };
-  return os::UnixServer::Start({.path = options.path}, serve,
+  return os::UnixServer::Start({.path = options.path, .option = "--local-socket"}, serve,
                                [](const Status& status) { telemetry::LogWarn("local_accept_failed", status); });
 }
 
