@@ -62,6 +62,8 @@ def test_versions_number_themselves_and_no_number_is_tried_twice(agent, tensors,
         assert publisher.publish(30, **given).version > 7
         run, newest = publisher.run, publisher.committed_version
         assert agent.model_status()["newest_label"] == "30"
+    with pytest.raises(lockstep.NotFoundError, match=f"does not know run {'ab' * 16}; of this model it holds {run}"):
+        open_for(tensors, model=MODEL, socket=agent.socket, run="ab" * 16)
     publisher, given = open_for(tensors, model=MODEL, socket=agent.socket, run=run)
     with publisher:
         assert publisher.publish(40, **given).version == newest + 1

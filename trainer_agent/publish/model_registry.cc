@@ -94,8 +94,10 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
   }
   if (!named) return Opening::kStart;
   if (!request.fds.empty()) return Opening::kResume;
-  return Status(ErrorCode::kNotFound, Cat("run ", ToHex(request.run), " of model ", request.model,
-                                          " is not held here; open without a run to start a new one"));
+  const std::string known = entry == nullptr ? "it holds none of this model"
+                                             : Cat("of this model it holds ", ToHex(entry->publisher->buffer().run()));
+  return Status(ErrorCode::kNotFound, Cat("model ", request.model, ": the agent does not know run ", ToHex(request.run),
+                                          "; ", known, "; open without a run to start a new one"));
 }
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {

@@ -172,7 +172,8 @@ Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, Rec
   while (true) {
     const auto run = catalog.Find(question.model);
     if (run != nullptr && run->run() != question.run) {
-      return Status(ErrorCode::kState, Cat("model ", question.model, ": run ", ToHex(question.run), " has ended"));
+      return Status(ErrorCode::kState, Cat("model ", question.model, ": run ", ToHex(question.run),
+                                           " has ended; the agent has run ", ToHex(run->run()), " now"));
     }
     // An agent that was restarted may get the run back.
     const Version labelled = run == nullptr ? 0 : run->NewestLabelled(question.label);
