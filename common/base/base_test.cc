@@ -33,6 +33,14 @@ Result<int> Quarter(int x) {
   return half / 2;
 }
 
+TEST_CASE("A context is put before a message once") {
+  const Status failed(ErrorCode::kIo, "rank 1 (process 7): gone");
+  CHECK(failed.WithContext("engine a").WithContext("engine a").message() == "engine a: rank 1 (process 7): gone");
+  const Status named(ErrorCode::kIo, "engine a, rank 1: gone");
+  CHECK(named.WithContext("engine a").message() == named.message());
+  CHECK(named.WithContext("engine").message() == "engine: engine a, rank 1: gone");
+}
+
 TEST_CASE("An error passes up unchanged and a value passes through") {
   CHECK(*Quarter(8) == 2);
   CHECK_THAT(Quarter(6), FailsWith(ErrorCode::kBadData, "odd"));

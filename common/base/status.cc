@@ -62,7 +62,9 @@ std::string Status::ToString() const {
 }
 
 Status Status::WithContext(std::string_view where) const {
-  if (ok()) return *this;
+  const bool said = message_.starts_with(where) && message_.size() > where.size() &&
+                    (message_[where.size()] == ':' || message_[where.size()] == ',');
+  if (ok() || said) return *this;
   return {code_, std::string(where) + ": " + message_};
 }
 

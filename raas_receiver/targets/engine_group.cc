@@ -87,6 +87,7 @@ Status EngineGroup::Prepare(const CommitRequest& request) {
   const auto begin = Clock::now();
   const Status status = TryPrepare(request);
   report_.last_prepare = Since(begin);
+  if (status.ok() && commit_ == nullptr) report_.last_error.clear();  // all ranks have the version
   if (status.ok()) return status;
   (void)members_.DropGone();  // a rank that did not do what it was told has no connection any more
   return Failed(status);
@@ -216,8 +217,9 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   LS_RETURN_IF_ERROR(members_.Welcome());
   Status first;
   for (const auto& rank : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *rank, version, options_.batch_bytes));
-    if (equal) continue;
+    const Result<bool> equal = HoldsVersion(*plan_, *rank, version, options_.batch_bytes);
+    if (!equal.ok()) return equal.status().WithContext(Cat("engine ", members_.engine()));
+    if (*equal) continue;
     rank->SetHolds({});  // the next Prepare writes all of it
     if (first.ok())
       first = {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};

@@ -103,7 +103,7 @@ Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankConnection& 
   Status status = writer.Fill(plan[rank.rank()]);
   if (status.ok()) status = writer.Flush();
   if (!equal) return false;
-  LS_RETURN_IF_ERROR(status.WithContext(rank.Label()));
+  LS_RETURN_IF_ERROR(status);
   return true;
 }
 

@@ -38,6 +38,24 @@ Status CheckPeerOf(const Json& body) {
   return peer::CheckPeer(peer::Self("raas_receiver"), rank);
 }
 
+// What a rank has done when it answers with `type`.
+std::string_view DeedOf(EngineMessageType type) {
+  switch (type) {
+    case EngineMessageType::kPaused:
+      return "pause";
+    case EngineMessageType::kServing:
+      return "serve the version";
+    case EngineMessageType::kStaged:
+      return "take what is to be written";
+    case EngineMessageType::kWritten:
+      return "write";
+    case EngineMessageType::kCompared:
+      return "compare";
+    default:
+      return Name(type);
+  }
+}
+
 }  // namespace
 
 void SendRefusal(os::UnixConnection& connection, const Status& why) {
@@ -215,7 +233,8 @@ Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
   const Result<EngineMessage> answer = Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_));
   LS_RETURN_IF_ERROR(Checked(answer.status()));
   if (answer->body.size() == 1 && answer->body[0] <= std::byte{1}) return answer->body[0] == std::byte{1};
-  return Checked({ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer->body.size(), " bytes")});
+  return Checked(
+      {ErrorCode::kProtocol, Cat(RankLabel(), " was told to compare, and answers ", answer->body.size(), " bytes")});
 }
 
 void RankConnection::DropStaged() {
@@ -227,20 +246,21 @@ void RankConnection::DropStaged() {
 Status RankConnection::Await(EngineMessageType type, const os::Deadline& deadline) {
   LS_ASSIGN_OR_RETURN(const EngineMessage message, Receive(type, deadline));
   if (message.body.empty()) return OkStatus();
-  return {ErrorCode::kProtocol, Cat(RankLabel(), " said ", Name(type), " with ", message.body.size(), " bytes")};
+  return {ErrorCode::kProtocol,
+          Cat(RankLabel(), " was told to ", DeedOf(type), ", and answers ", message.body.size(), " bytes more")};
 }
 
 Result<EngineMessage> RankConnection::Receive(EngineMessageType type, const os::Deadline& deadline) {
   const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
   Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
-  if (!message.ok()) return message.status().WithContext(Cat(RankLabel(), ", waiting for ", Name(type)));
+  if (!message.ok()) return message.status().WithContext(Cat("waiting for ", RankLabel(), " to ", DeedOf(type)));
   if (message->type == type && message->fds.empty()) return message;
   if (message->type == EngineMessageType::kRefused) {
-    return Status(ErrorCode::kAborted, Cat(RankLabel(), " refuses, where ", Name(type),
-                                           " belongs: ", CleanText(AsText(message->body), kMaxSentence)));
+    return Status(ErrorCode::kAborted,
+                  Cat(RankLabel(), " refuses to ", DeedOf(type), ": ", CleanText(AsText(message->body), kMaxSentence)));
   }
-  return Status(ErrorCode::kProtocol,
-                Cat(RankLabel(), " said ", Name(message->type), " where ", Name(type), " belongs"));
+  return Status(ErrorCode::kProtocol, Cat(RankLabel(), " was told to ", DeedOf(type), ", and answers ",
+                                          Name(message->type), ", as no engine of this release does"));
 }
 
 }  // namespace lockstep::targets
