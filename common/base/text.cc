@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 
 namespace lockstep {
 
@@ -63,6 +64,15 @@ std::string_view NextPart(std::string_view& text) {
   const std::string_view part = text.substr(0, text.find('|'));
   text.remove_prefix(std::min(part.size() + 1, text.size()));
   return part;
+}
+
+std::string UtcText(int64_t unix_ns) {
+  const std::time_t seconds = unix_ns / 1'000'000'000;
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[32];
+  (void)std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return text;
 }
 
 std::string HumanBytes(uint64_t bytes) {

@@ -31,6 +31,9 @@ std::string WithoutPasswords(std::string_view text);
 // The first of `text`'s '|'-separated parts; `text` loses it and its separator.
 std::string_view NextPart(std::string_view& text);
 
+// Nanoseconds since 1970 -> "2025-03-01 12:00:00 UTC".
+std::string UtcText(int64_t unix_ns);
+
 // 1536 -> "1.5 KiB".
 std::string HumanBytes(uint64_t bytes);
 

@@ -190,7 +190,7 @@ class Life {
   void Settle() {
     const auto settled = [&] {
       const v1::ReceiverModel model = receiver_.Describe();
-      const bool rests = model.state() == v1::SESSION_STATE_WAITING || model.state() == v1::SESSION_STATE_HELD;
+      const bool rests = receiver_.Resting() || model.state() == v1::SESSION_STATE_HELD;
       if (!rests || receiver_.pair->current().damaged || receiver_.pair->previous().damaged) return false;
       const Version held = model.held().version();
       const bool told = std::ranges::all_of(model.engines(), [&](const v1::Engine& engine) {

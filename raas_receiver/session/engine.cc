@@ -109,7 +109,7 @@ std::string Engine::error() const {
   return last_error_.empty() && !trouble.ok() ? trouble.ToString() : last_error_;
 }
 
-void Engine::Describe(v1::ReceiverModel& model) const {
+void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
   const std::vector<targets::EngineReport> groups = targets_.Describe();
   for (const targets::EngineReport& group : groups) {
     v1::RankGroup& proto = *model.add_rank_groups();
@@ -125,19 +125,23 @@ void Engine::Describe(v1::ReceiverModel& model) const {
   engine.set_in_place(in_place());
   engine.set_late(late());
   const VersionRef served = this->served();
-  const std::string last_error = error();
+  const bool lacks = in_place() && (counts || made()) && !context_.replicas.current().held.nothing();
+  const auto absence = lacks ? targets_.absence() : std::nullopt;
+  const std::string error = this->error();
+  const std::string last_error = !absence ? error : error.empty() ? absence->text : Cat(error, "; ", absence->text);
   *engine.mutable_served() = origin::ToProto(served);
   engine.set_failures(failures);
   std::lock_guard lock(mutex_);
-  const bool lasts = last_error_.empty() && !last_error.empty();
-  const int64_t last_error_unix_ns = lasts ? silent_since_ns_.load() : last_error_unix_ns_;
-  engine.set_state(State(groups, served, !last_error.empty()));
+  const int64_t since = absence ? absence->since_unix_ns : silent_since_ns_.load();
+  const int64_t last_error_unix_ns = last_error_.empty() ? since : last_error_unix_ns_;
+  engine.set_state(State(groups, served, !error.empty()));
   engine.set_served_since_unix_ns(served_since_unix_ns_);
   engine.set_last_pause_us(last_pause_us_);
   engine.set_last_written_bytes(last_written_bytes_);
   engine.set_last_error(last_error);
   engine.set_last_error_unix_ns(last_error_unix_ns);
-  if (!last_error.empty() && last_error_unix_ns > model.last_error_unix_ns()) {
+  const bool ended = absence && !counts;  // it may have ended for good
+  if (!last_error.empty() && !ended && last_error_unix_ns > model.last_error_unix_ns()) {
     model.set_last_error(last_error);
     model.set_last_error_unix_ns(last_error_unix_ns);
   }

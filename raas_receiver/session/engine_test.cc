@@ -98,7 +98,7 @@ class ComparingRanks {
     REQUIRE(Eventually([&] {
       v1::ReceiverModel model;
       fixture.engine->Check();
-      fixture.engine->Describe(model);
+      fixture.engine->Describe(model, true);
       return model.rank_groups_size() == 1 && model.rank_groups(0).comparing() == 2;
     }));
   }
@@ -235,7 +235,7 @@ TEST_CASE(
   CHECK(ask(OkStatus()) == 1);
   CHECK(ask(gone) == 0);
   v1::ReceiverModel model;
-  fixture.engine->Describe(model);
+  fixture.engine->Describe(model, true);
   CHECK(model.engines(0).state() == v1::ENGINE_STATE_FAILING);
   CHECK_THAT(model.last_error(), Catch::Contains("connection refused"));
   CHECK(ask(OkStatus()) == 1);

@@ -194,8 +194,11 @@ std::string Engines::LateAttempt() const {
 
 void Engines::Describe(v1::ReceiverModel& model) const {
   std::set<std::string> kinds;
+  const All counted = this->counted();
+  const bool none_has_ranks = !HaveRanks();
   for (const auto& engine : all()) {
-    if (!engine->retired()) engine->Describe(model);
+    if (!engine->retired())
+      engine->Describe(model, none_has_ranks || std::ranges::find(counted, engine) != counted.end());
   }
   for (const v1::Engine& engine : model.engines()) kinds.insert(engine.kind());
   std::string text;

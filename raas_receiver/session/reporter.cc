@@ -3,6 +3,7 @@
 #include "common/base/backoff.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
 
 namespace lockstep::session {
 namespace {
@@ -11,7 +12,9 @@ using std::chrono::milliseconds;
 
 // How long the origin is told nothing when nothing changes.
 constexpr milliseconds kRefresh{30'000};
+// Of reports that fail.
 constexpr milliseconds kFirstRetry{1'000};
+constexpr milliseconds kLastRetry{5'000};
 // Between two reports, however much changes.
 constexpr milliseconds kPause{100};
 
@@ -29,7 +32,7 @@ void Reporter::Join() {
 }
 
 void Reporter::Loop(const std::stop_token& stop) {
-  Backoff backoff(kRefresh, kFirstRetry);
+  Backoff backoff(kLastRetry, kFirstRetry);
   while (!stop.stop_requested()) {
     const uint64_t met = meetings_();
     const v1::ReportRequest report = snapshot_();
@@ -46,25 +49,26 @@ void Reporter::Loop(const std::stop_token& stop) {
 bool Reporter::Send(const v1::ReportRequest& report, const std::stop_token& stop) {
   const Result<std::string> answer = origin_.Report(report, stop);
   const std::string error = answer.ok() ? *answer : "";
-  if (SetError(error) && !error.empty()) {
+  if (SetRefusal(error) && !error.empty()) {
     telemetry::Log(telemetry::LogLevel::kInfo, "model_not_open", {{"model", report.model()}, {"message", error}});
   }
   return answer.ok();
 }
 
-bool Reporter::SetError(const std::string& error) {
+bool Reporter::SetRefusal(const std::string& text) {
   {
     std::lock_guard lock(mutex_);
-    if (error == error_) return false;
-    error_ = error;
+    const bool same = text == refusal_.text;
+    refusal_ = {text, text.empty() ? 0 : telemetry::UnixNanos()};
+    if (same) return false;
   }
   changed_.Notify();
   return true;
 }
 
-std::string Reporter::error() const {
+Reporter::Refusal Reporter::refusal() const {
   std::lock_guard lock(mutex_);
-  return error_;
+  return refusal_;
 }
 
 }  // namespace lockstep::session

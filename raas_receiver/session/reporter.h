@@ -29,20 +29,24 @@ class Reporter {
   void Start(std::stop_token stop);
   void Join();
 
-  // Why no version will come, as far as the origin says; empty: there is no such reason. Any thread.
-  std::string error() const;
+  struct Refusal {
+    std::string text;  // empty: there is none
+    int64_t unix_ns = 0;
+  };
+  // Why no version will come, as far as the origin's last answer says, and when that came. Any thread.
+  Refusal refusal() const;
 
  private:
   void Loop(const std::stop_token& stop);
   bool Send(const v1::ReportRequest& report, const std::stop_token& stop);
-  bool SetError(const std::string& error);  // whether it is another than before
+  bool SetRefusal(const std::string& text);  // whether it is another than before
 
   origin::Origin& origin_;
   ChangeSignal& changed_;
   const Snapshot snapshot_;
   const Meetings meetings_;
   mutable std::mutex mutex_;
-  std::string error_;  // guarded by mutex_
+  Refusal refusal_;  // guarded by mutex_
   std::thread thread_;
 };
 

@@ -154,7 +154,8 @@ class Session {
   bool SyncWanted() const;
   bool Behind() const;                           // and to be brought forward: no rollback is in the way
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
-  v1::SessionState Resting() const;              // Waiting, Held or BackingOff
+  v1::SessionState State(const VersionRef& held, const VersionRef& newest) const;  // as it is shown
+  v1::SessionState Resting() const;                                                // Waiting, Held or BackingOff
   Result<replica::Rollback> Choose(const v1::RollbackRequest& request) const;
   Status CheckHeld(const replica::Rollback& chosen) const;
   Status Return(const replica::Rollback& chosen);

@@ -68,8 +68,12 @@ struct SessionFixture {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
+  bool Resting() const {
+    const v1::SessionState state = session->Describe().state();
+    return state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_CURRENT;
+  }
   void WaitHeld(Version version) {
-    WaitFor([&] { return pair->current().held.version == version && Describe().state() == v1::SESSION_STATE_WAITING; });
+    WaitFor([&] { return pair->current().held.version == version && Resting(); });
     Check(version);
   }
   // The published file and its hashes are those of `version`.

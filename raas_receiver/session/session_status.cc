@@ -43,6 +43,14 @@ bool Session::Ready() {
   return fresh && !stale_ && !late_ && HoldsVersion() && engines_.Serve();
 }
 
+v1::SessionState Session::State(const VersionRef& held, const VersionRef& newest) const {
+  const v1::SessionState state = state_;
+  const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
+  if (resting && notifying_) return v1::SESSION_STATE_NOTIFYING;
+  const bool current = state == v1::SESSION_STATE_WAITING && HoldsVersion() && held == newest;
+  return current ? v1::SESSION_STATE_CURRENT : state;
+}
+
 v1::ReceiverModel Session::Describe() const {
   const replica::PublishedVersion current = replicas_->current();
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
@@ -62,17 +70,17 @@ v1::ReceiverModel Session::Describe() const {
   if (const replica::Rollback rollback = replicas_->rollback(); rollback.skip) {
     model.set_skipped_version(rollback.version.version);
   }
-  const v1::SessionState state = state_;
-  const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
-  model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);
   const origin::Head head = follower_.head();
+  model.set_state(State(current.held, head.held));
   model.set_newest_version(head.held.version);
   model.set_newest_committed_unix_ns(head.committed_unix_ns);
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
   model.set_scrubbed_bytes(scrubber_.bytes());
   engines_.Describe(model);
-  history_.Describe(model);
-  if (model.last_error().empty()) {
+  // What failed was asked for, or is not needed any more, where the origin answers and nothing is to be pulled.
+  history_.Describe(model, options_.follow && !Behind() ? follower_.met_unix_ns() : 0);
+  const Reporter::Refusal refusal = reporter_.refusal();
+  if (model.last_error().empty() && follower_.error_unix_ns() > refusal.unix_ns) {
     model.set_last_error(follower_.error());
     if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
   }
@@ -81,7 +89,10 @@ v1::ReceiverModel Session::Describe() const {
     model.set_log_stale(true);
     if (model.last_error().empty()) model.set_last_error(stale);
   }
-  if (model.last_error().empty()) model.set_last_error(reporter_.error());
+  if (model.last_error().empty() && !refusal.text.empty()) {
+    model.set_last_error(refusal.text);
+    model.set_last_error_unix_ns(refusal.unix_ns);
+  }
   if (const std::string late = engines_.LateAttempt(); !late.empty()) {
     model.set_last_error(late);
     model.set_last_error_unix_ns(telemetry::UnixNanos());

@@ -38,7 +38,8 @@ class SyncHistory {
     std::lock_guard lock(mutex_);
     damage_ = {};
   }
-  void Describe(v1::ReceiverModel& model) const {
+  // A sync that failed before `over_unix_ns` is not told any more.
+  void Describe(v1::ReceiverModel& model, int64_t over_unix_ns) const {
     std::lock_guard lock(mutex_);
     model.set_repaired_blocks(repaired_blocks_);
     model.set_damaged_blocks(damaged_blocks_);
@@ -49,7 +50,8 @@ class SyncHistory {
     model.set_last_sync_unix_ns(last_sync_unix_ns_);
     // The last that there is: nothing is worse than damage.
     for (const Error* error : {&sync_error_, &damage_}) {
-      if (error->text.empty()) continue;
+      const bool over = error == &sync_error_ && error->unix_ns < over_unix_ns;
+      if (error->text.empty() || over) continue;
       model.set_last_error(error->text);
       model.set_last_error_unix_ns(error->unix_ns);
     }

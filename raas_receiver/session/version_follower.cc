@@ -45,6 +45,7 @@ void VersionFollower::OnHead(const origin::Head& head, bool first) {
   {
     std::lock_guard lock(mutex_);
     error_.clear();
+    met_unix_ns_ = telemetry::UnixNanos();
     meetings_ += first ? 1 : 0;
     if (head.withdrawn != head_.withdrawn) withdrawn_unix_ns_ = telemetry::UnixNanos();
     head_ = head;

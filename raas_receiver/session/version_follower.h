@@ -41,6 +41,8 @@ class VersionFollower {
   // Why the version stream is down; empty while it is not.
   std::string error() const { return Read(error_); }
   int64_t error_unix_ns() const { return Read(error_unix_ns_); }
+  // When the origin announced something last; 0: never.
+  int64_t met_unix_ns() const { return Read(met_unix_ns_); }
   // Since when the origin has had the version withdrawn that it had.
   int64_t withdrawn_unix_ns() const { return Read(withdrawn_unix_ns_); }
   // Whether another version than `held` was announced, or the same with another digest than `digest`.
@@ -83,6 +85,7 @@ class VersionFollower {
   std::shared_ptr<const model::ModelLayout> layout_;
   std::string error_;
   int64_t error_unix_ns_ = 0;
+  int64_t met_unix_ns_ = 0;
   int64_t withdrawn_unix_ns_ = 0;
   std::thread watch_;
 };

@@ -4,9 +4,11 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/targets/engine_group.h"
 
@@ -32,7 +34,10 @@ void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int 
 }  // namespace
 
 EngineTargets::EngineTargets(EngineTargetsOptions options)
-    : options_(std::move(options)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), watcher_([this] { Watch(); }) {}
+    : options_(std::move(options)),
+      views_since_unix_ns_(telemetry::UnixNanos()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      watcher_([this] { Watch(); }) {}
 
 EngineTargets::~EngineTargets() {
   {
@@ -72,6 +77,20 @@ void EngineTargets::SetChanged(std::function<void()> changed, std::function<void
 std::vector<EngineReport> EngineTargets::Describe() const {
   std::lock_guard lock(mutex_);
   return views_;
+}
+
+std::optional<EngineTargets::Absence> EngineTargets::absence() const {
+  std::lock_guard lock(mutex_);
+  const bool coming = !waiting_.empty() || admitting_ != 0;
+  const auto view = std::ranges::find_if(views_, [](const auto& each) { return each.attached < each.world; });
+  if (coming || (view == views_.end() && !views_.empty())) return std::nullopt;
+  const auto lasts = std::chrono::nanoseconds(telemetry::UnixNanos() - views_since_unix_ns_);
+  if (lasts < options_.comes_back) return std::nullopt;
+  const std::string since = UtcText(views_since_unix_ns_);
+  const std::string text = views_.empty() ? Cat("engine ", options_.engine, ": no rank has been attached since ", since)
+                                          : Cat("engine ", view->engine, ": only ", view->attached, " of its ",
+                                                view->world, " ranks are attached since ", since);
+  return Absence{text, views_since_unix_ns_};
 }
 
 bool EngineTargets::empty() const {
@@ -207,6 +226,11 @@ void EngineTargets::LogLost() {
 }
 
 void EngineTargets::UpdateViews() {
+  const auto ranks_of = [](const std::vector<EngineReport>& views) {
+    return std::accumulate(views.begin(), views.end(), 0u,
+                           [](uint32_t sum, const auto& view) { return sum + view.attached; });
+  };
+  const uint32_t before = ranks_of(views_);
   views_.clear();
   members_.clear();
   for (const auto& [engine, group] : groups_) {
@@ -214,6 +238,7 @@ void EngineTargets::UpdateViews() {
     const auto ranks = group->ranks();
     members_.insert(members_.end(), ranks.begin(), ranks.end());
   }
+  if (ranks_of(views_) != before) views_since_unix_ns_ = telemetry::UnixNanos();
 }
 
 // --- the session's thread ---

@@ -44,6 +44,13 @@ class EngineTargets {
   void SetChanged(std::function<void()> changed, std::function<void()> lost = {});
 
   std::vector<EngineReport> Describe() const;
+  // Which ranks are not there and since when, where that is longer than they may take to attach again; nothing: all
+  // are.
+  struct Absence {
+    std::string text;
+    int64_t since_unix_ns = 0;
+  };
+  std::optional<Absence> absence() const;
   // No rank is attached, or waits to be.
   bool empty() const;
   // Whether there are engines, and all of them are complete and at `held`.
@@ -116,6 +123,7 @@ class EngineTargets {
   size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them,
+  int64_t views_since_unix_ns_;                                 // with the same number of ranks,
   std::vector<std::shared_ptr<RankConnection>> members_;        // and their ranks
   std::map<VersionRef, Clock::time_point> back_by_;           // what lost ranks read, and until when they may come back
   std::vector<std::pair<LostRank, Clock::time_point>> left_;  // likewise those that were not logged as lost

@@ -1,7 +1,9 @@
 """A follower in this process and a real receiver: a module that fits, one that does not, and a reader that stays."""
 
 import json
+import re
 import time
+from datetime import datetime
 
 import pytest
 import torch
@@ -60,6 +62,31 @@ def test_why_a_rank_is_refused_is_its_engines_error_logged_once_and_makes_it_lat
         assert receiver.model_status()["last_error"] == engine["last_error"]
         follower.close()
     assert receiver.log().count('"engine_rank_refused"') == 1
+
+
+def test_an_engine_whose_ranks_are_gone_says_since_when_and_a_wait_for_it_says_so(receiver, publisher):
+    absent = re.compile(r"engine default: no rank has been attached since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC")
+
+    def told() -> "re.Match | None":
+        return absent.search(receiver.model_status()["last_error"])
+
+    first = wait_until(told, "no rank has come")
+    with follow(receiver, torch.nn.Linear(64, 32)) as follower:
+        follower.wait_for(1, timeout=60)
+        wait_until(lambda: not receiver.model_status()["last_error"], "nothing is wrong")
+        time.sleep(1)
+        ended = time.time()
+    told_last = wait_until(told, "its ranks are gone")
+    since = [datetime.strptime(match[1] + "+0000", "%Y-%m-%d %H:%M:%S%z").timestamp() for match in (first, told_last)]
+    assert since[0] < since[1] and ended - 2 < since[1] < time.time()
+    assert receiver.model_status()["engines"][0]["state"] == "waiting"
+
+    def lacking() -> "str | None":
+        with pytest.raises(lockstep.DeadlineError) as raised:
+            publisher.wait_served(version=1, receivers=[receiver.name], timeout=0.1)
+        return str(raised.value) if told_last[0] in str(raised.value) else None
+
+    wait_until(lacking, "the wait names the cause")
 
 
 def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, weights):

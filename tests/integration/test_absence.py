@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from harness import MODEL
+from harness import MODEL, wait_until
 from rank_process import RankProcess, content
 from replicas import ToyModel
 
@@ -52,6 +52,28 @@ def test_versions_are_skipped_while_the_agent_is_away_and_receivers_catch_up(clu
         assert (handle.run, handle.committed_version) == (run, 103)
     with pytest.raises(lockstep.StateError, match="is closed"):
         publish(104)
+
+
+def test_the_errors_of_an_agent_that_was_away_are_over_when_it_is_back(cluster):
+    model = ToyModel(blocks=1)
+    agent = cluster.agent(start=False)
+    receiver = cluster.receiver(f"unix:{agent.socket.parent / 'control.sock'}")
+
+    def error() -> str:
+        return receiver.model_status()["last_error"]
+
+    wait_until(lambda: "nothing listens at" in error(), "the agent is not there")
+    agent.start()
+    wait_until(lambda: "no trainer has opened it" in error(), "it is there, and lacks a trainer")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(version=1, tensors=model.step())
+        receiver.wait_for(model.tensors)
+        assert error() == ""
+        agent.kill()
+        assert "nothing listens at" in receiver.ctl("pull").stderr
+        assert "OpenPull" in error()
+        agent.start()
+        wait_until(lambda: error() == "", "the pull that failed is not needed any more")
 
 
 @BOTH
