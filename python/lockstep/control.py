@@ -119,7 +119,8 @@ class Archive:
 @dataclasses.dataclass(frozen=True)
 class ReceiverModel:
     """A model that a receiver follows. ``served_version`` is the oldest that an engine serves, and what is held where no
-    engine is notified; ``previous`` is what a rollback would make current."""
+    engine is notified; ``previous`` is what a rollback would make current. ``state``: "current" (it has the newest version),
+    "waiting", "held" (a rollback's version stays), "backing_off" (after an error), or the step of a sync."""
 
     name: str = ""
     source: str = ""
