@@ -38,7 +38,7 @@ constexpr const char* kAbout =
     "is "
     "not serving, with 65 where bytes are not what they should be, and else with the code of the error that it prints.";
 
-// Whose command it is; nothing: either daemon does it.
+// The daemon that a command belongs to. Nothing: both daemons do it.
 std::optional<Daemon> OwnerOf(Command command) {
   switch (command) {
     case Command::kPull:

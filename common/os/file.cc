@@ -176,6 +176,12 @@ Status MakeDirs(const std::string& path, mode_t mode) {
   return error == 0 ? OkStatus() : ErrnoStatus(error, Cat("make directory ", path));
 }
 
+bool Names(const std::string& path, int fd) {
+  struct stat named, opened;
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
+}
+
 Status CheckWritableDir(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, Cat("directory ", path));

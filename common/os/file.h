@@ -46,6 +46,9 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 // set-group-ID bit. An existing directory is left as it is.
 Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
+// Whether `path` still names the file of `fd`: another process may have removed it, or put another in its place.
+bool Names(const std::string& path, int fd);
+
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
 Status CheckWritableDir(const std::string& path);
 

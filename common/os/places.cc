@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "common/os/unix_socket.h"
 
 namespace lockstep::os {
 namespace {
@@ -23,7 +25,14 @@ bool IsNamed() {
 // This user's directory; its daemons have one each below it.
 std::string Own() {
   if (!IsNamed()) return Cat("/dev/shm/lockstep-", ::geteuid());
-  return std::filesystem::absolute(std::getenv(kVariable)).lexically_normal().string();
+  const std::filesystem::path named = std::filesystem::absolute(std::getenv(kVariable)).lexically_normal();
+  return (named.has_filename() ? named : named.parent_path()).string();
+}
+
+// Whether a daemon of this user, or root's, does. A socket file outlives a daemon that was killed.
+bool Listens(const std::string& path) {
+  const Result<UnixConnection> connection = UnixConnect(path, std::chrono::seconds(5));
+  return connection.ok() && CheckListener(*connection, path).ok();
 }
 
 bool IsThere(const std::string& path) {
@@ -49,18 +58,17 @@ Directories PlaceToServe(const Place& place) {
 }
 
 std::string FindSocket(const Place& place, const std::string& name) {
-  const std::string own = Cat(Own(), "/", place.own, "/", name);
-  const bool there = CheckOwn(Own()).ok() && IsThere(own);
-  const bool host = !IsNamed() && (::geteuid() == 0 || IsThere(place.sockets));
-  return there || !host ? own : Cat(place.sockets, "/", name);
+  const std::string own = Cat(Own(), "/", place.own);
+  const bool host = IsThere(place.sockets) || (::geteuid() == 0 && !IsThere(Cat(own, "/", name)));
+  return Cat(IsNamed() || !host || Listens(own + "/control.sock") ? own : place.sockets, "/", name);
 }
 
-Status MakeOwnPlace(const std::string& sockets) {
+Status MakeOwnPlace(const std::string& path) {
   const std::string own = Own();
-  if (!sockets.starts_with(own + "/")) return OkStatus();
-  for (const std::string& path : {own, sockets}) {
-    LS_RETURN_IF_ERROR(MakeDirs(path, 0700));
-    LS_RETURN_IF_ERROR(CheckOwn(path));
+  if (!path.starts_with(own + "/")) return OkStatus();
+  for (const std::string& directory : {own, path.substr(0, path.find('/', own.size() + 1))}) {
+    LS_RETURN_IF_ERROR(MakeDirs(directory, 0700));
+    LS_RETURN_IF_ERROR(CheckOwn(directory));
   }
   return OkStatus();
 }

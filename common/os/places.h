@@ -34,13 +34,12 @@ struct Directories {
 // Where a daemon that starts puts what it has: at the host's place if it may write there, else at its user's.
 Directories PlaceToServe(const Place& place);
 
-// The path of the socket `name` for who looks for a daemon: the one of this user's own place if it is there and no
-// other user could have made it; else the host's, if the host has such a place or this user is root; else the user's
-// own.
+// The path of the socket `name` for who looks for a daemon: at this user's own place if a daemon of this user listens
+// there; else at the host's, if the host has one; else at the user's own, or of root at the host's.
 std::string FindSocket(const Place& place, const std::string& name);
 
-// Makes the directory of sockets that PlaceToServe() gave, if it is a user's own, for this user alone (0700).
-// kPermission when another user made it, or may write there. Does nothing of other paths.
-Status MakeOwnPlace(const std::string& sockets);
+// Makes the user's own directory, and the daemon's in it, for this user alone (0700), where `path` is in there.
+// kPermission when another user made one of them, or may read or write there. Does nothing of other paths.
+Status MakeOwnPlace(const std::string& path);
 
 }  // namespace lockstep::os

@@ -48,7 +48,7 @@ class LastingChannel {
   bool to_socket() const { return address_.starts_with(kUnixScheme); }
   // How that ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);
-  // The same as an error. Where no connection came up, the message says why, and what to do.
+  // `status` as an error of ours. If no connection came up, its message says why, and what to do.
   Status Explain(const grpc::Status& status) const;
 
  private:

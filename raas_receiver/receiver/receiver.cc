@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <thread>
 
 #include "common/base/hash.h"
@@ -105,7 +104,9 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   LS_ASSIGN_OR_RETURN(auto access, access::AccessControl::Create(config.tls.policy));
   std::unique_ptr<Receiver> receiver(new Receiver(std::move(config), std::move(access)));
   LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
-  LS_RETURN_IF_ERROR(os::MakeOwnPlace(std::filesystem::path(receiver->config_.control_socket).parent_path()));
+  for (const std::string& path : {receiver->config_.control_socket, receiver->config_.root}) {
+    LS_RETURN_IF_ERROR(os::MakeOwnPlace(path));
+  }
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
   WarnOfSigning(receiver->config_);

@@ -66,7 +66,7 @@ Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const s
 ReplicaDirectory::~ReplicaDirectory() {
   const auto names = os::ListDirectory(scratch_);
   if (!lock_.valid() || made_.empty() || !names.ok() || *names != std::vector<std::string>{"lock"}) return;
-  // Who opened the lock meanwhile gets it in a directory that is gone, and can put nothing there.
+  // A receiver that has opened the lock, and gets it now, sees that its name is gone.
   ::unlink(Cat(scratch_, "/lock").c_str());
   for (const std::string& path : made_) ::rmdir(path.c_str());
 }
@@ -84,8 +84,11 @@ Status ReplicaDirectory::Lock() {
   const std::string path = Cat(scratch_, "/lock");
   lock_ = os::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock_.valid()) return ErrnoStatus(errno, Cat("open ", path));
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return OkStatus();
-  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, Cat("lock ", path));
+  const bool locked = ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0;
+  if (locked && os::Names(path, lock_.get())) return OkStatus();
+  const int error = errno;
+  lock_.Reset();
+  if (!locked && error != EWOULDBLOCK) return ErrnoStatus(error, Cat("lock ", path));
   return {ErrorCode::kState, Cat(path_, " belongs to another receiver that is running; choose another --root")};
 }
 

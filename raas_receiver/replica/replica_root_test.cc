@@ -142,8 +142,7 @@ TEST_CASE("A version is gone back to, and another synced, on a file system witho
 
 TEST_CASE("A root or model directory that another user may write is refused") {
   ReplicaFixture fixture;
-  fixture.Open();
-  fixture.PullFull(1);
+  PullTwo(fixture);
   fixture.Close();
   const auto refused = [&](const std::string& path, mode_t mode) {
     REQUIRE(::chmod(path.c_str(), mode) == 0);

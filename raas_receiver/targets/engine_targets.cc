@@ -4,7 +4,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -35,7 +35,7 @@ void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int 
 
 EngineTargets::EngineTargets(EngineTargetsOptions options)
     : options_(std::move(options)),
-      views_since_unix_ns_(telemetry::UnixNanos()),
+      empty_since_unix_ns_(telemetry::UnixNanos()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       watcher_([this] { Watch(); }) {}
 
@@ -84,13 +84,13 @@ std::optional<EngineTargets::Absence> EngineTargets::absence() const {
   const bool coming = !waiting_.empty() || admitting_ != 0;
   const auto view = std::ranges::find_if(views_, [](const auto& each) { return each.attached < each.world; });
   if (coming || (view == views_.end() && !views_.empty())) return std::nullopt;
-  const auto lasts = std::chrono::nanoseconds(telemetry::UnixNanos() - views_since_unix_ns_);
-  if (lasts < options_.comes_back) return std::nullopt;
-  const std::string since = UtcText(views_since_unix_ns_);
-  const std::string text = views_.empty() ? Cat("engine ", options_.engine, ": no rank has been attached since ", since)
-                                          : Cat("engine ", view->engine, ": only ", view->attached, " of its ",
-                                                view->world, " ranks are attached since ", since);
-  return Absence{text, views_since_unix_ns_};
+  const int64_t since = views_.empty() ? empty_since_unix_ns_ : view->attached_since_unix_ns;
+  if (std::chrono::nanoseconds(telemetry::UnixNanos() - since) < options_.comes_back) return std::nullopt;
+  const std::string text = views_.empty()
+                               ? Cat("engine ", options_.engine, ": no rank has been attached since ", UtcText(since))
+                               : Cat("engine ", view->engine, ": only ", view->attached, " of its ", view->world,
+                                     " ranks are attached since ", UtcText(since));
+  return Absence{text, since};
 }
 
 bool EngineTargets::empty() const {
@@ -226,19 +226,19 @@ void EngineTargets::LogLost() {
 }
 
 void EngineTargets::UpdateViews() {
-  const auto ranks_of = [](const std::vector<EngineReport>& views) {
-    return std::accumulate(views.begin(), views.end(), 0u,
-                           [](uint32_t sum, const auto& view) { return sum + view.attached; });
-  };
-  const uint32_t before = ranks_of(views_);
-  views_.clear();
+  const int64_t now = telemetry::UnixNanos();
+  const std::vector<EngineReport> before = std::exchange(views_, {});
   members_.clear();
   for (const auto& [engine, group] : groups_) {
-    views_.push_back(group->Describe());
+    EngineReport view = group->Describe();
+    const auto same = std::ranges::find_if(
+        before, [&](const EngineReport& each) { return each.engine == view.engine && each.attached == view.attached; });
+    view.attached_since_unix_ns = same == before.end() ? now : same->attached_since_unix_ns;
+    views_.push_back(std::move(view));
     const auto ranks = group->ranks();
     members_.insert(members_.end(), ranks.begin(), ranks.end());
   }
-  if (ranks_of(views_) != before) views_since_unix_ns_ = telemetry::UnixNanos();
+  if (views_.empty() && !before.empty()) empty_since_unix_ns_ = now;
 }
 
 // --- the session's thread ---

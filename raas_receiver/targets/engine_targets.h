@@ -123,7 +123,7 @@ class EngineTargets {
   size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them,
-  int64_t views_since_unix_ns_;                                 // with the same number of ranks,
+  int64_t empty_since_unix_ns_;                                 // since when there is none,
   std::vector<std::shared_ptr<RankConnection>> members_;        // and their ranks
   std::map<VersionRef, Clock::time_point> back_by_;           // what lost ranks read, and until when they may come back
   std::vector<std::pair<LostRank, Clock::time_point>> left_;  // likewise those that were not logged as lost

@@ -13,7 +13,7 @@ from harness import MODEL, wait_until
 from verl_workers import Job
 
 import lockstep
-from lockstep.daemons._place import listener
+from lockstep.core.places import listener
 
 
 @pytest.fixture(scope="module", params=("daemons that are there", "daemons that it starts"))

@@ -17,7 +17,7 @@ from harness import RAAS_RECEIVER, TRAINER_AGENT, roomy_directory, wait_until
 from replicas import ToyModel, differing_tensor
 
 import lockstep
-from lockstep.daemons._place import listener
+from lockstep.core.places import listener
 from lockstep.daemons._process import Process
 
 A_WHILE_S = 1.5  # in which a daemon looks for its owners more than once

@@ -117,7 +117,7 @@ def test_a_delta_that_pays_little_is_a_warning_until_one_pays_again(cluster):
     agent.stop()
     said = events_of(agent)["delta_pays_little"]
     assert [line["version"] for line in said] == [2, 5]
-    assert said[0]["density"] > 0.9 and said[0]["delta_bytes"] > said[0]["model_bytes"] / 2
+    assert said[0]["delta_bytes"] > said[0]["model_bytes"] / 2
 
 
 # ---- a stderr that is full ----

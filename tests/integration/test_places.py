@@ -121,13 +121,41 @@ def test_a_place_that_others_may_write_to_is_refused(tmp_path, program):
     assert failed.returncode == 77 and "others could replace the daemons' sockets" in failed.stderr
 
 
-def test_who_looks_for_a_daemon_trusts_no_place_that_others_may_write_to(tmp_path, monkeypatch):
+def test_replicas_alone_in_a_users_place_keep_it_open_to_him_alone(tmp_path):
+    environment = {**os.environ, "LOCKSTEP_RUNTIME_DIR": f"{tmp_path}/place/"}
+    options = ["--model", MODEL, "--control-socket", "none", "--listen", "127.0.0.1:0"]
+    receiver = subprocess.Popen([RAAS_RECEIVER, *options], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((tmp_path / "place/receiver/replicas" / MODEL).exists, "it has its replicas there")
+        assert [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("place", "place/receiver")] == [0o700] * 2
+    finally:
+        receiver.terminate()
+        receiver.wait(60)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The directory of this user's daemons."""
     monkeypatch.setattr(places, "own", lambda: str(tmp_path))
     monkeypatch.delenv("LOCKSTEP_RUNTIME_DIR", raising=False)
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent/export.sock").touch()
+    monkeypatch.setitem(places._HOST, "agent", str(tmp_path / "host"))
+    monkeypatch.setitem(places._HOST, "receiver", str(tmp_path / "none"))
     tmp_path.chmod(0o700)
-    assert places.socket("agent", "export.sock") == str(tmp_path / "agent/export.sock")
-    tmp_path.chmod(0o770)
-    if os.geteuid() == 0:
-        assert places.socket("agent", "export.sock") == "/run/trainer-agent/export.sock"
+    for name in ("host", "agent", "receiver/replicas"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_what_a_killed_daemon_left_does_not_hide_the_hosts(own):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(own / "agent/control.sock"))
+        assert places.socket("agent", "export.sock") == str(own / "host/export.sock")
+        listening.listen()
+        assert places.socket("agent", "export.sock") == str(own / "agent/export.sock")
+
+
+def test_replicas_in_a_place_that_others_may_write_to_are_refused(own):
+    assert places.replicas() == str(own / "receiver/replicas")
+    own.chmod(0o770)
+    with pytest.raises(lockstep.PermissionDeniedError, match="is open to other users"):
+        places.replicas()

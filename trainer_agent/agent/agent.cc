@@ -93,7 +93,9 @@ Agent::Agent(const AgentOptions& options)
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
   LS_ASSIGN_OR_RETURN(agent->access_, access::AccessControl::Create(options.tls.policy));
-  LS_RETURN_IF_ERROR(os::MakeOwnPlace(std::filesystem::absolute(options.socket).parent_path()));
+  for (const std::string& path : {std::filesystem::absolute(options.socket).string(), options.segment_dir}) {
+    LS_RETURN_IF_ERROR(os::MakeOwnPlace(path));
+  }
   LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   WarnOfDisk(options);
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));

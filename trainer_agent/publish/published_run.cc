@@ -53,9 +53,10 @@ std::shared_ptr<const model::Manifest> PublishedRun::MakeManifest(Version versio
 void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
                                const delta::DeltaOutput& output) {
   const uint64_t model_bytes = buffer_->layout()->data_bytes();
-  Status added{
-      ErrorCode::kResourceExhausted,
-      Cat("so much changed that its delta takes more than --retain-bytes or the model, ", os::ExactBytes(model_bytes))};
+  const uint64_t most = served_->deltas().MaxDeltaBytes();
+  Status added{ErrorCode::kResourceExhausted, most < model_bytes ? Cat("its delta takes more than --retain-bytes, ",
+                                                                       os::ExactBytes(most), "; give more")
+                                                                 : "its delta takes more than the model"};
   if (!output.too_dense) {
     std::vector<const payload::DeltaBlock*> blocks;
     for (const auto& block : output.blocks) blocks.push_back(block.get());
@@ -71,16 +72,14 @@ void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifes
   }
   if (!added.ok()) {
     telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
-    return;
   }
-  const auto step = served_->deltas().StepTo(target.held.version);
-  const bool large = step.data_bytes > model_bytes / 2;
+  const uint64_t bytes = output.too_dense ? most : served_->deltas().StepTo(target.held.version).data_bytes;
+  const bool large = bytes > model_bytes / 2;
   if (large_deltas_.exchange(large) == large || !large) return;
   telemetry::Log(telemetry::LogLevel::kWarn, "delta_pays_little",
                  {{"model", buffer_->model()},
                   {"version", target.held.version},
-                  {"density", step.density},
-                  {"delta_bytes", step.data_bytes},
+                  {"delta_bytes", bytes},
                   {"model_bytes", model_bytes},
                   {"message",
                    "a delta of this model takes more than half of its bytes; if that stays so, deltas save little here "

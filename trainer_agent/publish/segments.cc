@@ -66,7 +66,7 @@ Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& dire
   const std::string lock_path = directory + "/" + kLockName;
   os::UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock.valid()) return ErrnoStatus(errno, lock_path);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || !os::Names(lock_path, lock.get())) {
     return Status(ErrorCode::kUnavailable, Cat("segment directory ", directory,
                                                " is in use by another trainer_agent; give each its own --segment-dir"));
   }
@@ -76,7 +76,7 @@ Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& dire
 SegmentHome::~SegmentHome() {
   const auto names = os::ListDirectory(directory_);
   if (!made_ || !names.ok() || *names != std::vector<std::string>{std::string(kLockName)}) return;
-  // Who opened the lock meanwhile gets it in a directory that is gone, and can put nothing there.
+  // An agent that has opened the lock, and gets it now, sees that its name is gone.
   ::unlink(Cat(directory_, "/", kLockName).c_str());
   ::rmdir(directory_.c_str());
 }

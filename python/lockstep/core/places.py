@@ -1,7 +1,14 @@
 """Where this host's daemons are when nobody says so: the rule of common/os/places.h, for who looks for one."""
 
 import os
+import socket as sockets
 import stat
+import struct
+
+from lockstep.core.errors import PermissionDeniedError
+
+_HOST = {"agent": "/run/trainer-agent", "receiver": "/run/raas-receiver"}
+_CONNECT_SECONDS = 5.0
 
 
 def own() -> str:
@@ -12,27 +19,54 @@ def own() -> str:
 def socket(daemon: str, name: str) -> str:
     """The path of a socket of the "agent" or the "receiver": "control.sock", "export.sock" for trainers, "engine.sock" for
     engines' ranks."""
-    host_place = {"agent": "/run/trainer-agent", "receiver": "/run/raas-receiver"}[daemon]
-    return _find(f"{daemon}/{name}", host_place, f"{host_place}/{name}")
+    return os.path.join(_place(daemon, name), name)
 
 
 def replicas() -> str:
-    """The path of a receiver's directory of replicas."""
-    return _find("receiver/replicas", "/dev/shm/lockstep-receiver", "/dev/shm/lockstep-receiver")
+    """The path of a receiver's directory of replicas. PermissionDeniedError: another user could have made it."""
+    place = _place("receiver", "replicas")
+    if place == _HOST["receiver"]:
+        return "/dev/shm/lockstep-receiver"
+    if os.path.lexists(own()):
+        check_private(own())
+    return os.path.join(place, "replicas")
 
 
-def _find(name: str, host_place: str, host_path: str) -> str:
-    """The user's own path if it is there and no other user could have made it; else the host's, if there is such a place
-    or this user is root; else the user's own."""
-    path = os.path.join(own(), name)
-    there = _is_private(own()) and os.path.exists(path)
-    host = not os.environ.get("LOCKSTEP_RUNTIME_DIR") and (os.geteuid() == 0 or os.path.exists(host_place))
-    return path if there or not host else host_path
+def listener(path: str) -> "int | None":
+    """The process of this user or of root that listens at a unix socket now; None where none does."""
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
+        try:
+            probe.connect(path)
+        except OSError:
+            return None
+        credentials = probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", credentials)
+    return int(pid) if user in (0, os.geteuid()) else None
 
 
-def _is_private(path: str) -> bool:
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and info.st_mode & 0o077 == 0
+def check_private(path: str) -> None:
+    """PermissionDeniedError unless ``path`` is a directory of this user, and open to this user alone."""
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode):
+        problem = "is no directory, or a link to one"
+    elif info.st_uid != os.geteuid():
+        problem = f"belongs to user {info.st_uid}, not to {os.geteuid()}"
+    elif info.st_mode & 0o077:
+        problem = f"is open to other users (mode {stat.S_IMODE(info.st_mode):04o}, not 0700)"
+    else:
+        return
+    raise PermissionDeniedError(
+        f"{path} {problem}: others could replace the daemons' sockets; remove it, or name another directory by "
+        "LOCKSTEP_RUNTIME_DIR"
+    )
+
+
+def _place(daemon: str, name: str) -> str:
+    """The user's own place if a daemon listens there; else the host's, if the host has one; else the user's own, or of
+    root the host's."""
+    place, host = os.path.join(own(), daemon), _HOST[daemon]
+    if os.environ.get("LOCKSTEP_RUNTIME_DIR") or listener(os.path.join(place, "control.sock")) is not None:
+        return place
+    root = os.geteuid() == 0 and not os.path.exists(os.path.join(place, name))
+    return host if root or os.path.exists(host) else place

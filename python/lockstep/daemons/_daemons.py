@@ -7,11 +7,12 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Sequence, Union
 
+from lockstep.core import places
 from lockstep.core.errors import BadDataError, DeadlineError
 from lockstep.core.keywords import refuse_unknown
 from lockstep.daemons._command import Command, Option
 from lockstep.daemons._ensure import ensure
-from lockstep.daemons._place import Place, Running, listener
+from lockstep.daemons._place import Place, Running
 from lockstep.daemons._process import Process
 
 # Keywords that are no options of a program.
@@ -42,7 +43,7 @@ class Daemon:
         """Ends the daemon for all its users, as SIGTERM does, and waits for its end. A second call while it drains ends
         it at once. Does nothing if it has ended before. DeadlineError: it took longer than ``timeout`` seconds."""
         with Process(self.pid) as process:
-            if listener(self.control.partition(":")[2]) != self.pid:  # the number may be another process' by now
+            if places.listener(self.control.partition(":")[2]) != self.pid:  # the number may be another process' by now
                 return
             process.send(signal.SIGTERM)
             if not process.ended(timeout):

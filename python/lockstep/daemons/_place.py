@@ -19,17 +19,13 @@ import json
 import os
 import re
 import shutil
-import socket
-import stat
-import struct
 from typing import Any, NamedTuple
 
 from lockstep.core import places
-from lockstep.core.errors import BadDataError, IoError, PermissionDeniedError
+from lockstep.core.errors import BadDataError, Error, IoError
 from lockstep.daemons._locks import lock
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_CONNECT_SECONDS = 5.0
 _LONG_LOG_BYTES = 16 << 20
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 16 * 1024
@@ -88,7 +84,7 @@ class Place:
     def running(self) -> "Running | None":
         """The daemon that listens here. That one does, and which, is the kernel's word: what a daemon left that was killed
         counts for nothing."""
-        pid = listener(self.control)
+        pid = places.listener(self.control)
         if pid is None:
             return None
         try:  # in this order: a daemon that listens was started after the files of the one before were removed
@@ -120,34 +116,12 @@ class Place:
             return json.load(file)
 
 
-def listener(path: str) -> "int | None":
-    """The process that listens at a unix socket now; None where none does."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_SECONDS)
-        try:
-            probe.connect(path)
-        except OSError:
-            return None
-        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[0])
-
-
 def _make_private(path: str) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        info = os.lstat(path)
+        places.check_private(path)
+    except Error:
+        raise
     except OSError as error:
         raise IoError(f"{path}: {error.strerror}; LOCKSTEP_RUNTIME_DIR names another directory for daemons") from None
-    if not stat.S_ISDIR(info.st_mode):
-        problem = "is no directory, or a link to one"
-    elif info.st_uid != os.geteuid():
-        problem = f"belongs to user {info.st_uid}, not to {os.geteuid()}"
-    elif info.st_mode & 0o077:
-        problem = f"is open to other users (mode {stat.S_IMODE(info.st_mode):04o}, not 0700)"
-    else:
-        return
-    raise PermissionDeniedError(
-        f"{path} {problem}: others could replace the daemons' sockets; remove it, or name another directory by "
-        "LOCKSTEP_RUNTIME_DIR"
-    )
