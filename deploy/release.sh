@@ -64,7 +64,7 @@ main() {
     if [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then cuda=true; fi
   fi
   git diff-index --quiet HEAD -- || say "this checkout has changes that no commit has"
-  ! changes "$version" | grep -q '^## .*not released' || say "CHANGELOG.md says that $version is not released yet"
+  ! grep -q "^## $version .*not released" CHANGELOG.md || say "CHANGELOG.md says that $version is not released yet"
 
   umask 022
   work=$(mktemp -d)

@@ -10,6 +10,8 @@ from pathlib import Path
 from harness import ROOT, Cluster, Daemon, wait_until
 
 ARCHIVES = ROOT / ".cache/debian"  # made once for a checkout
+MIRROR = "http://deb.debian.org/debian"
+ARCHIVE_SECONDS = 300
 # What is installed beside a minimum: Debian 12 makes users by postinst's own way, Debian 13 by systemd-sysusers.
 SUITES = {"bookworm": "passwd", "trixie": "passwd,systemd-standalone-sysusers"}
 # Mounts what programs need below the directory $0, with $1 as /dev/shm, and holds the mounts until its input ends.
@@ -27,13 +29,26 @@ exec cat
 """
 
 
+def mirrors() -> "list[str]":
+    """Where this machine has Debian's packages from, and Debian's own, for a mirror that lacks the suite or does not answer."""
+    asked = ["apt-get", "indextargets", "--format=$(SITE)", "Created-By: Packages", "Origin: Debian", "Label: Debian"]
+    sites = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return [*(sites or [MIRROR])[:1], MIRROR]
+
+
 def archive(suite: str) -> Path:
     path = ARCHIVES / f"{suite}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_suffix(".new.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={SUITES[suite]}", suite, made]
-        subprocess.run([*command, "http://deb.debian.org/debian"], check=True, stdin=subprocess.DEVNULL)
+        command = ["timeout", str(ARCHIVE_SECONDS), "mmdebstrap", "--quiet", "--variant=essential"]
+        command += [f"--include={SUITES[suite]}", suite, made]
+        statuses = {}
+        for mirror in mirrors():
+            statuses[mirror] = subprocess.run([*command, mirror], stdin=subprocess.DEVNULL).returncode
+            if statuses[mirror] == 0:
+                break
+        assert 0 in statuses.values(), f"mmdebstrap ended with {statuses}; 124: not within {ARCHIVE_SECONDS} s"
         made.rename(path)
     return path
 

@@ -138,7 +138,11 @@ def test_installed_upgraded_and_purged(cluster, place, suite, package, next_pack
 
         debian.run("dpkg", "--remove", "lockstep")
         assert not (debian.root / "usr/lib/lockstep").exists() and config.read_text() == edited
+        debian.run("mv", "/dev/shm/lockstep", "/dev/shm/other")
+        debian.run("mkdir", "/dev/shm/lockstep")  # of root
         debian.run("dpkg", "--purge", "lockstep")
+        debian.run("rmdir", "/dev/shm/lockstep")
+        debian.run("rm", "-r", "/dev/shm/other")
         assert debian.files() == files
         assert {name: (debian.root / "etc" / name).read_text() for name in USER_FILES} == users
 
