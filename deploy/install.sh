@@ -2,7 +2,7 @@
 # Installs the Debian packages that Lockstep is built with, and only those that are missing: on a machine that has them
 # it needs neither root nor a network, and takes a moment. docs/dependencies.md says what each one is for.
 #
-#   deploy/install.sh [--build]   what a build and the demo need (the default)
+#   deploy/install.sh [--build]   what a build, the wheel and the demo need (the default)
 #   deploy/install.sh --test      that, and what tests/run.sh needs
 #   deploy/install.sh --ci        that, and what .ci/run needs
 #   deploy/install.sh --dev       that, and what tests/nightly.sh needs
@@ -13,13 +13,12 @@ set -euo pipefail
 
 BUILD_PACKAGES=(
   bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
-  g++ pkg-config python3 python3-numpy
+  g++ pkg-config python3 python3-numpy python3-pip python3-venv
   catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libexpat1-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
   libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc
 )
-TEST_PACKAGES=(ca-certificates chromium chromium-driver git groff-base iproute2 lintian mmdebstrap prometheus python3-pip python3-venv
-  shellcheck)
+TEST_PACKAGES=(ca-certificates chromium chromium-driver curl git groff-base iproute2 lintian mmdebstrap prometheus shellcheck)
 CI_PACKAGES=(clang-format)
 DEV_PACKAGES=(ceph-common ceph-mon ceph-osd clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev munge nginx-light
   radosgw slurm-client slurmctld slurmd)

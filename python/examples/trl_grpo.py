@@ -81,10 +81,10 @@ class Rollouts:
         self.rollout_buffer: Any = context.Queue(_WAITING_SAMPLES)
         self.metrics_queue: Any = context.Queue()
         self.hashes: "dict[int, str]" = {}
-        self._received: Any = context.SimpleQueue()
+        self._written, written = context.Pipe(duplex=False)  # label and hash of each policy, in order
         self._start = context.Event()
         self._process = context.Process(
-            target=answer, args=(checkpoint, socket, self._start, self.rollout_buffer, self._received), daemon=True
+            target=answer, args=(checkpoint, socket, self._start, self.rollout_buffer, written), daemon=True
         )
         self._process.start()  # before the first weights are sent, for it is to be given them
 
@@ -96,18 +96,20 @@ class Rollouts:
         self._process.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """It is served now. Samples say by themselves which policy the engine answered by."""
-        number = None
-        while number != model_version:  # an engine may have been given policies of an earlier run, too
-            number, hashed = self._received.get()
-            self.hashes[number] = hashed
+        """``WeightTransfer`` has waited until the engine serves the policy, so its hash is in the pipe. An earlier run may
+        have had policies of the same number: the last one counts. A trainer that resumes calls this before it sends any.
+        """
+        while self._written.poll():
+            label, hashed = self._written.recv()
+            if label == str(model_version):
+                self.hashes[model_version] = hashed
 
     def check_health(self, stale_after_s: float) -> None:
         if not self._process.is_alive():
             raise RuntimeError(f"the engine ended with status {self._process.exitcode}")
 
 
-def answer(checkpoint: str, socket: str, start: Any, samples: Any, received: Any) -> None:
+def answer(checkpoint: str, socket: str, start: Any, samples: Any, written: Any) -> None:
     """The engine's process: groups of answers, each by one version, until it is ended."""
     torch.set_num_threads(1)
     config = transformers.AutoConfig.from_pretrained(checkpoint)
@@ -116,7 +118,7 @@ def answer(checkpoint: str, socket: str, start: Any, samples: Any, received: Any
         model,
         model=MODEL,
         socket=socket,
-        after_write=lambda served: received.put((int(served.label), weights_hash(model))),
+        after_write=lambda served: written.send((served.label, weights_hash(model))),
     )
     start.wait()
     group = 0

@@ -172,10 +172,17 @@ def test_pages_have_the_headings_tables_listings_and_items_of_their_files(site):
         assert counts(page.read_text(), "article") == counts(github.render((ROOT / name).read_text())), name
 
 
+def test_a_directory_that_is_no_site_and_an_unknown_option_are_refused(tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    for argument in (tmp_path, "--server"):
+        assert subprocess.run([ROOT / "docs/site/build.sh", argument], capture_output=True).returncode == 64
+    assert (tmp_path / "thesis.txt").exists()
+
+
 @pytest.fixture
 def small_site(tmp_path):
     """A repository that has docs/site, and returns how building it with this README.md ends."""
-    shutil.copytree(ROOT / "docs/site", tmp_path / "docs/site")
+    shutil.copytree(ROOT / "docs/site", tmp_path / "docs/site", ignore=shutil.ignore_patterns("__pycache__"))
     config = tmp_path / "docs/site/mkdocs.yml"
     config.write_text(config.read_text().partition("\nnav:")[0] + "\nnav: [README.md, docs/other.md]\n")
     (tmp_path / ".cache").mkdir()
