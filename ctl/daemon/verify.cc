@@ -41,6 +41,16 @@ Status Judge(const Verification& verification) {
                 "; pull it again in full")};
   }
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
+  if (const auto& agent = verification.agent; agent.has_value()) {
+    if (agent->held.run() != result.held().run()) {
+      return {ErrorCode::kCorrupt, Cat(what, ": is of run ", Hex(result.held().run()), ", the agent ", agent->address,
+                                       " is in run ", Hex(agent->held.run()))};
+    }
+    if (agent->digest != result.computed_digest()) {
+      return {ErrorCode::kCorrupt, Cat(what, ": digest ", Hex(result.computed_digest()), " is not the ",
+                                       Hex(agent->digest), " of agent ", agent->address, "; pull it again in full")};
+    }
+  }
   if (verification.needs_engines && result.engines() == 0) {
     return {ErrorCode::kState, Cat(what, ": no engine is attached at --engine-socket, so none was compared")};
   }
@@ -49,15 +59,7 @@ Status Judge(const Verification& verification) {
                                    result.not_compared_size() + static_cast<int>(result.engines()),
                                    " engines were not compared: ", JoinedNames(result.not_compared()))};
   }
-  if (!verification.agent.has_value()) return OkStatus();
-  const AgentProof& agent = *verification.agent;
-  if (agent.held.run() != result.held().run()) {
-    return {ErrorCode::kCorrupt, Cat(what, ": is of run ", Hex(result.held().run()), ", the agent ", agent.address,
-                                     " is in run ", Hex(agent.held.run()))};
-  }
-  if (agent.digest == result.computed_digest()) return OkStatus();
-  return {ErrorCode::kCorrupt, Cat(what, ": digest ", Hex(result.computed_digest()), " is not the ", Hex(agent.digest),
-                                   " of agent ", agent.address, "; pull it again in full")};
+  return OkStatus();
 }
 
 Json ToJson(const Verification& verification) {
@@ -78,7 +80,10 @@ std::string VerificationText(const Verification& verification) {
   if (const auto& agent = verification.agent; agent.has_value()) {
     table.AddRow({Hex(agent->digest), Cat("the manifest of agent ", agent->address)});
   }
-  const bool equal = Judge(verification).ok();
+  const Status judged = Judge(verification);
+  const std::string_view verdict = judged.ok()                          ? ": equal\n"
+                                   : judged.code() == ErrorCode::kState ? ": equal, but for engines not compared\n"
+                                                                        : ": NOT equal\n";
   const std::string engines =
       result.engines() == 0 ? "" : Cat("engines whose memory was compared, too: ", result.engines(), "\n");
   std::string missing;
@@ -91,8 +96,8 @@ std::string VerificationText(const Verification& verification) {
   const std::string unused = result.unused() == 0 ? ""
                                                   : Cat("tensors that no parameter of an engine takes:",
                                                         TensorNames(result.unused_tensors(), result.unused()), "\n");
-  return Cat(verification.model, " version ", result.held().version(), equal ? ": equal\n" : ": NOT equal\n",
-             table.ToString(), engines, missing, unused);
+  return Cat(verification.model, " version ", result.held().version(), verdict, table.ToString(), engines, missing,
+             unused);
 }
 
 }  // namespace lockstep::ctl

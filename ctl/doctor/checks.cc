@@ -44,7 +44,14 @@ Finding CheckDirectory(const std::string& directory, uint64_t model_bytes) {
   if (there->free_bytes < wanted) {
     finding.health = Health::kBad;
     finding.found += Cat("; two copies of the model need ", HumanBytes(wanted));
-    finding.remedy = Cat("mount -o remount,size=", (UsedBytes(directory) + wanted) / (1 << 20) + 1, "M ", directory);
+    const uint64_t size = UsedBytes(directory) + wanted;
+    const uint64_t memory =
+        static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    if (size < memory) {
+      finding.remedy = Cat("mount -o remount,size=", size / (1 << 20) + 1, "M ", directory);
+    } else {
+      finding.found += Cat(", more than this host's memory, ", HumanBytes(memory));
+    }
   } else if (!there->in_memory) {
     finding.health = Health::kWarning;
     finding.found += "; every version would go to a disk";

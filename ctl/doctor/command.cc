@@ -55,7 +55,8 @@ Status RunDoctorCommand(const DoctorOptions& options, const Output& output) {
   output.Print(document, table.ToString() + (remedies.empty() ? "" : Cat("\nTo correct it:\n", remedies)));
   const auto bad = std::ranges::count(findings, Health::kBad, &Finding::health);
   return bad == 0 ? OkStatus()
-                  : Status(ErrorCode::kConfig, Cat("this host: ", bad, " findings have to be corrected first"));
+                  : Status(ErrorCode::kConfig, Cat("this host: ", bad, bad == 1 ? " finding has" : " findings have",
+                                                   " to be corrected first"));
 }
 
 }  // namespace lockstep::ctl

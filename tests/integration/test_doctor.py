@@ -67,3 +67,9 @@ def test_the_table_is_for_people_and_no_daemon_is_asked():
     assert shown.returncode == 0 and "/dev/shm" in shown.stdout and "vm.overcommit_memory" in shown.stdout
     refused = subprocess.run([LOCKSTEPCTL, "--agent", "127.0.0.1:1", "doctor"], capture_output=True, text=True)
     assert refused.returncode == 64 and "asks no daemon" in refused.stderr
+
+
+def test_no_command_makes_room_for_a_model_that_the_hosts_memory_does_not_hold(tmp_path):
+    status, found = doctor("--directory", tmp_path, "--model-bytes", "4000TiB")
+    assert status == CONFIG and found[str(tmp_path)]["remedy"] == ""
+    assert "more than this host's memory" in found[str(tmp_path)]["found"]

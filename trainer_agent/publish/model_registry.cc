@@ -77,7 +77,8 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
   const bool named = !request.run.IsZero();
   const bool its_run = entry != nullptr && named && entry->publisher->buffer().run() == request.run;
   if (entry != nullptr && entry->connected.count(request.rank) > 0) {
-    return Status(ErrorCode::kState, Cat("rank ", request.rank, " of model ", request.model, " is connected already"));
+    return Status(ErrorCode::kState, Cat("rank ", request.rank, " of model ", request.model,
+                                         " is connected already; end that trainer, or publish another model"));
   }
   if (its_run && !SameTrainer(entry->publisher->buffer(), request)) {
     return Status(ErrorCode::kState,
