@@ -44,13 +44,13 @@ struct ReceiverConfig {
   std::chrono::milliseconds log_max_age{0};
   ArchiveConfig archive;
   std::vector<std::string> models;
-  std::string root = "auto";  // absolute once it is parsed, as other paths
-  std::string state_dir;                            // what outlives a reboot; used with logs alone
-  std::string assets;                               // empty: none
-  std::optional<net::HostPort> listen;              // nothing: no TCP
-  std::string control_socket;                       // empty: none
-  std::optional<net::HostPort> health_listen;       // nothing: none
-  std::optional<net::HostPort> metrics_listen;      // nothing: none
+  std::string root = "auto";                    // absolute once it is parsed, as other paths
+  std::string state_dir;                        // what outlives a reboot; used with logs alone
+  std::string assets;                           // empty: none
+  std::optional<net::HostPort> listen;          // nothing: no TCP
+  std::string control_socket;                   // empty: none
+  std::optional<net::HostPort> health_listen;   // nothing: none
+  std::optional<net::HostPort> metrics_listen;  // nothing: none
   rpc::DaemonTls tls;
   std::string address_file;  // empty: none
   std::string owners;        // empty: it has none

@@ -49,8 +49,8 @@ class Engine {
   std::string LateAttempt() const;
   // Why it is not given what it is to serve, now or by the last attempt. Empty: nothing is wrong.
   std::string error() const;
-  // Adds what a status says of the engine and of its ranks. An engine without ranks is an error only if it `counts`, that
-  // is, if it is to serve.
+  // Adds what a status says of the engine and of its ranks. An engine without ranks is an error only if it `counts`,
+  // that is, if it is to serve.
   void Describe(v1::ReceiverModel& model, bool counts) const;
   // Cancels the driver's call; it takes no other.
   void Cancel();

@@ -54,7 +54,7 @@ struct EngineReport {  // of one group, for status and records
   uint32_t world = 0;
   uint32_t attached = 0;
   int64_t attached_since_unix_ns = 0;  // so many
-  std::vector<VersionRef> reads;    // what each rank that is there reads; nothing: it does not
+  std::vector<VersionRef> reads;       // what each rank that is there reads; nothing: it does not
   uint32_t waiting = 0;             // of those that are there: for the first version, or for one that makes them whole
   uint32_t asleep = 0;              // of those that are there
   uint32_t comparing = 0;           // of those that are there
