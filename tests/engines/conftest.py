@@ -5,6 +5,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are forked, and OpenMP's 
 import pytest
 import torch
 from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
+from sglang_process import SglangLoader
 from vllm_checkpoints import VllmCheckpoints
 from vllm_process import VllmLoader, vllm_rank
 
@@ -15,13 +16,21 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-# vLLM's processes are shared by all tests, for each is seconds of importing.
+# Engines' processes are shared by all tests, for each is seconds of importing.
 
 
 @pytest.fixture(scope="session")
 def vllm_loader():
     """vLLM's loaders."""
     loader = VllmLoader()
+    yield loader
+    loader.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_loader():
+    """SGLang's loaders."""
+    loader = SglangLoader()
     yield loader
     loader.close()
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_program import ask_all
 from harness import MODEL
-from vllm_process import VllmProgram, ask_all
+from vllm_process import VllmProgram
 
 _RANKS = 2
 

@@ -14,7 +14,8 @@ _LATENT: "dict[str, Any]" = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
     "n_routed_experts": 8,
-    "topk_method": "noaux_tc",  # as published configurations have it; else vLLM's routers have no bias
+    # As published configurations have it: without, vLLM's routers have no bias, and SGLang builds nothing.
+    **{"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
 }
 OVERRIDES: "dict[str, dict[str, Any]]" = {
     **dict.fromkeys(MODELS, _HEADS),

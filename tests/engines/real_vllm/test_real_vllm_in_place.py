@@ -4,6 +4,7 @@ import functools
 import time
 
 import pytest
+from engine_program import ask_all
 from harness import MODEL, ROOT, wait_until
 from real_fleet import (
     daemons_end_at_random_moments,
@@ -13,7 +14,7 @@ from real_fleet import (
     restarted_server_is_not_ready_before_it_has_the_version,
 )
 from real_server import Judge, expected_http_error
-from vllm_process import VllmProgram, ask_all
+from vllm_process import VllmProgram
 from vllm_server import VllmServer
 
 fleet = fleet_of(VllmServer, "vllm", in_place=True)
