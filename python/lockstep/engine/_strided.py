@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import contiguous_strides
 
 Ints = Tuple[int, ...]
 _MOST_PARTS = 1 << 20  # of one copy
@@ -113,16 +114,8 @@ def _solve(
     if first >= extent or first + _reach(high) // unit < 0:
         return
     if first < 0 or first + _reach(high) // unit >= extent:
-        if len(high) != 1:
-            yield from _each(high, low + free, to, at, digits, start, budget)
-            return
-        [dim] = high
-        step = dim.source // unit
-        begin, end = max(0, -(first // step)), min(dim.extent, (extent - 1 - first) // step + 1)
-        if begin >= end:
-            return
-        to, first = to + begin * dim.to, first + begin * step
-        high = [Dim(end - begin, dim.to, dim.source)]
+        yield from _clip(high, low + free, to, at, digits, start, budget)
+        return
     source = digits[0].source
     found = [Dim(dim.extent, dim.to, dim.source // unit * source) for dim in high if dim.extent != 1]
     for inner, where, begun in _solve(low, to, rest, digits[1:], start + first * source, budget):
@@ -131,6 +124,25 @@ def _solve(
 
 def _reach(dims: "Sequence[Dim]") -> int:
     return sum((dim.extent - 1) * dim.source for dim in dims)
+
+
+def _clip(
+    high: "list[Dim]", others: "list[Dim]", to: int, at: int, digits: "Sequence[Dim]", start: int, budget: "list[int]"
+) -> "Iterator[_Found]":
+    """The largest of ``high`` reaches beyond the first digit's extent: the steps that do not, and each that does in part."""
+    unit, extent = digits[0].to, digits[0].extent
+    dim = max(high, key=lambda own: own.source)
+    left = [own for own in high if own is not dim]
+    step, first, more = dim.source // unit, at // unit, _reach(left) // unit
+    touches = range(max(0, -((first + more) // step)), min(dim.extent, (extent - 1 - first) // step + 1))
+    begin, end = max(touches.start, -(first // step)), min(touches.stop, (extent - 1 - more - first) // step + 1)
+    if begin < end:
+        inside = [Dim(end - begin, dim.to, dim.source)] if end - begin > 1 else []
+        moved, begun = to + begin * dim.to, at + begin * dim.source
+        yield from _solve([*inside, *left, *others], moved, begun, digits, start, budget)
+    for k in touches:
+        if not begin <= k < end:
+            yield from _solve([*left, *others], to + k * dim.to, at + k * dim.source, digits, start, budget)
 
 
 def _carry(
@@ -214,8 +226,8 @@ class Box:
 
 def boxes_of(copy: Copy, shape: Ints, strides: Ints, offset: int) -> "Iterator[Box]":
     """What ``copy`` gave of a tensor that lies so in the storage."""
-    linear = contiguous(shape)
-    dims = dims_of(shape, linear, strides)
+    linear = contiguous_strides(shape)
+    dims = [Dim(*own) for own in zip(shape, linear, strides)]  # each by itself: a box is cut along them
     for part in through(copy, dims, 0, offset):
         yield from _boxes(part, part.dims, part.to, part.start, shape, linear)
 
@@ -252,14 +264,6 @@ def _split(dim: Dim, period: int) -> "Tuple[Dim | None, Dim | None]":
         return None, None
     inner = period // dim.to
     return Dim(dim.extent // inner, period, dim.source * inner), Dim(inner, dim.to, dim.source)
-
-
-def contiguous(shape: "Sequence[int]") -> Ints:
-    """Strides of rows without holes."""
-    strides = [1] * len(shape)
-    for k in range(len(shape) - 2, -1, -1):
-        strides[k] = strides[k + 1] * max(shape[k + 1], 1)
-    return tuple(strides)
 
 
 def last_wins(boxes: "Sequence[Box]") -> "list[Box]":
