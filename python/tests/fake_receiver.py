@@ -26,27 +26,73 @@ _HEADER = struct.Struct("<4sHHI4x16sQ")
     COMPARE,
     COMPARED,
     DROP,
-) = range(1, 15)
+    ASK,
+    LAYOUT,
+) = range(1, 17)
+_FORMAT = 4
 _TIMEOUT_S = 60
 
 
-class Attachment:
-    """One connection of a rank that has sent ATTACH."""
+class _Rank:
+    """One connection of a rank that has sent a first message."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, first: int) -> None:
         self.connection = connection
         kind, self.run, self.version, body = self._receive()
-        assert kind == ATTACH
-        self.attach = json.loads(body)
+        assert kind == first
+        self.said = json.loads(body)
+
+    def refuse(self, why: str) -> None:
+        self._send(REFUSED, body=why.encode())
+        self.close()
+
+    def is_closed(self) -> bool:
+        """Waits for the rank to end the connection; False when it sends something."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except ConnectionResetError:  # it had not read all
+            return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _send(self, kind: int, version: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
+        run = bytes.fromhex(RUN) if version else bytes(16)
+        socket.send_fds(self.connection, [_HEADER.pack(b"LSER", _FORMAT, kind, len(body), run, version)], list(fds))
+        self.connection.sendall(body)
+
+    def _receive(self) -> "tuple[int, str, int, bytes]":
+        header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
+        magic, version, kind, size, run, number = _HEADER.unpack(header)
+        assert (magic, version) == (b"LSER", _FORMAT) and not fds
+        body = bytearray()
+        while len(body) < size:
+            body += self.connection.recv(size - len(body))
+        return kind, run.hex(), number, bytes(body)
+
+
+class Question(_Rank):
+    """A rank that asks for a layout."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, ASK)
+
+    def answer(self, body: bytes, kind: int = LAYOUT, fds: "tuple | list" = ()) -> None:
+        self._send(kind, body=body, fds=fds)
+        self.close()
+
+
+class Attachment(_Rank):
+    """A rank that attaches."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, ATTACH)
+        self.attach = self.said
         self.state = self.attach["state"]
         self.description = self.attach["description"]
 
     def attached(self) -> None:
         self._send(ATTACHED)
-
-    def refuse(self, why: str) -> None:
-        self._send(REFUSED, body=why.encode())
-        self.close()
 
     def send_pause(self, version: int, label: str = "") -> None:
         self._send(PAUSE, version=version, body=label.encode())
@@ -126,29 +172,6 @@ class Attachment:
         finally:
             self.connection.settimeout(_TIMEOUT_S)
 
-    def is_closed(self) -> bool:
-        """Waits for the rank to end the connection; False when it sends something."""
-        try:
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
-        except ConnectionResetError:  # it had not read all
-            return True
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def _send(self, kind: int, version: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
-        run = bytes.fromhex(RUN) if version else bytes(16)
-        socket.send_fds(self.connection, [_HEADER.pack(b"LSER", 3, kind, len(body), run, version) + body], list(fds))
-
-    def _receive(self) -> "tuple[int, str, int, bytes]":
-        header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
-        magic, version, kind, size, run, number = _HEADER.unpack(header)
-        assert (magic, version) == (b"LSER", 3) and not fds
-        body = bytearray()
-        while len(body) < size:
-            body += self.connection.recv(size - len(body))
-        return kind, run.hex(), number, bytes(body)
-
 
 def _layout(parameter: dict) -> "tuple[torch.dtype, list[int], list[int]]":
     dtype = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}[parameter["dtype"]]
@@ -180,9 +203,15 @@ class FakeReceiver:
         self._listener.listen()
 
     def accept(self) -> Attachment:
+        return Attachment(self._accept())
+
+    def accept_question(self) -> Question:
+        return Question(self._accept())
+
+    def _accept(self) -> socket.socket:
         connection, _ = self._listener.accept()
         connection.settimeout(_TIMEOUT_S)
-        return Attachment(connection)
+        return connection
 
     def close(self) -> None:
         self._listener.close()

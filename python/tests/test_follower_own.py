@@ -17,7 +17,7 @@ def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, foll
     places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
     follow(module)
     rank = receiver.accept()  # without descriptors
-    assert rank.description["format"] == 3
+    assert rank.description["format"] == 4
     assert sum(rank.description["memories"]) == 4 * (3 * 5 + 5)
     assert places == {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
 

@@ -202,11 +202,10 @@ Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::stri
 
 Status Receiver::Listen() {
   if (!config_.engine_socket.empty()) {
-    std::map<std::string, targets::FindTargets> models;
+    std::map<std::string, targets::FollowedModel> models;
     for (const auto& [model, session] : sessions_) {
-      models[model] = [&engines = session->engines()](const targets::RankConnection& link) {
-        return engines.Find(link);
-      };
+      models[model] = {.find_targets = [&engines = session->engines()](const auto& rank) { return engines.Find(rank); },
+                       .layout = [&session = *session] { return session.layout(); }};
     }
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(models)));
   }

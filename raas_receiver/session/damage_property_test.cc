@@ -108,7 +108,9 @@ class Life {
     receiver_.Start();
     auto listening = targets::StartTargetServer(
         sockets_.File("engine.sock"),
-        {{"actor", [this](const auto& rank) { return receiver_.session->engines().Find(rank); }}});
+        {{"actor",
+          {.find_targets = [this](const auto& rank) { return receiver_.session->engines().Find(rank); },
+           .layout = [this] { return receiver_.session->layout(); }}}});
     REQUIRE(listening.ok());
     server_ = *std::move(listening);
   }

@@ -88,7 +88,8 @@ class ComparingRanks {
  public:
   explicit ComparingRanks(Fixture& fixture) {
     const std::string socket = directory_.File("engine.sock");
-    server_ = *targets::StartTargetServer(socket, {{"actor", targets::Always(fixture.engine->targets())}},
+    const auto layout = [&] { return fixture.replicas.model.layout(); };
+    server_ = *targets::StartTargetServer(socket, {{"actor", targets::Always(fixture.engine->targets(), layout)}},
                                           targets::kPatience);
     for (const uint32_t number : {0, 1}) {
       const targets::TestRankOptions options{.socket = socket, .rank = number, .compares = true};

@@ -103,6 +103,7 @@ Result<size_t> Session::VerifyEngines(const Orders::Cancelled& cancelled) {
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
+  if (auto layout = replicas_->current().layout) return layout;
   if (auto layout = follower_.layout()) return layout;
   return Status(ErrorCode::kNotFound, Cat("the layout of model ", options_.model, " is not known yet"));
 }

@@ -114,7 +114,7 @@ class Session {
   Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
   Engines& engines() { return engines_; }
-  // kNotFound before the first layout is known.
+  // That of the current version; before there is one, that of the version to come. kNotFound: neither is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
  private:

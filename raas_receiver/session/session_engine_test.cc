@@ -310,9 +310,11 @@ TEST_CASE("Ranks that are stopped hold no thread of the pool that the syncs of a
   fixture.entry.targets.pause_timeout = std::chrono::minutes(10);
   fixture.Start();
   os::TempDir sockets;
-  auto server =
-      targets::StartTargetServer(sockets.File("engine.sock"),
-                                 {{"actor", [&](const auto& rank) { return fixture.session->engines().Find(rank); }}});
+  auto server = targets::StartTargetServer(
+      sockets.File("engine.sock"),
+      {{"actor",
+        {.find_targets = [&](const auto& rank) { return fixture.session->engines().Find(rank); },
+         .layout = [&] { return fixture.session->layout(); }}}});
   REQUIRE(server.ok());
   std::vector<std::unique_ptr<targets::RankHandle>> ranks;
   for (const uint32_t number : {0, 1}) {

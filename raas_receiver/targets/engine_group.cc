@@ -18,12 +18,22 @@ std::chrono::microseconds Since(Clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
 }
 
+bool IsFor(const RankConnection& rank, const model::ModelLayout& layout) {
+  return rank.description().layout.value_or(layout.digest()) == layout.digest();
+}
+
+Status ForAnotherLayout(const RankConnection& rank) {
+  return {ErrorCode::kState, Cat(rank.Label(), " was recorded for another layout of the model; it asks for the ",
+                                 "present one and records again")};
+}
+
 }  // namespace
 
 EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnection& first)
     : options_(options), members_(options.model, first) {}
 
 Status EngineGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
+  if (!IsFor(*rank, layout)) return ForAnotherLayout(*rank);
   LS_RETURN_IF_ERROR(members_.MakeRoom(*rank));
   placement::RankDescription completed = rank->description();
   LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(rank->Label()));
@@ -110,6 +120,7 @@ bool EngineGroup::SomeWait(const CommitRequest& request) const {
   bool wait = false;
   for (const auto& rank : members_.ranks()) {
     if (rank->reads().nothing() && !rank->gated()) return false;  // its server may run
+    if (request.before && !IsFor(*rank, *request.before->layout)) return false;
     wait = wait || rank->reads().nothing();
     read = read || (request.before && rank->reads() == request.before->held);
   }
@@ -155,10 +166,11 @@ Status EngineGroup::Plan(const CommitRequest& request, const model::ModelLayout&
   return CheckClaims(request);
 }
 
-// Where the ranks do not fit the model or one another, newcomers are refused; without such, the model has changed, and
-// all are.
+// Ranks that were recorded for another layout are refused. Where the others do not fit the model or one another,
+// newcomers are refused; without such, the model has changed, and all are.
 Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
   if (plan_ && plan_members_ == members_.changes() && plan_layout_ == layout.digest()) return OkStatus();
+  LS_RETURN_IF_ERROR(RefuseOtherLayouts(layout));
   Result<CompiledPlan> plan = CompilePlan(layout, members_.ranks());
   if (plan.ok()) {
     plan_ = std::move(plan->placement);
@@ -173,6 +185,17 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
     if (!newcomers || members_.newcomer(rank)) members_.Refuse(rank, plan.status());
   }
   return plan.status();
+}
+
+Status EngineGroup::RefuseOtherLayouts(const model::ModelLayout& layout) {
+  Status first;
+  for (const auto& rank : members_.present()) {
+    if (IsFor(*rank, layout)) continue;
+    const Status why = ForAnotherLayout(*rank);
+    members_.Refuse(rank->rank(), why);
+    if (first.ok()) first = why;
+  }
+  return first;
 }
 
 void EngineGroup::SetUnused(std::vector<std::string> unused) {

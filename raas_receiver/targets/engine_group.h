@@ -36,7 +36,8 @@ class EngineGroup {
 
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
-  // GroupMembers::MakeRoom, and kBadData for a description that does not fit `layout`.
+  // GroupMembers::MakeRoom, kBadData for a description that does not fit `layout`, and kState for one that was made for
+  // another.
   Status Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout);
   // Drops the ranks whose connection has ended. Returns whether there were any.
   bool DropGone() { return members_.DropGone(); }
@@ -66,6 +67,7 @@ class EngineGroup {
   Status CatchUp(const CommitRequest& request);
   Status Plan(const CommitRequest& request, const model::ModelLayout& layout);
   Status PlanFor(const model::ModelLayout& layout);
+  Status RefuseOtherLayouts(const model::ModelLayout& layout);
   void SetUnused(std::vector<std::string> unused);
   Status CheckClaims(const CommitRequest& request);
   Status Failed(Status status);

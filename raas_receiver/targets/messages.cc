@@ -15,9 +15,10 @@ constexpr os::MessageKind kKinds[] = {
     {"PAUSE", kMaxEngineBody},    {"PAUSED", kMaxEngineBody},   {"SERVE", kMaxEngineBody},
     {"SERVING", kMaxEngineBody},  {"STAGE", kMaxEngineBody},    {"STAGED", kMaxEngineBody},
     {"WRITE", kMaxEngineBody},    {"WRITTEN", kMaxEngineBody},  {"COMPARE", kMaxEngineBody},
-    {"COMPARED", kMaxEngineBody}, {"DROP", kMaxEngineBody},
+    {"COMPARED", kMaxEngineBody}, {"DROP", kMaxEngineBody},     {"ASK", kMaxEngineBody},
+    {"LAYOUT", kMaxAttachBody},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kDrop));
+static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kLayout));
 
 constexpr os::Protocol kProtocol{.name = "engine rank",
                                  .ends = "plugin and receiver",

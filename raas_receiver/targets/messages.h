@@ -16,9 +16,9 @@
 namespace lockstep::targets {
 
 inline constexpr uint32_t kEngineRankMagic = 0x5245534c;  // "LSER" as bytes
-inline constexpr uint16_t kEngineRankFormat = 3;
-inline constexpr uint32_t kMaxAttachBody = 256u << 20;
-inline constexpr uint32_t kMaxEngineBody = 64u << 10;  // of every other message
+inline constexpr uint16_t kEngineRankFormat = 4;
+inline constexpr uint32_t kMaxAttachBody = 256u << 20;  // and of LAYOUT
+inline constexpr uint32_t kMaxEngineBody = 64u << 10;   // of every other message
 
 enum class EngineMessageType : uint16_t {
   kAttach = 1,  // JSON
@@ -35,6 +35,8 @@ enum class EngineMessageType : uint16_t {
   kCompare = 12,
   kCompared = 13,  // a byte: whether all was equal
   kDrop = 14,
+  kAsk = 15,     // JSON
+  kLayout = 16,  // JSON
 };
 
 struct EngineMessageHeader {  // 40 bytes; begins as every MessageStart (common/os/framing.h)

@@ -9,6 +9,7 @@
 
 #include "common/base/document_testing.h"
 #include "common/os/segment.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 namespace lockstep::targets {
 namespace {
@@ -69,6 +70,24 @@ TEST_CASE("The examples of the format are what is sent") {
   REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite}, {}, milliseconds(1000)).ok());
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
   CHECK(sent == HexBlock("raas_receiver/targets/FORMAT.md", "write"));
+
+  ends.SendRaw(HexBlock("raas_receiver/targets/FORMAT.md", "ask"));
+  const auto ask = ReceiveEngineMessage(ends.ours, milliseconds(1000));
+  REQUIRE(ask.ok());
+  CHECK(ask->type == EngineMessageType::kAsk);
+  CHECK(*ReadAsk(*ask) == "actor");
+  const auto layout = model::ModelLayout::Decode(HexBlock("common/model/FORMAT.md", "layout"));
+  REQUIRE(layout.ok());
+  CHECK(Cat(AsText(LayoutBody(**layout)), "\n") == DocumentBlock("raas_receiver/targets/FORMAT.md", "json", "layout"));
+}
+
+TEST_CASE("LAYOUT has the tensors in the checkpoint's order, whatever their names") {
+  std::vector<model::TensorMeta> tensors{{"z\"\\\xc3\xa9", model::DType::kF8E4M3, {4, 2}, 0},
+                                         {"a", model::DType::kI64, {}, 8}};
+  const auto layout = model::ModelLayout::Create(tensors);
+  REQUIRE(layout.ok());
+  CHECK(AsText(LayoutBody(**layout)) == Cat(R"({"digest":")", ToHex((*layout)->digest()),
+                                            R"(","tensors":{"z\"\\é":["F8_E4M3",[4,2]],"a":["I64",[]]}})"));
 }
 
 TEST_CASE("Headers that the format does not know are refused, each for its reason") {
@@ -81,7 +100,7 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
   CHECK(refused([](EngineMessageHeader& header) { ++header.magic; }, "magic"));
   CHECK(refused([](EngineMessageHeader& header) { header.format = 1; }, "format"));
   CHECK(refused([](EngineMessageHeader& header) { header.type = 0; }, "type 0"));
-  CHECK(refused([](EngineMessageHeader& header) { header.type = 15; }, "type 15"));
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 17; }, "type 17"));
   CHECK(refused([](EngineMessageHeader& header) { header.reserved = 2; }, "2 where 0 belongs"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));
@@ -89,6 +108,9 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
   CHECK(refused([](EngineMessageHeader& header) { header.body_bytes = kMaxEngineBody + 1; }, "limit"));
   CHECK(DecodeChanged([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody; }).ok());
   CHECK(refused([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody + 1; }, "limit"));
+  CHECK(DecodeChanged([](EngineMessageHeader& header) { header.type = 16, header.body_bytes = kMaxAttachBody; }).ok());
+  CHECK(
+      refused([](EngineMessageHeader& header) { header.type = 15, header.body_bytes = kMaxEngineBody + 1; }, "limit"));
 }
 
 TEST_CASE("A message that ends early is unavailable, wherever it ends") {

@@ -19,23 +19,31 @@ constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
 constexpr size_t kAttachKeys = 7;  // without "server"
+constexpr size_t kAskKeys = 2;
 constexpr size_t kMaxServer = 256;
 
-Result<std::string> TakeName(const Json& body, const char* key) {
+Result<std::string> TakeString(std::string_view message, const Json& body, const char* key) {
   const auto at = body.find(key);
-  if (at == body.end() || !at->is_string()) {
-    return Status(ErrorCode::kBadData, Cat("ATTACH lacks a string \"", key, "\""));
-  }
-  std::string name = at->get<std::string>();
-  LS_RETURN_IF_ERROR(model::CheckModelName(name).WithContext(Cat("ATTACH's \"", key, "\"")));
+  if (at != body.end() && at->is_string()) return at->get<std::string>();
+  return Status(ErrorCode::kBadData, Cat(message, " lacks a string \"", key, "\""));
+}
+
+Result<std::string> TakeName(std::string_view message, const Json& body, const char* key) {
+  LS_ASSIGN_OR_RETURN(std::string name, TakeString(message, body, key));
+  LS_RETURN_IF_ERROR(model::CheckModelName(name).WithContext(Cat(message, "'s \"", key, "\"")));
   return name;
 }
 
-Status CheckPeerOf(const Json& body) {
-  const auto at = body.find("peer");
-  if (at == body.end() || !at->is_string()) return {ErrorCode::kBadData, "ATTACH lacks a string \"peer\""};
-  LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(at->get_ref<const std::string&>()));
-  return peer::CheckPeer(peer::Self("raas_receiver"), rank);
+// The body of a connection's first message, ATTACH or ASK, of a peer that speaks our protocol.
+Result<Json> ReadFirst(const EngineMessage& first) {
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxNesting; };
+  Json body = Json::parse(AsText(first.body), shallow, /*allow_exceptions=*/false);
+  const std::string_view message = Name(first.type);
+  if (!body.is_object()) return Status(ErrorCode::kBadData, Cat(message, " is not a JSON object"));
+  LS_ASSIGN_OR_RETURN(const std::string line, TakeString(message, body, "peer"));
+  LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(line));
+  LS_RETURN_IF_ERROR(peer::CheckPeer(peer::Self("raas_receiver"), rank));
+  return body;
 }
 
 // What a rank has done when it answers with `type`.
@@ -66,26 +74,45 @@ void SendRefusal(os::UnixConnection& connection, const Status& why) {
   connection.Shutdown();
 }
 
+Result<std::string> ReadAsk(const EngineMessage& ask) {
+  LS_ASSIGN_OR_RETURN(const Json body, ReadFirst(ask));
+  LS_ASSIGN_OR_RETURN(std::string model, TakeName("ASK", body, "model"));
+  if (body.size() != kAskKeys) return Status(ErrorCode::kBadData, "ASK has more than its keys");
+  if (!ask.fds.empty()) return Status(ErrorCode::kBadData, "ASK came with descriptors");
+  return model;
+}
+
+// Tensor by tensor: a library's document of all takes a second for 100,000.
+Bytes LayoutBody(const model::ModelLayout& layout) {
+  std::string text = Cat(R"({"digest":")", ToHex(layout.digest()), R"(","tensors":{)");
+  std::string_view separator;
+  for (const model::TensorMeta& tensor : layout.tensors()) {
+    text += Cat(separator, Json(tensor.name).dump(), R"(:[")", model::FindDType(tensor.dtype)->name, R"(",)",
+                Json(tensor.shape).dump(), "]");
+    separator = ",";
+  }
+  text += "}}";
+  const ByteView bytes = AsBytes(std::string_view(text));
+  return {bytes.begin(), bytes.end()};
+}
+
 Result<std::shared_ptr<RankConnection>> RankConnection::Open(os::UnixConnection& connection, EngineMessage attach) {
   std::shared_ptr<RankConnection> rank(new RankConnection());
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   rank->pid_ = peer.pid;
   rank->claim_ = attach.held;
-  LS_RETURN_IF_ERROR(rank->ReadBody(attach.body));
+  LS_RETURN_IF_ERROR(rank->ReadBody(attach));
   if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(rank->Label(), ": ATTACH came with descriptors"));
   rank->connection_ = std::move(connection);
   return rank;
 }
 
-Status RankConnection::ReadBody(ByteView text) {
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxNesting; };
-  const Json body = Json::parse(AsText(text), shallow, /*allow_exceptions=*/false);
-  if (!body.is_object()) return {ErrorCode::kBadData, "ATTACH is not a JSON object"};
-  LS_RETURN_IF_ERROR(CheckPeerOf(body));
-  LS_ASSIGN_OR_RETURN(model_, TakeName(body, "model"));
-  LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
-  LS_ASSIGN_OR_RETURN(incarnation_, TakeName(body, "incarnation"));
-  LS_ASSIGN_OR_RETURN(const std::string state, TakeName(body, "state"));
+Status RankConnection::ReadBody(const EngineMessage& attach) {
+  LS_ASSIGN_OR_RETURN(const Json body, ReadFirst(attach));
+  LS_ASSIGN_OR_RETURN(model_, TakeName("ATTACH", body, "model"));
+  LS_ASSIGN_OR_RETURN(engine_, TakeName("ATTACH", body, "engine"));
+  LS_ASSIGN_OR_RETURN(incarnation_, TakeName("ATTACH", body, "incarnation"));
+  LS_ASSIGN_OR_RETURN(const std::string state, TakeName("ATTACH", body, "state"));
   LS_RETURN_IF_ERROR(ReadState(state));
   const auto gated = body.find("gated");
   if (gated == body.end() || !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH lacks a boolean \"gated\""};

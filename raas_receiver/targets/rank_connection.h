@@ -20,6 +20,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/layout.h"
 #include "common/os/deadline.h"
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
@@ -112,7 +113,7 @@ class RankConnection {
  private:
   RankConnection() = default;
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
-  Status ReadBody(ByteView body);
+  Status ReadBody(const EngineMessage& attach);
   Status ReadState(const std::string& state);
   Status Stage(const os::UniqueFd& batch);
   Status StartWrite(const VersionRef& after);
@@ -146,5 +147,10 @@ class RankConnection {
 
 // Sends the peer the reason why it is not taken, and ends the connection.
 void SendRefusal(os::UnixConnection& connection, const Status& why);
+
+// The model whose layout ASK wants. kBadData or kProtocol say what is wrong with the message.
+Result<std::string> ReadAsk(const EngineMessage& ask);
+// The body of LAYOUT.
+Bytes LayoutBody(const model::ModelLayout& layout);
 
 }  // namespace lockstep::targets

@@ -1,4 +1,4 @@
-// Where engine ranks attach: a unix socket, and which model's targets each one is for.
+// Where engine ranks attach, and ask for a model's layout: a unix socket, and what each model has for them.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,26 @@
 
 namespace lockstep::targets {
 
-// Where a rank of a model is to attach, or why it is refused.
-using FindTargets = std::function<Result<std::shared_ptr<EngineTargets>>(const RankConnection& rank)>;
+// What ranks are to describe themselves for. An error: that is not known yet.
+using FindLayout = std::function<Result<std::shared_ptr<const model::ModelLayout>>()>;
 
-// Listens at `path` and gives each rank to the targets that its model's function finds, which outlive the server. A
-// peer of another user than this process' or root's is refused, as is a model that no session follows, and one that has
-// not sent ATTACH within `attach_timeout` is dropped. When the server goes no more ranks are taken; those attached
-// stay. Errors as UnixListener::Create.
+// A model that is followed. Its functions may be called by any thread.
+struct FollowedModel {
+  // Where a rank is to attach, or why it is refused.
+  std::function<Result<std::shared_ptr<EngineTargets>>(const RankConnection& rank)> find_targets;
+  FindLayout layout;
+};
+
+// How many ranks may wait for a layout; more are refused. They keep no rank from attaching.
+inline constexpr ptrdiff_t kMostAsking = 128;
+
+// Listens at `path`. Gives each rank that attaches to the targets that its model finds, which outlive the server. Each
+// rank that asks waits until its model's layout is known. A peer of another user than this process' or root's is
+// refused, as is a model that no session follows, and one that has sent neither ATTACH nor ASK within `attach_timeout`
+// is dropped. When the server goes no more ranks are taken; those attached stay, and those that ask see their
+// connection end. Errors as UnixListener::Create.
 Result<std::unique_ptr<os::UnixServer>> StartTargetServer(
-    const std::string& path, std::map<std::string, FindTargets> models,
+    const std::string& path, std::map<std::string, FollowedModel> models,
     std::chrono::milliseconds attach_timeout = std::chrono::seconds(10));
 
 }  // namespace lockstep::targets

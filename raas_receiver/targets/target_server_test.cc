@@ -7,12 +7,25 @@
 #include "common/base/text.h"
 #include "common/os/segment.h"
 #include "raas_receiver/placement/description/description_testing.h"
+#include "raas_receiver/targets/rank_connection.h"
 #include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::targets {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr char kAsk[] = R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor"})";
+
+bool IsReadable(const os::UnixConnection& connection) {
+  pollfd readable{connection.fd(), POLLIN, 0};
+  return ::poll(&readable, 1, 0) > 0;
+}
+
+bool WaitsStill(os::UnixConnection& connection) {
+  std::byte more;
+  return connection.Receive({&more, 1}, nullptr, milliseconds(500)).code() == ErrorCode::kDeadline;
+}
 
 // A peer that sends one message and listens.
 struct Peer : TargetsFixture {
@@ -40,10 +53,10 @@ struct Peer : TargetsFixture {
   }
 
   os::UnixConnection Connect() const { return *os::UnixConnect(socket(), kPatience); }
-  static Status Send(os::UnixConnection& connection, const std::string& body, std::span<const int> fds = {}) {
+  static Status Send(os::UnixConnection& connection, const std::string& body, std::span<const int> fds = {},
+                     EngineMessageType type = EngineMessageType::kAttach) {
     const ByteView bytes = AsBytes(std::string_view(body));
-    return SendEngineMessage(connection, {.type = EngineMessageType::kAttach, .body = {bytes.begin(), bytes.end()}},
-                             fds, kPatience);
+    return SendEngineMessage(connection, {.type = type, .body = {bytes.begin(), bytes.end()}}, fds, kPatience);
   }
   // What the server refuses with.
   static std::string Refusal(os::UnixConnection& connection) {
@@ -54,10 +67,24 @@ struct Peer : TargetsFixture {
     if (connection.Receive({&more, 1}, nullptr, kPatience).code() != ErrorCode::kUnavailable) return "stays";
     return std::string(AsText(answer->body));
   }
-  std::string Refused(const std::string& body, std::span<const int> fds = {}) const {
+  std::string Refused(const std::string& body, std::span<const int> fds = {},
+                      EngineMessageType type = EngineMessageType::kAttach) const {
     os::UnixConnection connection = Connect();
-    (void)Send(connection, body, fds);
+    (void)Send(connection, body, fds, type);
     return Refusal(connection);
+  }
+  // Has asked for the layout of "actor".
+  os::UnixConnection Ask() const {
+    os::UnixConnection connection = Connect();
+    REQUIRE(Send(connection, kAsk, {}, EngineMessageType::kAsk).ok());
+    return connection;
+  }
+  // Whether it is told the model's layout, and nothing after that.
+  bool IsTold(os::UnixConnection& connection) const {
+    const auto answer = ReceiveEngineMessage(connection, kPatience);
+    std::byte more;
+    return answer.ok() && answer->type == EngineMessageType::kLayout && answer->body == LayoutBody(*model.layout()) &&
+           connection.Receive({&more, 1}, nullptr, kPatience).code() == ErrorCode::kUnavailable;
   }
 };
 
@@ -98,7 +125,7 @@ TEST_CASE("A first message that is not ATTACH, and one that is no message, are r
   Peer peer;
   os::UnixConnection early = peer.Connect();
   REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kPaused}, {}, kPatience).ok());
-  CHECK(Has(Peer::Refusal(early), "PAUSED and not ATTACH"));
+  CHECK(Has(Peer::Refusal(early), "PAUSED and not ATTACH or ASK"));
   os::UnixConnection noise = peer.Connect();
   REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(noise), "magic"));
@@ -221,6 +248,117 @@ TEST_CASE("Two engines of one model follow side by side") {
     for (auto& rank : peer.ranks) CHECK(Eventually([&] { return rank->Serves(version); }));
   }
   CHECK(peer.targets->Describe().size() == 2);
+}
+
+TEST_CASE("A rank that asks for the layout gets it once it is known") {
+  Peer peer;
+  os::UnixConnection late = peer.Ask();
+  CHECK(peer.IsTold(late));
+  peer.layout_known = false;
+  os::UnixConnection early = peer.Ask();
+  CHECK(WaitsStill(early));
+  peer.layout_known = true;
+  CHECK(peer.IsTold(early));
+}
+
+TEST_CASE("An ASK that is none is refused, naming what is wrong") {
+  Peer peer;
+  const auto refused = [&](const std::string& body, std::span<const int> fds = {}) {
+    return peer.Refused(body, fds, EngineMessageType::kAsk);
+  };
+  CHECK(Has(refused("[]"), "ASK is not a JSON object"));
+  CHECK(Has(refused(R"({"model": "actor"})"), "ASK lacks a string \"peer\""));
+  CHECK(Has(refused(R"({"peer": "engine_rank/9.0 protocol=7-8", "model": "actor"})"), "upgrade the raas_receiver"));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1"})"), "ASK lacks a string \"model\""));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "../x"})"), "ASK's \"model\""));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "critic"})"), "no model critic"));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor", "rank": 1})"), "more than its keys"));
+  const os::MappedSegment segment = *os::CreateMemfdSegment("write batch", 4096);
+  const int fd = segment.fd();
+  CHECK(Has(refused(kAsk, {&fd, 1}), "came with descriptors"));
+  peer.layout_known = false;
+  os::UnixConnection talks = peer.Ask();
+  REQUIRE(Peer::Send(talks, kAsk, {}, EngineMessageType::kAsk).ok());
+  CHECK(Has(Peer::Refusal(talks), "ASK is not the last message"));
+}
+
+TEST_CASE("A server that stops ends the connections of ranks that wait for a layout") {
+  Peer peer;
+  peer.layout_known = false;
+  os::UnixConnection waiting = peer.Ask();
+  CHECK(WaitsStill(waiting));
+  peer.server.reset();
+  std::byte more;
+  CHECK(waiting.Receive({&more, 1}, nullptr, kPatience).code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("However many ranks wait for a layout, others attach, and one that hangs up makes room") {
+  Peer peer;
+  peer.layout_known = false;
+  std::vector<os::UnixConnection> asking;
+  for (ptrdiff_t i = 0; i <= kMostAsking; ++i) asking.push_back(peer.Ask());
+  auto answered = asking.end();
+  REQUIRE(Eventually([&] { return (answered = std::ranges::find_if(asking, IsReadable)) != asking.end(); }));
+  CHECK(Has(Peer::Refusal(*answered), "too many engine ranks wait"));
+  asking.erase(answered);
+  peer.RunRank(0);
+  peer.RunRank(1);
+  REQUIRE(peer.Changed(2));
+  REQUIRE(peer.Bring(1).ok());
+  asking.pop_back();
+  os::UnixConnection next;
+  CHECK(Eventually([&] { return WaitsStill(next = peer.Ask()); }));
+  peer.layout_known = true;
+  CHECK(peer.IsTold(next));
+  CHECK(std::ranges::all_of(asking, [&](os::UnixConnection& each) { return peer.IsTold(each); }));
+}
+
+TEST_CASE("A rank is refused while the model has another layout than the one that it was recorded for") {
+  Peer peer;
+  const LayoutDigest own = peer.model.layout()->digest();
+  const auto other_layout = *model::ModelLayout::Create(peer.model.layout()->tensors(), 2 * model::kMinBlockBytes);
+  const LayoutDigest other = other_layout->digest();
+  // As the next run of a trainer that has made its model anew.
+  const auto bring_other = [&](const TargetVersion& before) {
+    const TargetVersion version{{RandomId<RunId>(), 1}, other_layout, peer.model.data(2)};
+    LS_RETURN_IF_ERROR(peer.targets->Prepare(version, before, [](const auto&...) { return payload::DeltaChain(); }));
+    return peer.targets->prepared() ? peer.targets->Commit() : OkStatus();
+  };
+  const std::string why =
+      " was recorded for another layout of the model; it asks for the present one and records again";
+  peer.RunRank(0, [&](TestRankOptions& options) { options.layout = own; });
+  RankHandle& early = peer.RunRank(1, [&](TestRankOptions& options) { options.layout = other; });
+  REQUIRE(peer.Changed(2));
+  CHECK_THAT(peer.Prepare(1), FailsWith(ErrorCode::kState, why));
+  CHECK(Eventually([&] { return early.status().refused.load(); }));
+  CHECK(Has(early.status().sentence.data(), why));
+  CHECK(peer.report().attached == 1);
+
+  early.options().layout = own;
+  early.End();
+  early.StartThread();
+  REQUIRE(peer.Changed(1));
+  REQUIRE(peer.Bring(1).ok());
+  REQUIRE(Eventually([&] { return peer.ranks[0]->Serves(1) && early.Serves(1); }));
+
+  SECTION("all, when it changes") {
+    CHECK_THAT(bring_other(peer.Target(1)), FailsWith(ErrorCode::kState, why));
+    CHECK(Eventually([&] { return peer.ranks[0]->status().refused && early.status().refused; }));
+    CHECK(peer.targets->empty());
+  }
+  SECTION("but one that was recorded for that already waits for the others") {
+    early.End();
+    REQUIRE(peer.Changed(1));
+    RankHandle& next = peer.RunRank(1, [&](TestRankOptions& options) { options.layout = other; });
+    REQUIRE(peer.Changed(1));
+    CHECK_THAT(bring_other(peer.Target(1)), FailsWith(ErrorCode::kState, "rank 0 "));
+    CHECK(Eventually([&] { return peer.ranks[0]->status().refused.load(); }));
+    RankHandle& last = peer.RunRank(0, [&](TestRankOptions& options) { options.layout = other; });
+    REQUIRE(peer.Changed(1));
+    REQUIRE(bring_other(peer.Target(1)).ok());
+    CHECK(Eventually([&] { return next.Is(2) && last.Is(2) && next.status().serving == 1; }));
+    CHECK_FALSE(next.status().refused);
+  }
 }
 
 }  // namespace lockstep::targets

@@ -94,9 +94,11 @@ class RankHandle {
 };
 
 // Every rank attaches here.
-inline FindTargets Always(EngineTargets& targets) {
-  return
-      [&targets](const RankConnection&) { return std::shared_ptr<EngineTargets>(std::shared_ptr<void>(), &targets); };
+inline FollowedModel Always(EngineTargets& targets, FindLayout layout) {
+  const auto find = [&targets](const auto&) {
+    return std::shared_ptr<EngineTargets>(std::shared_ptr<void>(), &targets);
+  };
+  return {.find_targets = find, .layout = std::move(layout)};
 }
 
 struct TargetsFixture {
@@ -108,6 +110,7 @@ struct TargetsFixture {
   bool deltas_at_hand = true;
   std::atomic<int> changes{0};
   int seen = 0;
+  std::atomic<bool> layout_known = true;
 
   std::unique_ptr<EngineTargets> targets;
   std::unique_ptr<os::UnixServer> server;
@@ -125,7 +128,11 @@ struct TargetsFixture {
   Status Start() {
     targets = std::make_unique<EngineTargets>(options);
     targets->SetChanged([this] { ++changes; });
-    LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", Always(*targets)}}, attach_timeout));
+    const FindLayout layout = [this]() -> Result<std::shared_ptr<const model::ModelLayout>> {
+      if (layout_known) return model.layout();
+      return Status(ErrorCode::kNotFound, "no layout is known yet");
+    };
+    LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", Always(*targets, layout)}}, attach_timeout));
     return OkStatus();
   }
   void Stop() {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,7 +61,8 @@ struct TestRankOptions {
   // Called at "pause", "paused", "paused and said so", "stage", "half written", "written", "serve" and "serving";
   // false: the rank hangs up there.
   std::function<bool(std::string_view edge)> at_edge;
-  std::string description;  // instead of the engine's own, when not empty
+  std::string description;             // instead of the engine's own, when not empty
+  std::optional<LayoutDigest> layout;  // that the engine's own description says
 };
 
 // What others see of a rank, in memory that is shared with a process that it may be.
@@ -121,8 +123,9 @@ class TestRank {
   }
 
   void Attach() {
-    const std::string description =
-        options_.description.empty() ? placement::ToJson(parts_.Describe()) : options_.description;
+    placement::RankDescription own = parts_.Describe();
+    own.layout = options_.layout;
+    const std::string description = options_.description.empty() ? placement::ToJson(own) : options_.description;
     const nlohmann::json body{{"peer", peer::ToLine(peer::Self("engine_rank"))},
                               {"model", options_.model},
                               {"engine", options_.engine},

@@ -1,11 +1,18 @@
 """Engines follow a training in place: their ranks' buffers equal what PyTorch makes of the trainer's tensors."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor, wait
+
 import pytest
-from engine_ranks import Job, attach, build, differences, leave
+from engine_ranks import Job, attach, build, differences, leave, parameters_of
 from harness import MODEL
 from ranks import Ranks
 from slicing import places
-from tiny_trainer import Trainer
+from tiny_trainer import Trainer, checkpoint_tensors
+
+import lockstep
+from lockstep.core.peer import LINE
+from lockstep.engine._connection import Connection, Message, MessageType, ask_layout
 
 # So that eight ranks divide everything; two key/value heads are shared by four and eight ranks.
 WIDE = {"num_attention_heads": 8, "num_hidden_layers": 2}
@@ -73,3 +80,38 @@ def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, engine, 
         }
         ranks.call(leave)
     trainer.close()
+
+
+def test_a_rank_that_asks_before_the_first_version_gets_the_layout_of_the_checkpoint(cluster):
+    agent = cluster.agent()
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
+    with Connection(str(socket)) as connection, ThreadPoolExecutor(1) as executor:
+        connection.connect()
+        answer = executor.submit(ask_layout, connection, MODEL)
+        assert not wait([answer], timeout=1).done
+        trainer = Trainer("llama", cluster.directory / "checkpoints", agent.socket, MODEL)
+        checkpoint = trainer.publish(1)
+        digest, tensors = answer.result(timeout=60)
+    published = checkpoint_tensors(checkpoint)
+    assert {name: (dtype, shape) for name, dtype, shape in tensors} == {
+        name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in published.items()
+    }
+    description = lockstep.describe(parameters_of(published), engine="huggingface")
+    other = introduce(socket, {**description, "layout": "0123456789abcdef" * 2})
+    assert other.type == MessageType.REFUSED
+    assert b"rank 0 (process " in other.body and b"was recorded for another layout of the model" in other.body
+    assert introduce(socket, {**description, "layout": digest}).type == MessageType.ATTACHED
+    with receiver.file().open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert [form.name for form in tensors] == [name for name in header if name != "__metadata__"]
+    trainer.close()
+
+
+def introduce(socket, description: dict) -> Message:
+    """What the receiver answers a rank of this description."""
+    said = {"peer": LINE, "model": MODEL, "engine": "default", "incarnation": "one", "gated": True, "state": "waiting"}
+    with Connection(str(socket)) as connection:
+        connection.connect()
+        connection.send(Message(MessageType.ATTACH, body=json.dumps({**said, "description": description}).encode()))
+        return connection.receive()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_FORMAT = 3
+_FORMAT = 4
 _ALIGN = 256
 _KEPT = 16  # addresses keep their remainder by this, which covers every element's size
 _PAGE_BYTES = 4096
@@ -42,9 +42,10 @@ def description_of(
     parameters: "Sequence[Parameter]",
     locations: "Sequence[Location]",
     memories: "Sequence[int]",
+    layout: str = "",
 ) -> "dict[str, Any]":
     """The description of parameters that lie at ``locations``, by the rules of ``engine``; ``memories``: the bytes of
-    each."""
+    each. ``layout``: the digest of the model's layout, where the description is for no other."""
     groups = {
         "tensor": options.tensor_parallel,
         "expert": options.expert_parallel,
@@ -67,6 +68,7 @@ def description_of(
         "rank": options.rank,
         "world": options.world,
         "place": place,
+        **({"layout": layout} if layout else {}),
         **({"ignore": ignored} if ignored else {}),
         "memories": list(memories),
         "parameters": [json_of(own, at.memory, at.offset) for own, at in zip(parameters, locations)],

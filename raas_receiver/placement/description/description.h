@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/layout/piece.h"
 #include "common/layout/strided_copy.h"
@@ -74,8 +76,9 @@ struct RankDescription {
   uint32_t rank = 0;   // of the engine's group
   uint32_t world = 1;  // ranks of the group
   EnginePlace place;
-  std::vector<std::string> ignore;  // patterns (fnmatch(3)) of tensors that no parameter need take
-  std::vector<uint64_t> memories;   // the bytes of each
+  std::optional<LayoutDigest> layout;  // that of the model for which this was made; nothing: for any
+  std::vector<std::string> ignore;     // patterns (fnmatch(3)) of tensors that no parameter need take
+  std::vector<uint64_t> memories;      // the bytes of each
   std::vector<EngineParameter> parameters;
 };
 

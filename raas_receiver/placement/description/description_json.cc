@@ -8,7 +8,7 @@
 namespace lockstep::placement {
 namespace {
 
-constexpr uint32_t kFormat = 3;
+constexpr uint32_t kFormat = 4;
 
 Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
@@ -30,6 +30,15 @@ Status ReadPlace(const json::Json& json, const json::JsonPath& path, EnginePlace
   LS_RETURN_IF_ERROR(object.ReadOptional("key_value_heads", place.key_value_heads));
   LS_RETURN_IF_ERROR(object.ReadOptional("fused_shared_experts", place.fused_shared_experts));
   return object.Finish();
+}
+
+Status ReadLayout(const json::Json& json, const json::JsonPath& path, std::optional<LayoutDigest>& layout) {
+  std::string hex;
+  LS_RETURN_IF_ERROR(json::ReadValue(json, path, hex));
+  const auto digest = HexDecode16(hex);
+  if (!digest.ok()) return path.Bad(digest.status().message());
+  layout = LayoutDigest{*digest};
+  return OkStatus();
 }
 
 Status ReadMemory(const json::Json& json, const json::JsonPath& path, uint64_t& bytes) {
@@ -127,6 +136,7 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
     return top.Bad(Cat("is of rank ", description.rank, " of ", description.world, "; the limit is ", kMaxEngineRanks));
   }
   LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
+  LS_RETURN_IF_ERROR(object.ReadOptional("layout", description.layout, ReadLayout));
   const auto read_pattern = [](const json::Json& json, const json::JsonPath& path, std::string& pattern) {
     return json::ReadValue(json, path, pattern);
   };

@@ -80,12 +80,15 @@ TEST_CASE("A description that is written and read again is the same, whatever th
   }
   const RankDescription rank = Parse(ToJson(Parse(FormatExample("rank 1"))));
   CHECK(rank.place.tensor.rank == 1);
+  CHECK_FALSE(rank.layout);
   CHECK(rank.parameters[0].slices[0].from == layout::Extents{6, 0});
   CHECK(rank.parameters[0].padding.size() == 1);
   CHECK(rank.parameters[3].strides == layout::Extents{1, 4});
   RankDescription fused = Parse(FormatExample("by rules"));
   fused.place.fused_shared_experts = true;
   fused.parameters[0].memory = 0;
+  fused.layout = RandomId<LayoutDigest>();
+  CHECK(Parse(ToJson(fused)).layout == fused.layout);
   CHECK(Parse(ToJson(fused)).place.fused_shared_experts);
 }
 
@@ -109,8 +112,10 @@ TEST_CASE("Missing keys are refused by name") {
 
 TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused("[]", "", "must be an object");
-  CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 3");
-  CheckRefused(With("/format", 4), "", "is of format 4");
+  CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 4");
+  CheckRefused(With("/format", 5), "", "is of format 5");
+  CheckRefused(With("/layout", 7), "layout: ", "must be a string");
+  CheckRefused(With("/layout", "f00"), "layout: ", "expected 32 hex digits, got \"f00\"");
   CheckRefused(With("/rank", -1), "rank: ", "must be a whole number");
   CheckRefused(With("/rank", 1.0), "rank: ", "must be a whole number");
   CheckRefused(With("/world", uint64_t{1} << 32), "world: ", "32 bits");

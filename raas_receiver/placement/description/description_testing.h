@@ -59,12 +59,13 @@ inline std::string FormatExample(std::string_view name) {
 inline std::string ToJson(const RankDescription& description) {
   OrderedJson parameters = OrderedJson::array();
   for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
-  OrderedJson document = {{"format", 3},
+  OrderedJson document = {{"format", 4},
                           {"rank", description.rank},
                           {"world", description.world},
                           {"place", ToJson(description.place)},
                           {"memories", description.memories},
                           {"parameters", std::move(parameters)}};
+  if (description.layout) document["layout"] = ToHex(*description.layout);
   if (!description.ignore.empty()) document["ignore"] = description.ignore;
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }

@@ -31,7 +31,7 @@ std::vector<Bytes> Seeds() {
     seeds.push_back(Copy(AsBytes(std::string_view(placement::FormatExample(name)))));
   }
   const std::string_view small =
-      R"({"format":3,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"
+      R"({"format":4,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"
       R"("memories":[64],)"
       R"("parameters":[{"name":"a","dtype":"F32","shape":[2,3],"strides":[1,2],"offset":8,)"
       R"("padding":[{"at":[1,0],"shape":[1,3]}]}]})";

@@ -1,7 +1,8 @@
-// What ranks of an engine and the receiver say to each other, and what ATTACH leads to (raas_receiver/targets). The
-// first byte of an input says how many descriptors come along, the rest is a stream of messages.
+// What ranks of an engine and the receiver say to each other, and what ATTACH and ASK lead to (raas_receiver/targets).
+// The first byte of an input says how many descriptors come along, the rest is a stream of messages.
 #include <array>
 
+#include "common/model/model_name.h"
 #include "common/os/segment.h"
 #include "raas_receiver/targets/messages.h"
 #include "raas_receiver/targets/rank_connection.h"
@@ -50,6 +51,14 @@ bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& ste
   return rank.ok();
 }
 
+// False: it was refused.
+bool TestAsk(const EngineMessage& ask) {
+  const Result<std::string> model = targets::ReadAsk(ask);
+  if (!model.ok()) CheckRefusal(model.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
+  if (model.ok()) LS_FUZZ_RULE(model::CheckModelName(*model).ok());
+  return model.ok();
+}
+
 // "ATTACH" with the description of a rank of FORMAT.md.
 Bytes Attach(const std::string& rank) {
   const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
@@ -73,7 +82,8 @@ std::vector<Bytes> Seeds() {
   AppendBytes(cycle, HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
   AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, {}));
   const Bytes refused = Encoded(EngineMessageType::kRefused, {}, AsBytes(std::string_view("no such model")));
-  return {Seed(0, Attach("rank 0")), Seed(0, Attach("rank 1")), Seed(0, cycle), Seed(0, refused)};
+  const Bytes ask = HexBlock("raas_receiver/targets/FORMAT.md", "ask");
+  return {Seed(0, Attach("rank 0")), Seed(0, Attach("rank 1")), Seed(0, cycle), Seed(0, refused), Seed(0, ask)};
 }
 
 void TestInput(ByteView input) {
@@ -93,6 +103,7 @@ void TestInput(ByteView input) {
     ByteView sent;
     LS_FUZZ_RULE(stream.TakeBytes(sizeof(EngineMessageHeader) + body.size(), sent));
     LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, body));
+    if (message->type == EngineMessageType::kAsk) refused = !TestAsk(*message) || refused;
     if (message->type != EngineMessageType::kAttach) continue;
     refused = !TestAttach(connection, *std::move(message), steps) || refused;
   }
