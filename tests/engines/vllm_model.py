@@ -11,15 +11,16 @@ from types import SimpleNamespace
 
 import torch
 import vllm.model_executor.models.registry as registry
+import vllm.model_executor.models.utils as utils
 from safetensors.torch import load_file
-from vllm.config import DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm_without_kernels import build_without_kernels
 
 # Architectures are looked at in a child interpreter, seconds each; it is the same code here.
 registry._run_in_subprocess = lambda function: function()
-# Where the machine has AMX, vLLM would take kernels for it, which are not built here.
-torch.cpu._is_amx_tile_supported = lambda: False
+build_without_kernels()
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Rank:
     tensor: "tuple[int, int]" = (1, 0)
     data: "tuple[int, int]" = (1, 0)
     expert_parallel: bool = False
+    pipeline: "tuple[int, int]" = (1, 0)
 
 
 class Model:
@@ -44,16 +46,22 @@ class Model:
             max_model_len=64,
             enforce_eager=True,
         )
-        self.config = VllmConfig(model_config=model, device_config=DeviceConfig(device="cpu"))
+        self.config = VllmConfig(
+            model_config=model,
+            cache_config=CacheConfig(enable_prefix_caching=False),
+            device_config=DeviceConfig(device="cpu"),
+        )
         self.config.instance_id = "one"  # a server makes one configuration for all of its workers
         parallel = self.config.parallel_config  # set afterwards: when created, it looks for as many devices
-        parallel.tensor_parallel_size = parallel.world_size = rank.tensor[0]
-        parallel.rank = rank.tensor[1]
+        parallel.tensor_parallel_size, parallel.pipeline_parallel_size = rank.tensor[0], rank.pipeline[0]
+        parallel.world_size = rank.tensor[0] * rank.pipeline[0]
+        parallel.rank = rank.pipeline[1] * rank.tensor[0] + rank.tensor[1]
         parallel.data_parallel_size, parallel.data_parallel_rank = rank.data
         parallel.data_parallel_index = rank.data[1]
         parallel.enable_expert_parallel = rank.expert_parallel
         if not self.config.model_config.is_moe:
             parallel.reconfigure_for_independent_dp_rank()  # as the engine's process does
+        utils._model_to_pp_missing_layer_names.clear()  # by id: a model that is gone may have had the same
         with self.current(), _default_dtype(torch.bfloat16):
             self.module = initialize_model(self.config)
         for parameter in self.module.parameters():
@@ -64,6 +72,15 @@ class Model:
         with self.current():
             self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
 
+    def twin(self) -> torch.nn.Module:
+        """The model once more, on the "meta" device, as LockstepWeightTransferEngine makes it."""
+        from lockstep.engine import _vllm_loading  # not all programs have it
+
+        utils._model_to_pp_missing_layer_names.clear()
+        twin = _vllm_loading._twin(self.config, self.config.model_config, "")
+        _vllm_loading._keep_integers(self.module, twin)
+        return twin
+
     def parameters(self) -> "dict[str, torch.Tensor]":
         """By name, each storage once: what the engine serves from."""
         return {name: parameter.data for name, parameter in self.module.named_parameters()}
@@ -71,19 +88,25 @@ class Model:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """vLLM's globals are this rank's while inside."""
+        with self.groups(), set_current_vllm_config(self.config):
+            yield
+
+    @contextlib.contextmanager
+    def groups(self) -> Iterator[None]:
+        """Its groups alone."""
         tensor, rank = self._rank.tensor
         data, replica = self._rank.data if self.config.model_config.is_moe else (1, 0)
         groups = {
             "_TP": _Group(tensor, rank),
             "_DP": _Group(data, replica),
             "_EP": _Group(data * tensor, replica * tensor + rank),
-            **{name: _Group(1, 0) for name in ("_WORLD", "_PP", "_PCP", "_DCP")},
+            "_PP": _Group(*self._rank.pipeline),
+            **{name: _Group(1, 0) for name in ("_WORLD", "_PCP", "_DCP")},
         }
         with contextlib.ExitStack() as stack:
             for name, group in groups.items():
                 stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
                 setattr(parallel_state, name, group)
-            stack.enter_context(set_current_vllm_config(self.config))
             yield
 
 

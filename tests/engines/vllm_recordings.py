@@ -1,0 +1,103 @@
+"""A program: records vLLM's own loaders of tiny models, and proves the recordings by values (json_program.py).
+
+Asked by record_registry.py. torchvision is not among vLLM's packages, but among SGLang's.
+"""
+
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / ".cache" / "sglang"))
+_operators = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import vllm.model_executor.models.registry as registry  # noqa: E402
+from index_values import NEVER, Numbers, differences, faults, sources  # noqa: E402
+from json_program import answer_requests  # noqa: E402
+from tensor_forms import forms_of  # noqa: E402
+from tiny_configs import is_known, tiny_config  # noqa: E402
+from vllm_model import Model, Rank  # noqa: E402
+
+from lockstep.core.errors import BadDataError  # noqa: E402
+from lockstep.engine._recorded import tensors_of  # noqa: E402
+from lockstep.engine._recorder import Recording, TensorForm, record  # noqa: E402
+
+PLACES = {
+    "tp1": Rank(),
+    **{f"tp2.{rank}": Rank((2, rank)) for rank in range(2)},
+    "tp4.1": Rank((4, 1)),
+    "tp8.5": Rank((8, 5)),
+    **{f"ep2.{rank}": Rank((2, rank), expert_parallel=True) for rank in range(2)},
+    **{f"pp2.{rank}": Rank(pipeline=(2, rank)) for rank in range(2)},
+}
+
+
+def architectures() -> "list[str]":
+    """The causal ones."""
+    return list(registry._TEXT_GENERATION_MODELS)
+
+
+def check(architecture: str, place: str) -> "dict[str, Any]":
+    """What became of the loader's recording at this place: "result", and "why" if it is not "recorded"."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            forms = _forms(architecture)
+            tiny_config(architecture).save_pretrained(directory)
+            model = Model(Path(directory), PLACES[place])
+        except Exception as error:
+            return {"result": "not built", "why": _line(error)}
+        with model.current():
+            return _checked(model, forms)
+
+
+@cache
+def _forms(architecture: str) -> "list[TensorForm]":
+    config = tiny_config(architecture)
+
+    def build() -> torch.nn.Module:
+        with tempfile.TemporaryDirectory() as directory:
+            config.save_pretrained(directory)
+            return Model(Path(directory), Rank()).module
+
+    return forms_of(architecture, config if is_known(architecture) else None, build)
+
+
+def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
+    module, numbers = model.module, Numbers(forms)
+    destinations = tensors_of(module)
+    try:
+        found = sources(module.load_weights, destinations, numbers)
+    except Exception as error:
+        return {"result": "not loaded", "why": _line(error)}
+    try:
+        twin, on = model.twin(), "meta"
+    except Exception as error:
+        twin, on = module, _line(error)
+    try:
+        recording = record(tensors_of(twin), twin.load_weights, forms)
+    except BadDataError as error:
+        return {"result": "refused", "why": str(error), "on": on}
+    wrong = faults(recording, found, destinations, numbers)
+    wrong += differences(recording, module.load_weights, destinations, forms)
+    amounts = {"on": on, **_amounts(module, recording, found)}
+    return {"result": "wrong" if wrong else "recorded", "why": "; ".join(wrong[:3]), **amounts}
+
+
+def _amounts(module: torch.nn.Module, recording: Recording, found: "dict[str, torch.Tensor]") -> "dict[str, Any]":
+    pieces = [piece for pieces in recording.pieces.values() for piece in pieces]
+    steps = {" ".join(op[0] for op in piece.ops) for piece in pieces if any(op[0] != "to" for op in piece.ops)}
+    unwritten = [name for name, _ in module.named_parameters() if (found[name] == NEVER).any()]
+    return {"pieces": len(pieces), "computed": sorted(steps), "unwritten": unwritten, "unused": recording.unused}
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+if __name__ == "__main__":
+    answer_requests(architectures, check)

@@ -1,0 +1,64 @@
+"""What vLLM's models ask a CPU for while they are built, and CPUs have not. Imported by vllm_model.py: no model runs there."""
+
+from typing import Any
+
+import torch
+import vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method as unquantized
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.platforms.cpu import CpuPlatform
+from vllm.triton_utils import triton
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+
+
+class _OfDevice:
+    """Instead of an event or a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def build_without_kernels() -> None:
+    """Models are built on the CPU whose kernels are for GPUs only."""
+    torch.cpu._is_amx_tile_supported = lambda: False  # its kernels are not built here
+    torch.cuda.Event = torch.cuda.Stream = _OfDevice
+    triton.set_allocator = lambda *_: None
+    for name in ("gelu_new", "gelu_fast", "gelu_quick"):
+        setattr(torch.ops._C, name, None)
+    CPUAttentionBackend.supports_alibi_sqrt = classmethod(lambda cls: True)
+    _dense_attention()
+    _plain_experts()
+
+
+def _dense_attention() -> None:
+    choose, build = CpuPlatform.get_attn_backend_cls, CPUAttentionBackendImpl.__init__
+
+    def chosen(cls: Any, *arguments: Any, attn_selector_config: Any, **named: Any) -> str:
+        return choose(*arguments, attn_selector_config=attn_selector_config._replace(use_sparse=False), **named)
+
+    def built(self: Any, *arguments: Any, chunk_lookback: Any = None, use_alibi_sqrt: Any = None, **named: Any) -> None:
+        build(self, *arguments, **named)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(chosen)
+    CPUAttentionBackendImpl.__init__ = built
+
+
+def _plain_experts() -> None:
+    choose, check = unquantized.select_unquantized_moe_backend, FusedMoEConfig.__post_init__
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        try:
+            return choose(*arguments, **named)
+        except NotImplementedError:
+            return UnquantizedMoeBackend.CPU, X86CPUUnquantizedExperts
+
+    def checked(self: Any) -> None:
+        try:
+            check(self)
+        except NotImplementedError as error:
+            if "is_act_and_mul" not in str(error):
+                raise
+
+    unquantized.select_unquantized_moe_backend = chosen
+    FusedMoEConfig.__post_init__ = checked
