@@ -92,6 +92,11 @@ CASES = {
         (8, 6),
         lambda p, t: p.copy_(t[torch.tensor([6, 1, 2, 0]).to(t.device)]),
     ),
+    "by numbers that it asks for": (
+        (4, 6),
+        (8, 6),
+        lambda p, t: [p[k].copy_(t[row.item()]) for k, row in enumerate(torch.tensor([6, 1, 2, 0]).to(t.device))],
+    ),
     "to numbers": ((8, 6), (3, 6), lambda p, t: p.index_put_((torch.tensor([7, 0, 1]),), t)),
     "unbound": ((4, 6), (3, 4, 6), lambda p, t: p.copy_(t.unbind(0)[2])),
     "padded": ((6, 6), (4, 6), lambda p, t: (p[:4].copy_(t), p[4:].fill_(0))),

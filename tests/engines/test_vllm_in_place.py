@@ -51,7 +51,6 @@ def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
         rank.ask("load_plugins")
         rank.ask("build", checkpoint=other, data=(1, 0), **place)
         rank.ask("load", checkpoint=other)
-        rank.ask("pretend_expert_backend", name="TRITON")
         rank.ask("create_engine", backend="lockstep")
         rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
     for version in range(1, _VERSIONS + 1):
@@ -75,7 +74,7 @@ def test_a_follower_of_latent_attention_serves_every_version(
     rank = vllm_ranks[0]
     rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
     rank.ask("load", checkpoint=other)
-    rank.ask("follow", model=MODEL, socket=str(socket), engine="vllm", family="deepseek_v3")
+    rank.ask("follow", model=MODEL, socket=str(socket))
     for version in range(1, _VERSIONS + 1):
         rank.ask("save", output=tmp_path / "held.safetensors", version=version)
         _check(tmp_path / "held.safetensors", checkpoint, vllm_loader)

@@ -14,8 +14,6 @@ from json_program import answer_requests
 from safetensors.torch import save_file
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
-from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.model_executor.layers.quantization.online.lm_head import quantized_lm_head_copy
 from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
@@ -24,6 +22,8 @@ from vllm_memory import SleepingMemory
 from vllm_model import Model, Rank
 
 import lockstep
+from lockstep.engine._processing import Processing
+from lockstep.engine._vllm_loading import note, recorded
 
 
 class Worker:
@@ -37,11 +37,14 @@ class Worker:
         self.wrapper: Any = None
         self.runner: Any = None
         self.checkpoint = ""
+        self._groups = contextlib.ExitStack()
 
     def build(self, checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool) -> None:
         """The rank's model, its weights NaN."""
         self.runner = None
+        self._groups.close()
         self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
+        self._groups.enter_context(self.model.groups())
 
     def load(self, checkpoint: str) -> None:
         """vLLM's own loader."""
@@ -65,11 +68,11 @@ class Worker:
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
         from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-        model = self.model
+        model, processed = self.model, self._processed
 
         class Runner(GPUModelRunner):
             def load_model(self, **_: Any) -> None:
-                pass
+                processed()
 
             def reset_lora_state(self) -> None:
                 with model.current():
@@ -101,17 +104,29 @@ class Worker:
         load_general_plugins()
         return list(WeightTransferEngineFactory._registry)
 
-    def create_engine(self, backend: str) -> str:
+    def create_engine(self, backend: str, repacked: str = "") -> str:
         """What the worker does when its model is loaded; the engine's class."""
         config, module = self.model.config, self.model.module
-        for layer in module.modules():  # what vLLM does now, without kernels
-            if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
-                layer.process_weights_after_loading(torch.bfloat16)
+        self._processed(repacked)
         self.engine = WeightTransferEngineFactory.create_engine(
             WeightTransferConfig(backend=backend), config, torch.device("cpu"), module
         )
         self.engine.model_runner = SimpleNamespace()
         return type(self.engine).__name__
+
+    def _processed(self, repacked: str = "") -> None:
+        """What vLLM does to weights that are loaded, for kernels of GPUs; ``repacked``: the parameter that they want in another
+        order."""
+        config, module = self.model.config, self.model.module
+        with self.model.current():
+            look = Processing(module)
+            for layer in module.modules():
+                if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
+                    layer.process_weights_after_loading(torch.bfloat16)
+            if repacked:
+                weight = module.get_parameter(repacked).data
+                weight.copy_(weight.flip(0).clone())
+            note(module, config, config.model_config, "", look.end(module))
 
     def start(self, environment: "dict[str, str]", backend: "str | None", load_format: str = "auto") -> "str | None":
         """As a process with that environment, --weight-transfer-config and --load-format starts: it loads its plugins, and
@@ -122,7 +137,7 @@ class Worker:
         worker.vllm_config.load_config.load_format = load_format
         worker.weight_transfer_engine = None
         worker.model_runner = self.runner or SimpleNamespace(
-            load_model=lambda **_: None,
+            load_model=lambda **_: self._processed(),
             get_model=lambda: self.model.module,
             model=self.model.module,
             get_draft_model=lambda: None,
@@ -144,31 +159,9 @@ class Worker:
         self.engine = worker.weight_transfer_engine
         return None if self.engine is None else type(self.engine).__name__
 
-    def pretend_expert_backend(self, name: str) -> None:
-        """As on a GPU: weights are as loaded, and the CPU's kernels have not packed them yet."""
-        for layer in self.model.module.modules():
-            if hasattr(layer, "w13_weight"):
-                layer.quant_method.unquantized_backend = UnquantizedMoeBackend[name]
-
-    def quantise(self) -> None:
-        """A layer has the method of FP8."""
-        layer = next(layer for layer in self.model.module.modules() if hasattr(layer, "quant_method"))
-        layer.quant_method = Fp8LinearMethod.__new__(Fp8LinearMethod)
-
-    def pack_convolution(self) -> None:
-        """As kernels for CPUs do, which keep what it was."""
-        layer = next(layer for layer in self.model.module.modules() if hasattr(layer, "quant_method"))
-        layer._cpu_unpacked_conv_weight = layer.weight.data
-
     def balance_experts(self) -> None:
         """By EPLB."""
-        for layer in self.model.module.modules():
-            if hasattr(layer, "w13_weight"):
-                layer.moe_config.moe_parallel_config.enable_eplb = True
-
-    def place_round_robin(self) -> None:
-        """As --expert-placement-strategy has it."""
-        self.model.config.parallel_config.expert_placement_strategy = "round_robin"
+        self.model.config.parallel_config.enable_eplb = True
 
     def move(self, name: str) -> None:
         """A parameter gets other memory."""
@@ -200,7 +193,10 @@ class Worker:
 
     def follow(self, **options: Any) -> None:
         """A Follower of the model, without the plugin."""
-        self.follower = lockstep.Follower(self.model.module, **options)
+        module, config = self.model.module, self.model.config
+        with self.model.current():
+            note(module, config, config.model_config, "", Processing(module).end(module))
+        self.follower = lockstep.Follower(module, recorded=recorded(module), **options)
 
     def leave(self) -> None:
         """Ends that."""
@@ -241,11 +237,7 @@ if __name__ == "__main__":
         worker.start,
         worker.into_sleeping_memory,
         worker.collective_rpc,
-        worker.pretend_expert_backend,
-        worker.quantise,
-        worker.pack_convolution,
         worker.balance_experts,
-        worker.place_round_robin,
         worker.copy_latent_views,
         worker.init,
         worker.update,

@@ -6,21 +6,23 @@ import logging
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
 from lockstep.core.keywords import takes
 from lockstep.core.peer import LINE
-from lockstep.engine._connection import Connection, Message, MessageType
+from lockstep.engine._connection import Connection, Message, MessageType, RefusedError, ask_layout
 from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate, Reading
 from lockstep.engine._memory import Memory
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import parameters_of
 from lockstep.engine._rank import ORDERS, MovedError, Rank
+from lockstep.engine._recorded import Recorded, all_parameters
 from lockstep.engine._served import Served
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class Follower:
         compare_only: the receiver never writes here; ``serving`` and ``wait_for`` must not be used.
         server: the URL of the server on this host that pauses this rank, if the receiver's ``--allow-engines`` admits
             it without configuration.
+        recorded: the engine's own loader, of the plugins. It says what parameters are made of, once the receiver knows the model's
+            tensors; ``engine``, ``slices`` and ``padding`` do not then.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Attributes:
@@ -98,6 +102,7 @@ class Follower:
         check: "Callable[[], Any] | None" = None,
         compare_only: bool = False,
         server: str = "",
+        recorded: "Recorded | None" = None,
         **options: "Unpack[DescribeKeywords]",
     ) -> None:
         incarnation = _starter() if incarnation is None else incarnation
@@ -108,20 +113,21 @@ class Follower:
         self._socket = arguments.engine_socket(socket)
         self._gated = gate and not compare_only
         self._module, self._check, self._options = module, check, DescribeOptions(**options)
-        self._memory, description = self._described()
-        self._attach = {
+        self._recorded, self._after_write = recorded, after_write
+        self._compute: "Callable[[], Any] | None" = None  # what parameters have that is no copy
+        self._attach: "dict[str, Any]" = {
             "peer": LINE,
             "model": model,
             "engine": engine_name,
             "incarnation": incarnation,
             "gated": self._gated,
-            "description": description,
             **({"server": server} if server else {}),
         }
+        self._memory = self._described() if recorded is None else Memory(module, all_parameters(module))
 
         self._gate = Gate(readers=self._gated)
         self._rank = Rank(
-            self._memory, self._gate, receiver=self._socket, compares=compare_only, after_write=after_write
+            self._memory, self._gate, receiver=self._socket, compares=compare_only, after_write=self._written
         )
         self._error: "str | None" = None  # of the connection
         # The follower thread's.
@@ -255,14 +261,32 @@ class Follower:
         if self._rank.compares:
             raise StateError("this follower compares only: another writes the parameters and knows what they are")
 
-    def _described(self) -> "Tuple[Memory, dict[str, Any]]":
-        """Where the module's parameters lie now, and their description. BadDataError names what cannot be described."""
+    def _described(self) -> Memory:
+        """Where the module's parameters lie now, and their description, for ATTACH. BadDataError names what cannot be described."""
         if self._check is not None:
             self._check()
-        engine, parameters = parameters_of(self._module, self._options)
+        options, layout = self._options, ""
+        if self._recorded is None:
+            engine, parameters = parameters_of(self._module, options)
+        else:
+            placement = self._recorded.place()
+            engine, parameters, layout, self._compute = (
+                "described",
+                placement.parameters,
+                placement.layout,
+                placement.compute,
+            )
+            options = replace(options, ignore="*")  # what the engine's own loader passes over
         memory = Memory(self._module, parameters)
         sizes = [place.size for place in memory.places]
-        return memory, description_of(engine, self._options, parameters, memory.locations, sizes)
+        self._attach["description"] = description_of(engine, options, parameters, memory.locations, sizes, layout)
+        return memory
+
+    def _written(self, served: Served) -> None:
+        if self._compute is not None:
+            self._compute()
+        if self._after_write is not None:
+            self._after_write(served)
 
     # --- the follower's thread ---
 
@@ -272,6 +296,7 @@ class Follower:
             self._attached = self._had_serve = refused = False
             self._soon.clear()
             try:
+                self._ask()
                 self._look_again()
                 with self._memory.on_device():
                     self._follow()
@@ -280,7 +305,7 @@ class Follower:
                     self._error = str(error) or repr(error)
                     if not isinstance(error, UnavailableError):  # a receiver that is away is nothing to look into
                         self._warn(self._error)
-                refused = isinstance(error, (_Refused, BadDataError))  # or the module cannot be described any more
+                refused = isinstance(error, (RefusedError, BadDataError))  # or the module cannot be described any more
             with self._rank.lock:
                 self._rank.drop()
                 if not self._stopping.is_set():
@@ -302,9 +327,20 @@ class Follower:
     def _look_again(self) -> None:
         """Describes the module anew where a parameter moved. While the rank sleeps, more may move."""
         with self._rank.lock:
-            if not self._rank.asleep and self._rank.moved() is not None:
-                self._memory, self._attach["description"] = self._described()
+            moved = not self._rank.asleep and self._rank.moved() is not None
+            if moved or "description" not in self._attach:
+                self._memory = self._described()
                 self._rank.take(self._memory)
+
+    def _ask(self) -> None:
+        """The model's tensors, which the engine's loader is to place. Waits until the receiver knows them; asks again when it refused
+        this rank, for they may be others."""
+        if self._recorded is None or ("description" in self._attach and self._refusals == 0):
+            return
+        with self._connected() as connection:
+            digest, tensors = ask_layout(connection, self._attach["model"])
+        if self._recorded.take(digest, tensors):
+            self._attach.pop("description", None)
 
     def _count_refusals(self, refused: bool) -> None:
         """Runs after each connection. After refusals in a row waiting callers get the error; the follower tries on."""
@@ -352,7 +388,7 @@ class Follower:
         for fd in message.fds:
             os.close(fd)
         if message.type == MessageType.REFUSED:
-            raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
+            raise RefusedError(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
         if message.type != MessageType.ATTACHED or message.fds or self._rank.asleep:
             raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or with descriptors")
         self._attached = True
@@ -380,7 +416,3 @@ def _starter() -> str:
     except OSError:
         started = "0"  # of another process namespace
     return f"{parent}-{started}"
-
-
-class _Refused(StateError):
-    """The receiver does not take this rank, or no longer."""

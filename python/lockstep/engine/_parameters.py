@@ -94,6 +94,11 @@ def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
     return kept
 
 
+def tensors_of(module: Any) -> "dict[str, Any]":
+    """Parameters and buffers by name, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def located(name: str, tensor: Any) -> Parameter:
     """A tensor where it lies. BadDataError names it where it cannot be described."""
     local = local_of(name, tensor)

@@ -115,6 +115,11 @@ class _Storage:
         self.whole = False  # it is a checkpoint's tensor
         self.constant: "torch.Tensor | None" = None  # its values, where they are no tensor's
 
+    def values(self, view: torch.Tensor) -> torch.Tensor:
+        """Of the constant."""
+        assert self.constant is not None
+        return self.constant.as_strided(view.shape, view.stride(), view.storage_offset())
+
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, destinations: "Mapping[str, torch.Tensor]") -> None:
@@ -287,8 +292,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return [replace(marked, dims=at, to=target.storage_offset()).after(_conversion(dtype, target.dtype))]
         return [self._constant(target, value)]
 
-    def element(self, tensor: torch.Tensor) -> "_Element | None":
+    def element(self, tensor: torch.Tensor) -> Any:
         """What ``tensor.item()`` gives; None: what is there."""
+        storage = self._storages.get(_number(tensor))
+        if storage is not None and storage.constant is not None and not storage.copies:
+            return storage.values(tensor).item()
         if not self._is_symbolic(tensor) or tensor.numel() != 1 or not tensor.dtype.is_floating_point:
             return None
         copies = self._copies(torch.empty((), dtype=tensor.dtype, device="meta"), tensor.reshape(()))
@@ -344,7 +352,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         storage = self._storages.get(_number(source))
         values = source if source.device.type != "meta" else None
         if storage is not None and storage.constant is not None:
-            values = storage.constant.as_strided(source.shape, source.stride(), source.storage_offset())
+            values = storage.values(source)
         if values is None:
             return self._computed(to, "memory that the loader did not write")
         first = values.reshape(-1)[0]
@@ -388,7 +396,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             dim, index = given[0]
         storage = self._storages.get(_number(index))
         if storage is not None and storage.constant is not None:
-            index = storage.constant.as_strided(index.shape, index.stride(), index.storage_offset())
+            index = storage.values(index)
         if index.device.type == "meta" or self._is_symbolic(index) or index.dim() != 1:
             return None
         if index.dtype == torch.bool:

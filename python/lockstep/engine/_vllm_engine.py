@@ -1,13 +1,12 @@
 """LockstepWeightTransferEngine: a vLLM worker whose live parameters follow a receiver.
 
-Written against the sources of vLLM 0.33.0; where that differs from what is met, it refuses.
+Its parameters are what vLLM's own loader makes of the trainer's tensors (_vllm_loading.py).
 """
 
 import dataclasses
 import re
 from typing import Any
 
-from vllm.distributed.parallel_state import get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -18,17 +17,13 @@ from lockstep.core.errors import BadDataError, Error
 from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
 from lockstep.engine._served import Served
+from lockstep.engine._vllm_loading import recorded
 
-# Of MLA layers: views of kv_b_proj, in the form that its kernels want.
-_VIEWS = ("W_UV", "W_UK_T")
 # What vLLM adds to it for each data-parallel replica under Ray.
 _OF_REPLICA = re.compile(r"_dp\d+$")
-_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
 # What vLLM calls of its model runner at the end of its own reload_weights: it drops what it has of other weights, such as a
 # draft's quantised copy of the head, adapters, and what encoders made of images.
 _REFRESHES = ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache")
-# Expert kernels that take the stacks as they were loaded.
-_PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 
 @dataclasses.dataclass
@@ -79,10 +74,10 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
     def init_transfer_engine(self, init_info: LockstepInitInfo) -> None:
         """Starts to follow; again: with the new names. ValueError: these parameters cannot be written, and why."""
         self.shutdown()
-        config, parallel, tensor = self.model_config.hf_text_config, self.parallel_config, get_tp_group()
+        parallel = self.parallel_config
         try:
             _check_memory(self.vllm_config.load_config.load_format)
-            expert, expert_tensor = _expert_groups(self.model, parallel)
+            _check_experts(parallel)
             # Replicas of dense models know only their own number: each is an engine of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
             self.follower = Follower(
@@ -91,18 +86,11 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 socket=init_info.socket,
                 engine_name=f"{init_info.engine_name}-{replica}" if alone and replica > 0 else init_info.engine_name,
                 incarnation=_incarnation(self.vllm_config),
-                engine="vllm",
-                family=config.model_type,
+                recorded=recorded(self.model),
                 rank=parallel.rank + (0 if alone else replica * parallel.world_size),
                 world=parallel.data_parallel_size * parallel.world_size,
-                tensor_parallel=(tensor.rank_in_group, tensor.world_size),
-                expert_parallel=expert,
-                expert_tensor_parallel=expert_tensor,
-                key_value_heads=getattr(config, "num_key_value_heads", 0),
-                leave_out=_VIEWS,
                 gate=False,
                 after_write=self._refresh,
-                check=lambda: _check_as_loaded(self.model),
                 compare_only=init_info.compare_only,
                 server=init_info.server,
             )
@@ -156,37 +144,7 @@ def _check_memory(load_format: str) -> None:
         )
 
 
-def _check_as_loaded(model: Any) -> None:
-    """BadDataError names a module that computes something else from its parameters, which would not follow them."""
-    for name, module in model.named_modules():
-        method = getattr(module, "quant_method", None)
-        if method is not None and type(method).__name__ not in _PLAIN_METHODS:
-            raise BadDataError(f"{name} has a {type(method).__name__}: its weights are not those of the checkpoint")
-        if hasattr(module, "kv_b_proj") and hasattr(module, "W_UV"):
-            memory = module.kv_b_proj.weight.untyped_storage().data_ptr()
-            copies = [view for view in _VIEWS if getattr(module, view).untyped_storage().data_ptr() != memory]
-            if copies or getattr(module, "W_UK_T_dcp_qrep", None) is not None:
-                raise BadDataError(f"{name} keeps copies of kv_b_proj, which would stay as they are")
-        if getattr(module, "_combined_gate_weight", None) is not None:
-            raise BadDataError(f"{name} keeps a copy of its gates, which would stay as it is")
-        if hasattr(module, "_cpu_unpacked_conv_weight"):
-            raise BadDataError(f"{name} has its weights packed for a CPU: they are not those of the checkpoint")
-
-
-def _expert_groups(model: Any, parallel: Any) -> "tuple[tuple[int, int], tuple[int, int]]":
-    """(rank, size) of the expert group and of the group within experts, as vLLM's own layers have them. BadDataError:
-    experts are not where, or as, they were loaded."""
-    groups = set()
-    for name, module in model.named_modules():
-        if not hasattr(module, "w13_weight"):
-            continue
-        backend = getattr(getattr(module.quant_method, "unquantized_backend", None), "name", "unknown")
-        if backend not in _PLAIN_EXPERT_BACKENDS:
-            raise BadDataError(f"{name}: backend {backend} has a layout of its own; start with --moe-backend triton")
-        own = module.moe_config.moe_parallel_config
-        if own.enable_eplb or parallel.expert_placement_strategy != "linear":
-            raise BadDataError(f"{name}: experts that are balanced over ranks or placed round-robin cannot be written")
-        groups.add(((own.ep_rank, own.ep_size), (own.tp_rank, own.tp_size)))
-    if len(groups) > 1:
-        raise BadDataError(f"layers whose experts are shared in different ways: {sorted(groups)}")
-    return groups.pop() if groups else ((0, 1), (0, 1))
+def _check_experts(parallel: Any) -> None:
+    """BadDataError: experts do not stay where they were loaded."""
+    if parallel.enable_eplb:
+        raise BadDataError("experts that are balanced over ranks (--enable-eplb) do not stay where they were loaded")

@@ -2,7 +2,7 @@
 
     LOCKSTEP_ENGINE_SOCKET=/run/raas-receiver/engine.sock LOCKSTEP_MODEL=actor python -m sglang.launch_server ...
 
-Written against the sources of SGLang 0.5.23; where that differs from what is met, it refuses.
+Parameters are what SGLang's own loader makes of the trainer's tensors (_sglang_loading.py).
 """
 
 import inspect
@@ -13,6 +13,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
 from lockstep.engine._served import Served
+from lockstep.engine._sglang_loading import INITIALIZE, initialized, recorded
 
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _MEMORY = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -30,6 +31,7 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register(INITIALIZE, initialized, HookType.AROUND)
     HookRegistry.register(_LOAD_MODEL, _loaded, HookType.AFTER)
     HookRegistry.register(_STATE, _said, HookType.AFTER)
     HookRegistry.register(f"{_MEMORY}.release_memory_occupation", _released, HookType.BEFORE)
@@ -97,30 +99,21 @@ def _new_follower(model: Any) -> Follower:
     from sglang.srt.runtime_context import get_exec, get_model, get_parallel
 
     where = followed()
-    parallel, config = get_parallel(), model.config
-    if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
-        raise BadDataError("attention or experts that are shared over other ranks than the tensor group's")
+    parallel = get_parallel()
     if parallel.dp_size != 1:
         raise BadDataError("data-parallel ranks of one server cannot be distinguished; start a server for each")
     if get_model().weight_cache_mode != "off":
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
         raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
-    fused = _check_experts(model)
     return Follower(
         model,
         model=where.model,
         socket=where.socket,
         engine_name=where.engine_name,
-        engine="sglang",
-        family=config.model_type,
+        recorded=recorded(model),
         rank=parallel.pp_rank * parallel.tp_size + parallel.tp_rank,
         world=parallel.pp_size * parallel.tp_size,
-        tensor_parallel=(parallel.tp_rank, parallel.tp_size),
-        expert_parallel=(parallel.moe_ep_rank, parallel.moe_ep_size),
-        expert_tensor_parallel=(parallel.moe_tp_rank, parallel.moe_tp_size),
-        key_value_heads=getattr(config, "num_key_value_heads", 0),
-        fused_shared_experts=fused,
         gate=False,
         check=lambda: _check_copies(model),
         compare_only=where.compare_only,
@@ -141,25 +134,6 @@ def _check_copies(model: Any) -> None:
     reason = check(model) if inspect.signature(check).parameters else check()  # not all releases look at the model
     if reason is not None:
         raise BadDataError(reason)
-
-
-def _check_experts(model: Any) -> bool:
-    """Whether shared experts are in the stacks. BadDataError: the stacks are not as they were loaded, which their
-    shapes do not show."""
-    fused = False
-    for name, module in model.named_modules():
-        fused = fused or getattr(module, "num_fused_shared_experts", 0) > 0
-        if not hasattr(module, "w13_weight"):
-            continue
-        method = module.quant_method
-        backend = method.get_moe_runner_backend(module)
-        plain = backend is not None and (backend.is_triton() or backend.is_deep_gemm())
-        if not plain or method.load_up_proj_weight_first or method.w13_swiglu_interleaved:
-            raise BadDataError(
-                f"{name}: {backend} has a layout of its own for experts; start with --moe-runner-backend triton and "
-                "without SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED, or take versions from the directory"
-            )
-    return fused
 
 
 def _compute_of(model: Any) -> Any:

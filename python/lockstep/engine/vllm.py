@@ -52,11 +52,14 @@ def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
         _choose_backend(wrapper.vllm_config)
     chosen = wrapper.vllm_config.weight_transfer_config
     ours = chosen is not None and chosen.backend == NAME
-    if ours:
-        _leave_weights_on_cpus()
-    result = wrapper.worker.load_model(*arguments, **options)
-    if ours:
-        wrapper.worker.weight_transfer_engine.model_runner = wrapper.worker.model_runner
+    if not ours:
+        return wrapper.worker.load_model(*arguments, **options)
+    from lockstep.engine._vllm_loading import watched
+
+    _leave_weights_on_cpus()
+    with watched():
+        result = wrapper.worker.load_model(*arguments, **options)
+    wrapper.worker.weight_transfer_engine.model_runner = wrapper.worker.model_runner
     return result
 
 

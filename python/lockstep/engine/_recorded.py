@@ -1,0 +1,261 @@
+"""Recorded: the parameters of a rank whose engine's own loader says what they are made of, as the receiver takes them. The plugins give it
+to Follower."""
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
+
+import torch
+
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import contiguous_strides
+from lockstep.engine._parameters import Parameter, located, tensors_of
+from lockstep.engine._processing import Processing
+from lockstep.engine._recorder import Piece, Recording, TensorForm, record
+from lockstep.engine._strided import Box, Copy, boxes_of, dims_of, last_wins
+
+# Elements that a rank computes from a copy of their tensors, as part of all that it has.
+_MOST_COMPUTED = 1 / 16
+_STILL_FEW = 1 << 24
+
+
+@dataclass
+class Placement:
+    """What a rank describes.
+
+    Attributes:
+        parameters: with their slices and padding. One that is made of more than copies is there box by box, "NAME[K]".
+        computed: what is done once those are written.
+        unused: tensors that the loader puts nowhere.
+        layout: the digest of the layout that it is for.
+    """
+
+    layout: str
+    parameters: "list[Parameter]" = field(default_factory=list)
+    computed: "list[_Computed]" = field(default_factory=list)
+    unused: "list[str]" = field(default_factory=list)
+
+    def compute(self) -> None:
+        """The elements that are no copies, from those that are."""
+        with torch.no_grad():
+            for step in self.computed:
+                step.run()
+
+
+class Recorded:
+    """A module, and the loader that fills it.
+
+    Args:
+        module: what the engine computes from.
+        twin: a module of the same parameters, on the "meta" device; the loader runs on it.
+        load: the engine's own loader of ``twin``: it is given an iterator of names and tensors.
+        processing: what the engine did to ``module`` once it was loaded.
+    """
+
+    def __init__(
+        self, module: Any, twin: Any, load: "Callable[[Iterator[Tuple[str, Any]]], Any]", processing: "Processing"
+    ) -> None:
+        self._module, self._twin, self._load, self._processing = module, twin, load, processing
+        self._layout = ""
+        self._forms: "dict[str, TensorForm]" = {}
+        self._recording: "Recording | BadDataError | None" = None
+
+    def take(self, layout: str, tensors: "Sequence[TensorForm]") -> bool:
+        """The digest of the model's layout, and its tensors. Whether they are others than those taken before."""
+        if layout == self._layout:
+            return False
+        self._layout, self._forms, self._recording = layout, {form.name: form for form in tensors}, None
+        return True
+
+    def place(self) -> Placement:
+        """Runs the loader, once for each layout. BadDataError names a parameter that cannot be written in place, and why."""
+        destinations, live = tensors_of(self._twin), tensors_of(self._module)
+        recording = self._recorded(destinations)
+        self._check(recording, destinations, live)
+        placement = Placement(self._layout, unused=recording.unused)
+        for name, pieces in recording.pieces.items():
+            _place(name, live[name], pieces, self._forms, placement)
+        computed = sum(step.box.numel() for step in placement.computed)
+        if computed > max(_STILL_FEW, _MOST_COMPUTED * sum(tensor.numel() for tensor in live.values())):
+            step = max(placement.computed, key=lambda own: own.box.numel())
+            raise BadDataError(
+                f"parameter {step.name} is not the trainer's tensor, but {step.text()} of it, and so are many others; publish the "
+                "dtype that the engine has, or let it take versions from the directory"
+            )
+        return placement
+
+    def _recorded(self, destinations: "Mapping[str, Any]") -> Recording:
+        if self._recording is None:
+            try:
+                self._recording = record(destinations, self._load, self._forms.values())
+            except BadDataError as error:
+                self._recording = error  # it takes seconds, and fails again
+        if isinstance(self._recording, BadDataError):
+            raise self._recording
+        return self._recording
+
+    def _check(self, recording: Recording, twin: "Mapping[str, Any]", live: "Mapping[str, Any]") -> None:
+        copies = self._processing.copies(self._module)
+        if copies:
+            raise BadDataError(
+                f"{copies[0]} was made of weights after they were loaded, and a write would leave it as it is: let the engine take "
+                "versions from the directory"
+            )
+        changed = self._processing.changed
+        for name in recording.pieces:
+            if name in changed:
+                raise BadDataError(
+                    f"parameter {name} {changed[name]} after it was loaded: start the engine with kernels that take weights "
+                    "as they are loaded, or let it take versions from the directory"
+                )
+            if name not in live or _form(live[name]) != _form(twin[name]):
+                was = f"is {_form(live[name])}" if name in live else "is missing"
+                raise BadDataError(f"parameter {name} {was}, and its loader fills {_form(twin[name])}")
+            hole = _hole(tuple(twin[name].shape), recording.pieces[name])
+            if hole is not None:
+                begin, end = list(hole.at), [at + extent for at, extent in zip(hole.at, hole.shape)]
+                raise BadDataError(f"parameter {name}: elements {begin} to {end} are given by no tensor of the model")
+        missing = [name for name, _ in self._twin.named_parameters() if name not in recording.pieces]
+        if missing:
+            raise BadDataError(
+                f"parameter {missing[0]}, and {len(missing) - 1} others, are given by no tensor of the model: its trainer publishes none "
+                "that the engine's loader puts there"
+            )
+
+
+def all_parameters(module: Any) -> "list[Parameter]":
+    """Parameters and buffers, as they lie."""
+    return [located(name, tensor) for name, tensor in tensors_of(module).items()]
+
+
+def keep_integers(model: Any, twin: Any) -> None:
+    """Loaders read numbers that the engine has itself, such as which experts are whose."""
+    own = dict(twin.named_modules())
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_floating_point() and path in own:
+                own[path]._buffers[name] = buffer.detach().to("cpu", copy=True)
+
+
+@dataclass
+class _Computed:
+    """A box of a parameter that is computed: from a copy of a tensor's box, or of one number."""
+
+    name: str
+    box: torch.Tensor
+    source: "torch.Tensor | None"
+    ops: "Tuple[Tuple[Any, ...], ...]"
+    value: "float | int"
+
+    def run(self) -> None:
+        if self.source is None:
+            self.box.fill_(self.value)
+            return
+        value = self.source
+        for name, *arguments in self.ops:
+            value = (
+                value.to(getattr(torch, arguments[0]))
+                if name == "to"
+                else getattr(torch.ops.aten, name)(value, *arguments)
+            )
+        self.box.copy_(value)
+
+    def text(self) -> str:
+        return ", ".join(" ".join(map(str, step)) for step in self.ops)
+
+
+def _place(
+    name: str, tensor: torch.Tensor, pieces: "Sequence[Piece]", forms: "Mapping[str, TensorForm]", placement: Placement
+) -> None:
+    whole = located(name, tensor)
+    plain = [piece for piece in pieces if _is_copied(piece, tensor.dtype, forms)]
+    slices = [_slice(piece, whole, forms) for piece in plain if piece.tensor is not None]
+    given = sum(torch.Size(piece.shape).numel() for piece in plain)
+    if given == tensor.numel() and None not in slices:
+        whole.slices = [own for own in slices if own is not None]
+        whole.padding = [{"at": list(own.at), "shape": list(own.shape)} for own in plain if own.tensor is None]
+        placement.parameters.append(whole)
+        return
+    data = tensor.detach()
+    for piece in pieces:
+        box = data[tuple(slice(at, at + extent) for at, extent in zip(piece.at, piece.shape))]
+        if piece in plain:
+            placement.parameters += _entries(f"{name}[{len(placement.parameters)}]", box, piece, forms)
+            continue
+        source = None
+        if piece.tensor is not None:
+            form = forms[piece.tensor]
+            source = torch.empty(piece.shape, dtype=form.dtype, device=box.device)
+            copied = Piece((0,) * len(piece.shape), piece.shape, piece.tensor, piece.start, piece.strides, ())
+            placement.parameters += _entries(f"{name}[{len(placement.parameters)}]", source, copied, forms)
+        placement.computed.append(_Computed(name, box, source, piece.ops, piece.value))
+
+
+def _is_copied(piece: Piece, dtype: torch.dtype, forms: "Mapping[str, TensorForm]") -> bool:
+    """Whether the receiver writes it: bytes as they are, bf16 in fp32, or zeros."""
+    if piece.tensor is None:
+        return piece.value == 0
+    own = forms[piece.tensor].dtype
+    if not piece.ops:
+        return bool(own == dtype)
+    return bool((own, dtype, piece.ops) == (torch.bfloat16, torch.float32, (("to", "float32"),)))
+
+
+def _slice(piece: Piece, whole: Parameter, forms: "Mapping[str, TensorForm]") -> "dict[str, Any] | None":
+    """The piece as a slice of the whole parameter. None: it does not lie there as it lies in the tensor."""
+    boxes = list(_source_boxes(piece, contiguous_strides(whole.shape), forms))
+    if len(boxes) != 1:
+        return None
+    [box] = boxes
+    strides = contiguous_strides(whole.shape)
+    lead = len(whole.shape) - len(box.shape)
+    if lead < 0 or any(extent != 1 for extent in piece.shape[:lead]) or box.shape != piece.shape[lead:]:
+        return None
+    if any(extent != 1 and step != strides[lead + k] for k, (extent, step) in enumerate(zip(box.shape, box.strides))):
+        return None
+    return {"tensor": piece.tensor, "from": list(box.at), "shape": list(box.shape), "at": list(piece.at)}
+
+
+def _source_boxes(piece: Piece, strides: "Tuple[int, ...]", forms: "Mapping[str, TensorForm]") -> "Iterator[Box]":
+    """The piece as boxes of its tensor, each with the steps that it takes where it goes, of these strides."""
+    form = forms[piece.tensor or ""]
+    if any(extent != 1 and step == 0 for extent, step in zip(piece.shape, piece.strides)):
+        dim = next(k for k, step in enumerate(piece.strides) if step == 0 and piece.shape[k] != 1)
+        for k in range(piece.shape[dim]):  # one element goes to many places
+            at = (*piece.at[:dim], piece.at[dim] + k, *piece.at[dim + 1 :])
+            shape = (*piece.shape[:dim], 1, *piece.shape[dim + 1 :])
+            yield from _source_boxes(Piece(at, shape, piece.tensor, piece.start, piece.strides, ()), strides, forms)
+        return
+    begin = sum(at * step for at, step in zip(piece.at, strides))
+    turned = Copy(dims_of(piece.shape, piece.strides, strides), piece.start, start=begin)
+    yield from boxes_of(turned, form.shape, contiguous_strides(form.shape), 0)
+
+
+def _entries(name: str, box: torch.Tensor, piece: Piece, forms: "Mapping[str, TensorForm]") -> "Iterator[Parameter]":
+    """A box of a parameter as parameters of their own, each as its tensor's box lies."""
+    if piece.tensor is None:
+        own = located(name, box)
+        own.padding = [{"at": [0] * len(own.shape), "shape": list(own.shape)}]
+        yield own
+        return
+    origin = Piece((0,) * len(piece.shape), piece.shape, piece.tensor, piece.start, piece.strides, ())
+    for number, found in enumerate(_source_boxes(origin, box.stride(), forms)):
+        part = box.as_strided(found.shape, found.strides, box.storage_offset() + found.start)
+        own = located(f"{name}.{number}" if number else name, part)
+        own.slices = [
+            {"tensor": piece.tensor, "from": list(found.at), "shape": list(found.shape), "at": [0] * len(found.at)}
+        ]
+        yield own
+
+
+def _hole(shape: "Tuple[int, ...]", pieces: "Sequence[Piece]") -> "Box | None":
+    """A box that no piece gives."""
+    if sum(torch.Size(piece.shape).numel() for piece in pieces) == torch.Size(shape).numel():
+        return None  # no element is in two
+    none = (0,) * len(shape)
+    whole, given = Copy((), 0, computed="hole"), Copy((), 0)
+    boxes = [Box(none, shape, 0, none, whole), *(Box(own.at, own.shape, 0, none, given) for own in pieces)]
+    return next((box for box in last_wins(boxes) if box.copy is whole), None)
+
+
+def _form(tensor: torch.Tensor) -> "Tuple[torch.dtype, Tuple[int, ...]]":
+    return tensor.dtype, tuple(tensor.shape)
