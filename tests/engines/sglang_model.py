@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pretended_gpu
 import torch
+from lone_rank import Group, default_dtype
 from safetensors.torch import load_file
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.layers.dp_attention import initialize_dp_attention
@@ -40,7 +40,7 @@ class Model:
         options: further ones of SGLang's server.
     """
 
-    def __init__(self, directory: Path, rank: Rank, device: str = "cpu", **options: Any) -> None:
+    def __init__(self, directory: Path, rank: Rank, **options: Any) -> None:
         (tensor, tensor_rank), (stages, stage) = rank.tensor, rank.pipeline
         arguments = ServerArgs(
             model_path=str(directory),
@@ -57,20 +57,18 @@ class Model:
         )
         parallel = self._context.parallel
         parallel.override_permanently(
-            tp_group=_Group(tensor, tensor_rank),
-            pp_group=_Group(stages, stage),
-            attn_tp_group=_Group(parallel.attn_tp_size, parallel.attn_tp_rank),
-            attn_cp_group=_Group(1, 0),
-            moe_ep_group=_Group(parallel.moe_ep_size, parallel.moe_ep_rank),
-            moe_tp_group=_Group(parallel.moe_tp_size, parallel.moe_tp_rank),
-            moe_dp_group=_Group(1, 0),
+            tp_group=Group(tensor, tensor_rank),
+            pp_group=Group(stages, stage),
+            attn_tp_group=Group(parallel.attn_tp_size, parallel.attn_tp_rank),
+            attn_cp_group=Group(1, 0),
+            moe_ep_group=Group(parallel.moe_ep_size, parallel.moe_ep_rank),
+            moe_tp_group=Group(parallel.moe_tp_size, parallel.moe_tp_rank),
+            moe_dp_group=Group(1, 0),
         )
         with self.current():
             initialize_moe_config()
             initialize_dp_attention(arguments)
-            self.config = process_model_config()
-            with torch.device(device):
-                self.module = _initialize_model(self.config, LoadConfig())
+        self.module = self.build("cpu")
         for parameter in self.module.parameters():
             parameter.data.fill_(float("nan"))
 
@@ -79,6 +77,10 @@ class Model:
         with self.current():
             self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
 
+    def twin(self) -> torch.nn.Module:
+        """The model once more, on the "meta" device."""
+        return self.build("meta")
+
     def parameters(self) -> "dict[str, torch.Tensor]":
         """By name, each storage once: what the engine serves from."""
         return {name: parameter.data for name, parameter in self.module.named_parameters()}
@@ -86,27 +88,20 @@ class Model:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """SGLang's globals are this rank's while inside."""
-        with use_context(self._context), _default_dtype(torch.bfloat16), pretended_gpu.NoGpu():
+        with use_context(self._context), default_dtype(torch.bfloat16), pretended_gpu.NoGpu():
             yield
 
-
-class _Group:
-    """As much of a group of processes as layers ask for while they are built and loaded."""
-
-    device_communicator = None
-
-    def __init__(self, size: int, rank: int) -> None:
-        self.world_size, self.ranks = size, list(range(size))
-        self.rank = self.local_rank = self.rank_in_group = rank
-        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
-        self.device_group = self.cpu_group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
+    def build(self, device: str = "cpu") -> torch.nn.Module:
+        with self.current(), torch.device(device):
+            return _initialize_model(process_model_config(), LoadConfig())
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def tensors_of(module: torch.nn.Module) -> "dict[str, torch.Tensor]":
+    """Parameters, buffers, and tensors that modules have beside them."""
+    plain = {
+        f"{name}.{key}": value
+        for name, own in module.named_modules()
+        for key, value in vars(own).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {**dict(module.named_parameters()), **dict(module.named_buffers()), **plain}

@@ -26,7 +26,13 @@ class SglangProgram(EngineProgram):
 
 
 class SglangLoader:
-    """What SGLang's own loaders make of checkpoints."""
+    """What SGLang's own loaders make of checkpoints, as a rank.
+
+    Its functions take:
+        tensor: (size, rank).
+        expert_shares: experts are spread over as many.
+        fused: where SGLang can have shared experts behind the others, in one stack, it has.
+    """
 
     def __init__(self) -> None:
         self._program = SglangProgram("sglang_loader.py", "placed_models")
@@ -34,15 +40,17 @@ class SglangLoader:
     def parameters(
         self, checkpoint: Path, tensor: "tuple[int, int]" = (1, 0), expert_shares: int = 1, fused: bool = False
     ) -> "dict[str, torch.Tensor]":
-        """A rank's parameters by name.
-
-        Args:
-            tensor: (size, rank).
-            expert_shares: experts are spread over as many.
-            fused: where SGLang can have shared experts behind the others, in one stack, it has.
-        """
+        """By name."""
         return self._program.tensors(
             "load", checkpoint=checkpoint, tensor=tensor, expert_shares=expert_shares, fused=fused
+        )
+
+    def differences(
+        self, checkpoint: Path, tensor: "tuple[int, int]" = (1, 0), expert_shares: int = 1, fused: bool = False
+    ) -> "list[str]":
+        """Where carrying out a recording of the loader gives other bits than the loader."""
+        return self._program.ask(
+            "differences", checkpoint=checkpoint, tensor=tensor, expert_shares=expert_shares, fused=fused
         )
 
     def close(self) -> None:

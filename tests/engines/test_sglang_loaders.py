@@ -1,4 +1,5 @@
-"""What slicing.py gives for SGLang's parameters is what SGLang's classes and loaders give: names, dtypes, shapes, bits."""
+"""What slicing.py gives for SGLang's parameters is what SGLang's classes and loaders give: names, dtypes, shapes, bits. So
+does a recording of the loaders, also of the tensors that latent attention has beside its parameters."""
 
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_every_rank_is_what_sglang_loads(model, tensor_parallel, sglang_loader, 
     for place in places(tensor_parallel):
         got = sglang_loader.parameters(directory, tensor=place.tensor)
         _check(got, _tensors(directory), config, place)
+    assert sglang_loader.differences(directory, tensor=place.tensor) == []
 
 
 @pytest.mark.parametrize(("tensor_parallel", "shares"), [(2, 2), (4, 4), (8, 4)])
@@ -46,6 +48,7 @@ def test_experts_are_spread_first_and_cut_over_the_ranks_that_are_left(
     for place in places(tensor_parallel, shares):
         got = sglang_loader.parameters(directory, tensor=place.tensor, expert_shares=shares)
         _check(got, _tensors(directory), config, place)
+    assert sglang_loader.differences(directory, tensor=place.tensor, expert_shares=shares) == []
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
@@ -61,3 +64,4 @@ def test_a_shared_expert_can_be_one_more_of_the_stack(
     for place in places(tensor_parallel):
         got = sglang_loader.parameters(directory, tensor=place.tensor, fused=True)
         _check(got, as_one_more, config, place)
+    assert sglang_loader.differences(directory, tensor=place.tensor, fused=True) == []

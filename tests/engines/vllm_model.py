@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import vllm.model_executor.models.registry as registry
 import vllm.model_executor.models.utils as utils
+from lone_rank import Group, default_dtype
 from safetensors.torch import load_file
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
@@ -62,7 +62,7 @@ class Model:
         if not self.config.model_config.is_moe:
             parallel.reconfigure_for_independent_dp_rank()  # as the engine's process does
         utils._model_to_pp_missing_layer_names.clear()  # by id: a model that is gone may have had the same
-        with self.current(), _default_dtype(torch.bfloat16):
+        with self.current(), default_dtype(torch.bfloat16):
             self.module = initialize_model(self.config)
         for parameter in self.module.parameters():
             parameter.data.fill_(float("nan"))
@@ -97,36 +97,14 @@ class Model:
         tensor, rank = self._rank.tensor
         data, replica = self._rank.data if self.config.model_config.is_moe else (1, 0)
         groups = {
-            "_TP": _Group(tensor, rank),
-            "_DP": _Group(data, replica),
-            "_EP": _Group(data * tensor, replica * tensor + rank),
-            "_PP": _Group(*self._rank.pipeline),
-            **{name: _Group(1, 0) for name in ("_WORLD", "_PCP", "_DCP")},
+            "_TP": Group(tensor, rank),
+            "_DP": Group(data, replica),
+            "_EP": Group(data * tensor, replica * tensor + rank),
+            "_PP": Group(*self._rank.pipeline),
+            **{name: Group(1, 0) for name in ("_WORLD", "_PCP", "_DCP")},
         }
         with contextlib.ExitStack() as stack:
             for name, group in groups.items():
                 stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
                 setattr(parallel_state, name, group)
             yield
-
-
-class _Group:
-    """As much of a group of processes as layers ask for while they are built and loaded."""
-
-    device_communicator = None
-
-    def __init__(self, size: int, rank: int) -> None:
-        self.world_size, self.ranks = size, list(range(size))
-        self.rank = self.local_rank = self.rank_in_group = rank
-        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
-        self.device_group = self.cpu_group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
