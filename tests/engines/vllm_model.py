@@ -77,9 +77,7 @@ class Model:
         from lockstep.engine import _vllm_loading  # not all programs have it
 
         utils._model_to_pp_missing_layer_names.clear()
-        twin = _vllm_loading._twin(self.config, self.config.model_config, "")
-        _vllm_loading._keep_integers(self.module, twin)
-        return twin
+        return _vllm_loading.twin(self.module, self.config, self.config.model_config)
 
     def parameters(self) -> "dict[str, torch.Tensor]":
         """By name, each storage once: what the engine serves from."""

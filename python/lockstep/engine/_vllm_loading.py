@@ -13,7 +13,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.engine._processing import Processing
 from lockstep.engine._recorded import Recorded, keep_integers
 
-_loaded: "weakref.WeakKeyDictionary[Any, Recorded]" = weakref.WeakKeyDictionary()
+_loaded: "weakref.WeakKeyDictionary[Any, Recorded | str]" = weakref.WeakKeyDictionary()  # or why it is not known
 
 
 @contextlib.contextmanager
@@ -44,9 +44,12 @@ def watched() -> "Iterator[None]":
 
 def note(model: Any, vllm_config: Any, model_config: Any, prefix: str, processing: Processing) -> None:
     """A model that is loaded: ``recorded`` knows it from here on."""
-    twin = _twin(vllm_config, model_config, prefix)
-    keep_integers(model, twin)
-    _loaded[model] = Recorded(model, twin, twin.load_weights, processing)
+    try:
+        own = twin(model, vllm_config, model_config, prefix)
+    except Exception as error:  # the server starts without us
+        _loaded[model] = f"vLLM does not build this model a second time, for its loader to be recorded: {error!r}"
+    else:
+        _loaded[model] = Recorded(model, own, own.load_weights, processing)
 
 
 def recorded(model: Any) -> Recorded:
@@ -57,24 +60,34 @@ def recorded(model: Any) -> Recorded:
             "vLLM did not load this model by its own loader of checkpoints, so it is not known what its weights are made of; start with "
             "--load-format auto or dummy"
         )
+    if isinstance(found, str):
+        raise BadDataError(found)
     return found
 
 
-def _twin(vllm_config: Any, model_config: Any, prefix: str) -> Any:
-    """The same model once more, on the "meta" device."""
+def twin(model: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+    """The same model once more, on the "meta" device. Models that ask for values while they are built are on the CPU, where memory that
+    nothing touches costs nothing."""
     import torch
     from vllm.config import CompilationMode
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.model_executor.models import utils as models
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = copy.copy(vllm_config)
-    config.compilation_config = copy.copy(vllm_config.compilation_config)
-    config.compilation_config.static_forward_context = {}  # layers are there by name, once
-    config.compilation_config.static_all_moe_layers = []
-    config.compilation_config.mode = CompilationMode.NONE
-    with set_default_torch_dtype(model_config.dtype), torch.device("meta"):
-        twin = initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
+    def build(device: str) -> Any:
+        config = copy.copy(vllm_config)
+        config.compilation_config = copy.copy(vllm_config.compilation_config)
+        config.compilation_config.static_forward_context = {}  # layers are there by name, once
+        config.compilation_config.static_all_moe_layers = []
+        config.compilation_config.mode = CompilationMode.NONE
+        with set_default_torch_dtype(model_config.dtype), torch.device(device):
+            return initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
+
+    try:
+        own = build("meta")
+    except (NotImplementedError, RuntimeError):
+        own = build("cpu")
     # Which layers another stage of a pipeline has is kept by the model's number, which a model that is gone may have had.
-    models._model_to_pp_missing_layer_names.pop(id(twin), None)
-    return twin
+    models._model_to_pp_missing_layer_names.pop(id(own), None)
+    keep_integers(model, own)
+    return own
