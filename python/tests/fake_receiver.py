@@ -1,5 +1,6 @@
 """The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
 
+import hashlib
 import json
 import os
 import socket
@@ -194,10 +195,15 @@ def _run(parameter: dict, tensor: torch.Tensor) -> "tuple[int, int, int, list[in
 
 
 class FakeReceiver:
-    """Listens at ``path``; a test takes its ranks and drives them."""
+    """Listens at ``path``; a test takes its ranks and drives them.
+
+    Attributes:
+        layout: the model's tensors, name by name (dtype of safetensors, shape): what ranks that ask are told.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.layout: "dict[str, tuple[str, list[int]]]" = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.settimeout(_TIMEOUT_S)
         path.unlink(missing_ok=True)
@@ -205,7 +211,19 @@ class FakeReceiver:
         self._listener.listen()
 
     def accept(self) -> Attachment:
-        return Attachment(self._accept())
+        connection = self._accept()
+        if self.layout and _HEADER.unpack(connection.recv(_HEADER.size, socket.MSG_PEEK))[2] == ASK:
+            self._tell(connection)
+            connection = self._accept()
+        return Attachment(connection)
+
+    def tell_layout(self) -> None:
+        """Answers a rank that asks."""
+        self._tell(self._accept())
+
+    def _tell(self, connection: socket.socket) -> None:
+        digest = hashlib.md5(repr(self.layout).encode()).hexdigest()
+        Question(connection).answer(json.dumps({"digest": digest, "tensors": self.layout}).encode())
 
     def accept_question(self) -> Question:
         return Question(self._accept())
