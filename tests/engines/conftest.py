@@ -5,6 +5,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are forked, and OpenMP's 
 import pytest
 import torch
 from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
+from record_registry import recordings
 from sglang_process import SglangLoader
 from vllm_checkpoints import VllmCheckpoints
 from vllm_process import VllmLoader, vllm_rank
@@ -25,6 +26,14 @@ def vllm_loader():
     loader = VllmLoader()
     yield loader
     loader.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_recordings():
+    """The program that records vLLM's loaders."""
+    program = recordings()
+    yield program
+    program.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from index_values import Numbers, differences, faults, sources
-from record_registry import GOOD, PLACES, main, recordings, rows_of
+from record_registry import GOOD, PLACES, main, rows_of
 
 from lockstep.engine._recorder import Piece, Recording, TensorForm, record
 
@@ -93,17 +93,11 @@ def test_values_tell_copies_from_what_is_computed_or_unwritten():
     assert numbers.name(int(found["bias"][45])) == "a constant"
 
 
-@pytest.fixture(scope="module")
-def program():
-    program = recordings()
-    yield program
-    program.close()
-
-
 @pytest.mark.parametrize("architecture", _VARIED)
-def test_a_varied_few_are_recorded_at_every_place(architecture, program):
-    bad = [row for row in rows_of(program, architecture, PLACES) if row["result"] not in GOOD]
-    assert bad == []
+def test_a_varied_few_are_recorded_at_every_place(architecture, vllm_recordings):
+    rows = rows_of(vllm_recordings, architecture, PLACES)
+    assert [row for row in rows if row["result"] not in GOOD] == []
+    assert {row["on"] for row in rows} == {"cpu" if architecture == "BloomForCausalLM" else "meta"}
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import tiny_configs  # noqa: F401 - vLLM knows its configurations then
 import torch
 import vllm.model_executor.models.registry as registry
 import vllm.model_executor.models.utils as utils
@@ -76,7 +77,6 @@ class Model:
         """The model once more, on the "meta" device, as LockstepWeightTransferEngine makes it."""
         from lockstep.engine import _vllm_loading  # not all programs have it
 
-        utils._model_to_pp_missing_layer_names.clear()
         return _vllm_loading.twin(self.module, self.config, self.config.model_config)
 
     def parameters(self) -> "dict[str, torch.Tensor]":

@@ -16,7 +16,7 @@ class VllmProgram(EngineProgram):
         assert _PACKAGES.is_dir(), f"{_PACKAGES} is missing: tests/run.sh installs it"
         super().__init__(
             name,
-            [*packages, _PACKAGES],
+            [*packages, _PACKAGES, ROOT / "tests/layouts"],
             lambda directory: {
                 "VLLM_TARGET_DEVICE": "cpu",  # the wheel is the one for GPUs
                 "VLLM_CACHE_ROOT": directory,

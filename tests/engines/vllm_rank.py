@@ -45,6 +45,7 @@ class Worker:
         self._groups.close()
         self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
         self._groups.enter_context(self.model.groups())
+        self._loaded = list(self.model.parameters())
 
     def load(self, checkpoint: str) -> None:
         """vLLM's own loader."""
@@ -203,15 +204,16 @@ class Worker:
         self.follower.close()
 
     def save(self, output: str, version: "int | None" = None) -> None:
-        """Saves the parameters; with ``version``, while the Follower serves exactly that."""
+        """Saves the parameters that vLLM loads; with ``version``, while the Follower serves exactly that."""
+        held = {name: tensor for name, tensor in self.model.parameters().items() if name in self._loaded}
         if version is None:
-            save_file(self.model.parameters(), output)
+            save_file(held, output)
             return
         self.follower.wait_for(version, timeout=120)
         with self.follower.serving() as served:
             if served.version != version:
                 raise AssertionError(f"serves {served}, not version {version}")
-            save_file(self.model.parameters(), output)
+            save_file(held, output)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ for _name in ("nms", "qnms"):
 import vllm.model_executor.models.registry as registry  # noqa: E402
 from index_values import NEVER, Numbers, differences, faults, sources  # noqa: E402
 from json_program import answer_requests  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from tensor_forms import forms_of  # noqa: E402
 from tiny_configs import is_known, tiny_config  # noqa: E402
 from vllm_model import Model, Rank  # noqa: E402
@@ -55,6 +56,14 @@ def check(architecture: str, place: str) -> "dict[str, Any]":
             return _checked(model, forms)
 
 
+def write_checkpoint(architecture: str, output: str) -> None:
+    """A tiny one, at random."""
+    forms = _forms(architecture)
+    tiny_config(architecture).save_pretrained(output)
+    tensors = {form.name: (torch.randn(form.shape) * 0.05).to(form.dtype) for form in forms}
+    save_file(tensors, Path(output) / "model.safetensors")
+
+
 @cache
 def _forms(architecture: str) -> "list[TensorForm]":
     config = tiny_config(architecture)
@@ -74,10 +83,8 @@ def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
         found = sources(module.load_weights, destinations, numbers)
     except Exception as error:
         return {"result": "not loaded", "why": _line(error)}
-    try:
-        twin, on = model.twin(), "meta"
-    except Exception as error:
-        twin, on = module, _line(error)
+    twin = model.twin()
+    on = next(twin.parameters()).device.type
     try:
         recording = record(tensors_of(twin), twin.load_weights, forms)
     except BadDataError as error:
@@ -100,4 +107,4 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    answer_requests(architectures, check)
+    answer_requests(architectures, check, write_checkpoint)

@@ -1,0 +1,73 @@
+"""Models of vLLM's registry follow a training in place: each version is, bit for bit, what vLLM's own loader makes of its checkpoint."""
+
+import contextlib
+
+import pytest
+import torch
+from conformance_server import ConformanceServer
+from harness import MODEL
+from safetensors.torch import load_file, save_file
+
+import lockstep
+
+_ARCHITECTURES = (
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+    "GptOssForCausalLM",
+    "Qwen3NextForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "Llama4ForCausalLM",
+    "MiMoForCausalLM",
+    "JambaForCausalLM",
+)
+
+
+def _check(saved, checkpoint, loader, **rank) -> None:
+    got, want = load_file(saved), loader.parameters(checkpoint, **rank)
+    assert sorted(got) == sorted(want)
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+
+
+def _train(tensors: "dict[str, torch.Tensor]", step: int) -> None:
+    """Some elements of every tensor change."""
+    generator = torch.Generator().manual_seed(step)
+    for tensor in tensors.values():
+        chosen = torch.rand(tensor.shape, generator=generator) < 0.02
+        tensor[chosen] = torch.randn(int(chosen.sum()), generator=generator).to(tensor.dtype)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_a_family_without_a_line_of_ours_follows_in_place(
+    architecture, cluster, vllm_ranks, vllm_loader, vllm_recordings, tmp_path
+):
+    start, checkpoint, saved = tmp_path / "start", tmp_path / "checkpoint", tmp_path / "held.safetensors"
+    for directory in (start, checkpoint):
+        vllm_recordings.ask("write_checkpoint", architecture=architecture, output=directory)
+    tensors = load_file(checkpoint / "model.safetensors")
+    agent, socket = cluster.agent(), cluster.directory / "engine.sock"
+    ranks = [
+        (rank, {"tensor": (2, number), "data": (1, 0), "expert_parallel": False})
+        for number, rank in enumerate(vllm_ranks)
+    ]
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(lockstep.Publisher.from_tensors(tensors, model=MODEL, socket=agent.socket))
+        server = stack.enter_context(ConformanceServer("vllm", start))
+        cluster.receiver(agent, engine=f"vllm:{server.url}", engine_load="in-place", engine_socket=socket)
+        for rank, place in ranks:
+            rank.ask("load_plugins")
+            rank.ask("build", checkpoint=start, **place)
+            rank.ask("load", checkpoint=start)
+            rank.ask("create_engine", backend="lockstep")
+            rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
+            stack.callback(rank.ask, "shut_down")
+        for version in range(1, 4):
+            _train(tensors, version)
+            save_file(tensors, checkpoint / "model.safetensors")
+            publisher.publish()
+            for rank, _ in ranks:
+                rank.start("update", update_info={"version": version, "timeout_s": 30})
+            for rank, place in ranks:
+                assert rank.answer() is None
+                rank.ask("save", output=saved)
+                _check(saved, checkpoint, vllm_loader, **place)
