@@ -1,7 +1,8 @@
-"""Records the loader of every causal architecture that vLLM's registry has, tiny, and shows what became of it.
+"""Records the loader of every causal architecture that the registry of vLLM, or of SGLang, has, tiny, and shows what became
+of it.
 
     PYTHONPATH=python:tests:tests/integration .cache/venv/bin/python -W ignore tests/engines/record_registry.py [NAME...]
-        [--places PLACE...] [--least N] [--json FILE]
+        [--engine vllm|sglang] [--places PLACE...] [--least N] [--json FILE]
 
 A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
 
@@ -9,13 +10,13 @@ A line for each architecture, or several where its places differ: the places, ho
     computes     the same, and some elements are more than copies: the steps, proved on random values
     in part      the same, but the loader leaves parameters unwritten that are named
     refused      by the recorder: the operation, and the parameter
-    not loaded   vLLM's loader fails by itself
-    not built    vLLM does not build it on a CPU, or from this configuration
+    not loaded   the engine's loader fails by itself
+    not built    the engine does not build it on a CPU, or from this configuration
     WRONG        the recording says something else than what the loader does
 
-"on itself" stands where the recorder ran on the model itself, because vLLM does not build it on the "meta" device.
+"in memory" stands where vLLM does not build the model on the "meta" device, so that the recorder's twin has memory.
 
-Exit status: 0; 1 when one is wrong, or fewer than N architectures are recorded or compute wherever they are built.
+Exit status: 0; 1 when one is wrong, or fewer than N architectures are recorded or compute wherever they are built and loaded.
 """
 
 import argparse
@@ -24,6 +25,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from engine_program import EngineProgram
+from sglang_process import SglangProgram
 from vllm_process import VllmProgram
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -33,12 +36,14 @@ GOOD = ("recorded", "computes")
 Row = "dict[str, Any]"
 
 
-def recordings() -> VllmProgram:
+def recordings(engine: str = "vllm") -> EngineProgram:
     """The program that records."""
+    if engine == "sglang":
+        return SglangProgram("sglang_recordings.py", _TESTS / "layouts")
     return VllmProgram("vllm_recordings.py", _TESTS.parent / "python", _TESTS / "layouts")
 
 
-def rows_of(program: VllmProgram, architecture: str, places: "list[str]") -> "list[Row]":
+def rows_of(program: EngineProgram, architecture: str, places: "list[str]") -> "list[Row]":
     """What became of an architecture at each place."""
     rows = [{"place": place, **program.ask("check", architecture=architecture, place=place)} for place in places]
     for row in rows:
@@ -50,9 +55,9 @@ def rows_of(program: VllmProgram, architecture: str, places: "list[str]") -> "li
 
 
 def is_good(rows: "list[Row]") -> bool:
-    """Whether an architecture is recorded wherever it is built."""
-    built = [row["result"] for row in rows if row["result"] != "not built"]
-    return bool(built) and all(result in GOOD for result in built)
+    """Whether an architecture is recorded wherever vLLM itself builds and loads it."""
+    loaded = [row["result"] for row in rows if row["result"] not in ("not built", "not loaded")]
+    return bool(loaded) and all(result in GOOD for result in loaded)
 
 
 def lines_of(architecture: str, rows: "list[Row]") -> "list[str]":
@@ -62,7 +67,7 @@ def lines_of(architecture: str, rows: "list[Row]") -> "list[str]":
         own = [row for row in rows if (row["result"], row["why"]) == (result, why)]
         places = "all" if len(own) == len(rows) else " ".join(row["place"] for row in own)
         pieces = "-".join(map(str, sorted({row.get("pieces", 0) for row in own})[:: max(1, len(own) - 1)][:2]))
-        where = "on itself: " if own[0].get("on", "meta") != "meta" else ""
+        where = "" if own[0].get("on", "meta") == "meta" else "in memory "
         result = "WRONG" if result == "wrong" else result
         lines.append(f"{architecture:32} {places:24} {pieces:>8} {result:11} {where}{why}".rstrip())
     return lines
@@ -76,11 +81,12 @@ def main(arguments: "list[str]") -> int:
     """Prints the table. The exit status."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--least", type=int, default=0)
     parser.add_argument("--json")
     options = parser.parse_args(arguments)
-    program = recordings()
+    program = recordings(options.engine)
     table = {}
     for name in options.names or program.ask("architectures"):
         table[name] = rows_of(program, name, options.places)

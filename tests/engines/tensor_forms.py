@@ -69,8 +69,8 @@ def expected_forms(model: torch.nn.Module) -> "list[TensorForm]":
 def _forms_of(model: torch.nn.Module, name: str, parameter: torch.Tensor) -> "Iterator[TensorForm]":
     path, _, leaf = name.rpartition(".")
     owner, layer = model.get_submodule(path), path.rpartition(".")[2]
-    sizes, parts = getattr(owner, "output_sizes", []), _parts_of(model, layer)
-    shape = list(parameter.shape)
+    shape, parts = list(parameter.shape), _parts_of(model, layer)
+    sizes = getattr(owner, "output_sizes", [shape[0] // len(parts)] * len(parts) if parts and shape else [])
     if match := re.fullmatch(r"(.*)\.experts(\.routed_experts)?\.(w13|w2)_(weight|bias)", name):
         yield from _experts(model, match, parameter)
     elif parts and len(parts) == len(sizes) and sum(sizes) == shape[0]:

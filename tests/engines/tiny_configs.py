@@ -153,9 +153,6 @@ class Generic(PretrainedConfig):
         if blocks is not None:
             self.block_configs = [_Names({part: _Names(own) for part, own in block.items()}) for block in blocks]
 
-    def validate_layer_type(self) -> None:
-        """Any kind of layer is one."""
-
 
 AutoConfig.register(Generic.model_type, Generic)
 _MODEL_TYPES = {name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
@@ -216,7 +213,7 @@ _OWN: "dict[str, dict[str, Any]]" = {
     "GlmMoeDsaForCausalLM": _SPARSE_LATENT,
     "GptOssForCausalLM": {"intermediate_size": 256, "num_key_value_heads": 8},
     "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 48, "route_norm": True, "qk_norm": True},
-    "InklingForCausalLM": {"model_type": "inkling_model"},
+    "InklingForCausalLM": {"model_type": "inkling_model", "shared_expert_sink": True},
     "K2HorizonForCausalLM": {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -282,6 +279,12 @@ _OWN: "dict[str, dict[str, Any]]" = {
 }
 
 
+def _class_of_vllm(model_type: str) -> "type[PretrainedConfig]":
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY  # SGLang's programs have no vLLM
+
+    return _CONFIG_REGISTRY[model_type]
+
+
 def is_known(architecture: str) -> bool:
     """Whether transformers has this architecture, too."""
     return architecture in _MODEL_TYPES and "model_type" not in _OWN.get(architecture, {})
@@ -297,8 +300,8 @@ def tiny_config(architecture: str) -> PretrainedConfig:
         for name, value in own.items():
             setattr(config, name, value)
     else:
-        kind = type("Generic", (Generic,), {"model_type": own.get("model_type", Generic.model_type)})
-        config = kind(**{**_GENERIC, **own})
+        kind = _class_of_vllm(own["model_type"]) if "model_type" in own else Generic
+        config = kind(**{**_GENERIC, **{name: value for name, value in own.items() if name != "model_type"}})
     config.architectures = [architecture]
     return config
 

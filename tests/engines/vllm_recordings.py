@@ -83,12 +83,12 @@ def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
         found = sources(module.load_weights, destinations, numbers)
     except Exception as error:
         return {"result": "not loaded", "why": _line(error)}
-    twin = model.twin()
-    on = next(twin.parameters()).device.type
     try:
+        twin = model.twin()
         recording = record(tensors_of(twin), twin.load_weights, forms)
-    except BadDataError as error:
-        return {"result": "refused", "why": str(error), "on": on}
+    except Exception as error:
+        return {"result": "refused", "why": str(error) if isinstance(error, BadDataError) else _line(error)}
+    on = next(twin.parameters()).device.type
     wrong = faults(recording, found, destinations, numbers)
     wrong += differences(recording, module.load_weights, destinations, forms)
     amounts = {"on": on, **_amounts(module, recording, found)}
