@@ -111,7 +111,7 @@ class Follower:
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)
-        self._gated = gate and not compare_only
+        self._gated, self._compares = gate and not compare_only, compare_only
         self._module, self._check, self._options = module, check, DescribeOptions(**options)
         self._recorded, self._after_write = recorded, after_write
         self._compute: "Callable[[], Any] | None" = None  # what parameters have that is no copy
@@ -269,7 +269,7 @@ class Follower:
         if self._recorded is None:
             engine, parameters = parameters_of(self._module, options)
         else:
-            placement = self._recorded.place()
+            placement = self._recorded.place(compare_only=self._compares)
             engine, parameters, layout, self._compute = (
                 "described",
                 placement.parameters,

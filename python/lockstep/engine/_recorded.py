@@ -66,14 +66,15 @@ class Recorded:
         self._layout, self._forms, self._recording = layout, {form.name: form for form in tensors}, None
         return True
 
-    def place(self) -> Placement:
-        """Runs the loader, once for each layout. BadDataError names a parameter that cannot be written in place, and why."""
+    def place(self, compare_only: bool = False) -> Placement:
+        """Runs the loader, once for each layout. ``compare_only``: without what is computed, of which the memory shows nothing.
+        BadDataError names a parameter that cannot be written in place, and why."""
         destinations, live = tensors_of(self._twin), tensors_of(self._module)
         recording = self._recorded(destinations)
         self._check(recording, destinations, live)
         placement = Placement(self._layout, unused=recording.unused)
         for name, pieces in recording.pieces.items():
-            _place(name, live[name], pieces, self._forms, placement)
+            _place(name, live[name], pieces, self._forms, placement, compare_only)
         computed = sum(step.box.numel() for step in placement.computed)
         if computed > max(_STILL_FEW, _MOST_COMPUTED * sum(tensor.numel() for tensor in live.values())):
             step = max(placement.computed, key=lambda own: own.box.numel())
@@ -116,9 +117,10 @@ class Recorded:
                 raise BadDataError(f"parameter {name}: elements {begin} to {end} are given by no tensor of the model")
         missing = [name for name, _ in self._twin.named_parameters() if name not in recording.pieces]
         if missing:
+            others = f", and {len(missing) - 1} others," if len(missing) > 1 else ""
             raise BadDataError(
-                f"parameter {missing[0]}, and {len(missing) - 1} others, are given by no tensor of the model: its trainer publishes none "
-                "that the engine's loader puts there"
+                f"parameter {missing[0]}{others} got no tensor of the model: the engine's loader puts none of what the trainer "
+                "publishes there"
             )
 
 
@@ -164,30 +166,47 @@ class _Computed:
 
 
 def _place(
-    name: str, tensor: torch.Tensor, pieces: "Sequence[Piece]", forms: "Mapping[str, TensorForm]", placement: Placement
+    name: str,
+    tensor: torch.Tensor,
+    pieces: "Sequence[Piece]",
+    forms: "Mapping[str, TensorForm]",
+    placement: Placement,
+    compare_only: bool,
 ) -> None:
-    whole = located(name, tensor)
-    plain = [piece for piece in pieces if _is_copied(piece, tensor.dtype, forms)]
-    slices = [_slice(piece, whole, forms) for piece in plain if piece.tensor is not None]
-    given = sum(torch.Size(piece.shape).numel() for piece in plain)
-    if given == tensor.numel() and None not in slices:
-        whole.slices = [own for own in slices if own is not None]
-        whole.padding = [{"at": list(own.at), "shape": list(own.shape)} for own in plain if own.tensor is None]
+    """Adds a parameter: whole where it is made of slices, else box by box."""
+    copied = [_is_copied(piece, tensor.dtype, forms) for piece in pieces]
+    whole = _whole(name, tensor, pieces, forms) if all(copied) else None
+    if whole is not None:
         placement.parameters.append(whole)
         return
-    data = tensor.detach()
+    for number, (piece, plain) in enumerate(zip(pieces, copied)):
+        box = tensor.detach()[tuple(slice(at, at + extent) for at, extent in zip(piece.at, piece.shape))]
+        if plain:
+            placement.parameters += _entries(f"{name}[{number}]", box, piece, forms)
+        elif not compare_only:
+            source = None
+            if piece.tensor is not None:
+                source = torch.empty(piece.shape, dtype=forms[piece.tensor].dtype, device=box.device)
+                placement.parameters += _entries(f"{name}[{number}]", source, piece, forms)
+            placement.computed.append(_Computed(name, box, source, piece.ops, piece.value))
+
+
+def _whole(
+    name: str, tensor: torch.Tensor, pieces: "Sequence[Piece]", forms: "Mapping[str, TensorForm]"
+) -> "Parameter | None":
+    """A parameter with its slices and padding. None: a piece is no slice of it, or elements are in none."""
+    whole = located(name, tensor)
+    if sum(torch.Size(piece.shape).numel() for piece in pieces) != tensor.numel():
+        return None
     for piece in pieces:
-        box = data[tuple(slice(at, at + extent) for at, extent in zip(piece.at, piece.shape))]
-        if piece in plain:
-            placement.parameters += _entries(f"{name}[{len(placement.parameters)}]", box, piece, forms)
+        if piece.tensor is None:
+            whole.padding.append({"at": list(piece.at), "shape": list(piece.shape)})
             continue
-        source = None
-        if piece.tensor is not None:
-            form = forms[piece.tensor]
-            source = torch.empty(piece.shape, dtype=form.dtype, device=box.device)
-            copied = Piece((0,) * len(piece.shape), piece.shape, piece.tensor, piece.start, piece.strides, ())
-            placement.parameters += _entries(f"{name}[{len(placement.parameters)}]", source, copied, forms)
-        placement.computed.append(_Computed(name, box, source, piece.ops, piece.value))
+        own = _slice(piece, whole, forms)
+        if own is None:
+            return None
+        whole.slices.append(own)
+    return whole
 
 
 def _is_copied(piece: Piece, dtype: torch.dtype, forms: "Mapping[str, TensorForm]") -> bool:
