@@ -17,7 +17,7 @@ from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.layers.moe.utils import initialize_moe_config
 from sglang.srt.model_loader.loader import _initialize_model
-from sglang.srt.models.registry import ModelRegistry  # noqa: F401 - which imports the models
+from sglang.srt.models.registry import ModelRegistry  # noqa: F401 - for sglang_recordings.py
 from sglang.srt.runtime_context import SpawnRanks, create_context, process_model_config, use_context
 from sglang.srt.server_args import ServerArgs
 

@@ -16,11 +16,11 @@ class SglangProgram(EngineProgram):
         models: the package of models that SGLang imports at once, and others only when asked for; empty: it imports all.
     """
 
-    def __init__(self, name: str, models: str = "") -> None:
+    def __init__(self, name: str, *packages: Path, models: str = "") -> None:
         assert _PACKAGES.is_dir(), f"{_PACKAGES} is missing: tests/run.sh installs it"
         super().__init__(
             name,
-            [_STAND_INS, _PACKAGES, ROOT / "python"],
+            [*packages, _STAND_INS, _PACKAGES, ROOT / "python"],
             lambda directory: {"SGLANG_EXTERNAL_MODEL_PACKAGE": models, "SGLANG_CACHE_DIR": directory},
         )
 
@@ -35,7 +35,7 @@ class SglangLoader:
     """
 
     def __init__(self) -> None:
-        self._program = SglangProgram("sglang_loader.py", "placed_models")
+        self._program = SglangProgram("sglang_loader.py", models="placed_models")
 
     def parameters(
         self, checkpoint: Path, tensor: "tuple[int, int]" = (1, 0), expert_shares: int = 1, fused: bool = False
