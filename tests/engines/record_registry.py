@@ -2,9 +2,9 @@
 of it.
 
     PYTHONPATH=python:tests:tests/integration .cache/venv/bin/python -W ignore tests/engines/record_registry.py [NAME...]
-        [--engine vllm|sglang] [--places PLACE...] [--least N] [--json FILE]
+        [--engine vllm|sglang] [--images] [--places PLACE...] [--least N] [--json FILE]
 
-A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
+With --images, those of vLLM's models with images that transformers has, too. A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
 
     recorded     and equal, element by element, to what the real loader does (index_values.py)
     computes     the same, and some elements are more than copies: the steps, proved on random values
@@ -82,13 +82,14 @@ def main(arguments: "list[str]") -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
+    parser.add_argument("--images", action="store_true")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--least", type=int, default=0)
     parser.add_argument("--json")
     options = parser.parse_args(arguments)
     program = recordings(options.engine)
     table = {}
-    for name in options.names or program.ask("architectures"):
+    for name in options.names or program.ask("architectures", **({"images": True} if options.images else {})):
         table[name] = rows_of(program, name, options.places)
         print(*lines_of(name, table[name]), sep="\n", flush=True)
     program.close()

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+import transformers
+from transformers import PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from lockstep.engine._recorder import TensorForm
@@ -18,6 +19,14 @@ _RENAMED: "dict[str, dict[str, str]]" = {
     "IQuestLoopCoderForCausalLM": {r"(gate_projections\.\d+)\.gate_proj": r"\1"},
     "MuseGlimmerForCausalLM": {r"model\.language_model\.": "model."},
     "OlmoHybridForCausalLM": {r"attention_layer_norm": "input_layernorm", r"feedforward_": "post_attention_"},
+    **dict.fromkeys(
+        (
+            "Cohere2VisionForConditionalGeneration",
+            "Gemma3ForConditionalGeneration",
+            "PaliGemmaForConditionalGeneration",
+        ),
+        {r"vision_tower\.": "vision_tower.vision_model."},
+    ),
     "TeleChat2ForCausalLM": {r"\.q_proj": ".query", r"\.k_proj": ".key", r"\.v_proj": ".value"},
 }
 
@@ -51,7 +60,7 @@ def _stacked(forms: "list[TensorForm]", pattern: str) -> "list[TensorForm]":
 def saved_forms(config: PretrainedConfig) -> "list[TensorForm]":
     """What transformers saves of its own model."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = getattr(transformers, config.architectures[0])._from_config(config, dtype=torch.bfloat16)
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
     return [TensorForm(name, t.dtype, tuple(t.shape)) for name, t in revert_weight_conversion(model, state).items()]
 

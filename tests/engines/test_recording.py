@@ -102,4 +102,9 @@ def test_a_varied_few_are_recorded_at_every_place(architecture, vllm_recordings)
 
 @pytest.mark.nightly
 def test_the_whole_registry_is_recorded_or_refused_and_none_is_wrong():
-    assert main(["--least", "109"]) == 0
+    assert main(["--least", "107"]) == 0
+
+
+@pytest.mark.nightly
+def test_text_and_tower_of_models_with_images_are_recorded():
+    assert main(["--images", "--places", "tp1", "tp2.1", "--least", "19"]) == 0

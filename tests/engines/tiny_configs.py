@@ -1,4 +1,5 @@
-"""Tiny configurations of every causal architecture that vLLM's registry has. Imported where vLLM's packages are."""
+"""Tiny configurations of every causal architecture that vLLM's registry has, and of those with images that transformers has,
+too. Imported where vLLM's packages are."""
 
 import re
 from functools import cache
@@ -6,7 +7,10 @@ from typing import Any
 
 from causal_models import LAYERS, small_config
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 # Attributes of configurations, by regular expression -> their number: eight ranks share attention heads, two or more
 # ranks have the same head of keys and values, and the vocabulary is padded.
@@ -155,7 +159,11 @@ class Generic(PretrainedConfig):
 
 
 AutoConfig.register(Generic.model_type, Generic)
-_MODEL_TYPES = {name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+_MODEL_TYPES = {
+    name: model_type
+    for names in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    for model_type, name in names.items()
+}
 _SPARSE_LATENT: "dict[str, Any]" = {
     "topk_method": "noaux_tc",
     "first_k_dense_replace": 1,

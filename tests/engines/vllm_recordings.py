@@ -38,9 +38,9 @@ PLACES = {
 }
 
 
-def architectures() -> "list[str]":
-    """The causal ones."""
-    return list(registry._TEXT_GENERATION_MODELS)
+def architectures(images: bool = False) -> "list[str]":
+    """The causal ones, or those with images that transformers has, too."""
+    return list(filter(is_known, registry._MULTIMODAL_MODELS)) if images else list(registry._TEXT_GENERATION_MODELS)
 
 
 def check(architecture: str, place: str) -> "dict[str, Any]":
