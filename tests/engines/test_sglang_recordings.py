@@ -50,4 +50,4 @@ def test_what_each_load_makes_anew_is_named(program):
 
 @pytest.mark.nightly
 def test_the_whole_registry_is_recorded_or_refused_and_none_is_wrong():
-    assert main(["--engine", "sglang", "--least", "96"]) == 0
+    assert main(["--engine", "sglang", "--least", "98"]) == 0
