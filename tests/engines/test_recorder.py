@@ -103,6 +103,11 @@ CASES = {
     "padded before": ((6, 6), (4, 6), lambda p, t: (p.zero_(), p[1:5].copy_(t))),
     "padded in a temporary": ((6, 6), (4, 6), lambda p, t: p.copy_(torch.cat([t, t.new_zeros(2, 6)]))),
     "widened": ((4, 6), (4, 6), lambda p, t: p.copy_(t.float().to(torch.bfloat16))),
+    "by way of a type that is not wider": (
+        (4, 6),
+        (4, 6),
+        lambda p, t: p.copy_(t.to(torch.float16).to(torch.bfloat16)),
+    ),
     "computed": ((4, 6), (4, 6), lambda p, t: p.copy_(-torch.exp(t.float()))),
     "written, read and written": ((4, 6), (4, 6), lambda p, t: (p.copy_(t), p.copy_(-p.float().exp()))),
     "in place": ((4, 6), (4, 6), lambda p, t: (p.copy_(t), p.mul_(3), p.add_(1))),

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import contiguous_strides
-from lockstep.engine._strided import Box, Copy, Ints, boxes_of, dims_of, last_wins, through
+from lockstep.engine._storages import Ops, Storage, Storages, conversion, number_of, tensors_in
+from lockstep.engine._strided import Box, Copy, Ints, boxes_of, dims_of, last_wins
 
 # Of one element each: what they give depends on nothing else.
 _ELEMENTWISE = frozenset(
@@ -56,7 +57,7 @@ class Piece:
     tensor: "str | None"
     start: int
     strides: Ints
-    ops: "Tuple[Tuple[Any, ...], ...]"
+    ops: Ops
     value: "float | int" = 0
 
 
@@ -105,34 +106,15 @@ def record(
     return Recording(pieces, [form.name for form in forms if form.name not in used])
 
 
-class _Storage:
-    """What is known of a storage. It is kept, so that no other gets its number."""
-
-    def __init__(self, storage: Any, tensor: torch.Tensor) -> None:
-        self.storage = storage
-        self.dtype = tensor.dtype
-        self.copies: "list[Copy]" = []
-        self.whole = False  # it is a checkpoint's tensor
-        self.constant: "torch.Tensor | None" = None  # its values, where they are no tensor's
-
-    def values(self, view: torch.Tensor) -> torch.Tensor:
-        """Of the constant."""
-        assert self.constant is not None
-        return self.constant.as_strided(view.shape, view.stride(), view.storage_offset())
-
-
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, destinations: "Mapping[str, torch.Tensor]") -> None:
         super().__init__()
         self.refusal: "str | None" = None
         self.given_marks: "list[int]" = []  # of the elements that the call under way was given
-        self._storages: "dict[int, _Storage]" = {}
-        self._names: "dict[int, str]" = {}  # of destinations
+        self._storages = Storages(destinations)
         self._marks: "list[Tuple[Copy, torch.dtype]]" = []
         self._dtypes: "dict[str, torch.dtype]" = {}
         self._given = ""
-        for name, tensor in destinations.items():
-            self._names.setdefault(self._known(tensor), name)
 
     def where(self) -> str:
         """The tensor that the loader was given last, as part of a sentence."""
@@ -141,7 +123,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def stand_ins(self, forms: "Sequence[TensorForm]") -> "Iterator[Tuple[str, torch.Tensor]]":
         for name, dtype, shape in forms:
             tensor = torch.empty(shape, dtype=dtype, device="meta")
-            storage = self._storages[self._known(tensor)]
+            storage = self._storages.known(tensor)
             storage.whole = True
             strides = contiguous_strides(shape)
             storage.copies = [Copy(dims_of(shape, strides, strides), 0, name)]
@@ -151,7 +133,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def pieces_of(self, name: str, tensor: torch.Tensor) -> "list[Piece]":
         """The end: what the loader left in a destination."""
         tensor = tensor.detach()
-        storage = self._storages.get(_number(tensor))
+        storage = self._storages.find(tensor)
         if storage is None or not storage.copies or tensor.numel() == 0:
             return []
         shape, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
@@ -182,56 +164,56 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             raise
 
     def _do(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = list(_tensors(args)) + list(_tensors(kwargs))
+        tensors = list(tensors_in(args)) + list(tensors_in(kwargs))
         name = func.overloadpacket.__name__
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
-        if not any(self._is_symbolic(tensor) for tensor in tensors):
+        if not any(self._storages.is_symbolic(tensor) for tensor in tensors):
             result = func(*args, **kwargs)
             self._note_constant(name, args, result)
             return result
         if name == "_local_scalar_dense":
-            raise BadDataError(f"the loader asks for a value of {self._sources(args)}")
+            raise BadDataError(f"the loader asks for a value of {self._storages.sources(args)}")
         result = self._on_meta(func, args, kwargs)
-        before = {_number(tensor) for tensor in tensors}
-        for out in _tensors((result,)):
-            if _number(out) not in before:
+        before = {number_of(tensor) for tensor in tensors}
+        for out in tensors_in((result,)):
+            if number_of(out) not in before:
                 self._make(name, args, kwargs, out)
         return result
 
     def _make(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """What a new storage is made of."""
-        storage = self._storages[self._known(out)]
+        storage = self._storages.known(out)
         if name in _SAME:
-            storage.copies = self._copies(out, args[0])
+            storage.copies = self._storages.copies(out, args[0])
         elif name == "cat":
             dim, at = args[1] if len(args) > 1 else kwargs.get("dim", 0), 0
             for part in args[0]:
                 if part.dim() == 1 and part.numel() == 0:
                     continue
-                storage.copies += self._copies(out.narrow(dim, at, part.shape[dim]), part)
+                storage.copies += self._storages.copies(out.narrow(dim, at, part.shape[dim]), part)
                 at += part.shape[dim]
         elif name == "stack":
             dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
             for at, part in enumerate(args[0]):
-                storage.copies += self._copies(out.select(dim, at), part)
+                storage.copies += self._storages.copies(out.select(dim, at), part)
         elif name in ("index", "index_select") and self._rows(name, args) is not None:
             dim, rows = self._rows(name, args)  # type: ignore[misc]
             for at, row in _runs(rows):
                 count = len(row)
-                storage.copies += self._copies(out.narrow(dim, at, count), args[0].narrow(dim, row[0], count))
+                storage.copies += self._storages.copies(out.narrow(dim, at, count), args[0].narrow(dim, row[0], count))
         elif name in _CONSTANTS:
-            storage.copies = [self._constant(out, _CONSTANTS[name])]
+            storage.copies = [self._storages.constant(out, _CONSTANTS[name])]
         elif name in ("full_like", "new_full"):
-            storage.copies = [self._constant(out, args[-1])]
+            storage.copies = [self._storages.constant(out, args[-1])]
         elif not name.startswith(("empty", "new_empty")):
             ops = self._elementwise(name, args, kwargs)
             if ops is None:
-                storage.copies = [self._computed(out, f"{name} of {self._sources(args)}")]
+                storage.copies = [self._storages.computed(out, f"{name} of {self._storages.sources(args)}")]
             else:
-                storage.copies = self._copies(out, args[0].expand(out.shape), ops)
+                storage.copies = self._storages.copies(out, args[0].expand(out.shape), ops)
 
-    def _elementwise(self, name: str, args: Any, kwargs: Any) -> "Tuple[Tuple[Any, ...], ...] | None":
+    def _elementwise(self, name: str, args: Any, kwargs: Any) -> "Ops | None":
         """The step that an operation is for each element of its first argument. None: it is more."""
         if name not in _ELEMENTWISE or kwargs or not isinstance(args[0], torch.Tensor):
             return None
@@ -240,7 +222,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _number_of(self, value: Any) -> "float | int | None":
         if isinstance(value, torch.Tensor):
-            if value.numel() != 1 or self._is_symbolic(value) or value.device.type == "meta":
+            if value.numel() != 1 or self._storages.is_symbolic(value) or value.device.type == "meta":
                 return None
             value = value.item()
         if isinstance(value, (bool, int, float)) and value == value:
@@ -251,14 +233,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         target = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.get("out")
         if not isinstance(target, torch.Tensor):
             raise BadDataError(f"the loader calls {name}, which is not followed")
-        others = [tensor for tensor in (*_tensors(args[1:]), *_tensors(kwargs)) if tensor is not target]
-        known = self._is_symbolic(target) or _number(target) in self._names
-        if not known and not any(self._is_symbolic(other) for other in others):
+        others = [tensor for tensor in (*tensors_in(args[1:]), *tensors_in(kwargs)) if tensor is not target]
+        known = self._storages.is_symbolic(target) or number_of(target) in self._storages.names
+        if not known and not any(self._storages.is_symbolic(other) for other in others):
             if target.device.type != "meta":
                 return func(*args, **kwargs)
-        storage = self._storages[self._known(target)]
+        storage = self._storages.known(target)
         if name == "copy_":
-            self._write(storage, target, self._copies(target, args[1].expand(target.shape)))
+            self._write(storage, target, self._storages.copies(target, args[1].expand(target.shape)))
         elif name in ("zero_", "fill_"):
             self._write(storage, target, self._filled(target, 0 if name == "zero_" else args[1]))
         elif name == "index_put_" and self._rows(name, args) is not None:
@@ -266,15 +248,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             values = args[2].expand(*target.shape[:dim], len(rows), *target.shape[dim + 1 :])
             for at, row in _runs(rows):
                 part = target.narrow(dim, row[0], len(row))
-                self._write(storage, part, self._copies(part, values.narrow(dim, at, len(row))))
+                self._write(storage, part, self._storages.copies(part, values.narrow(dim, at, len(row))))
         elif name.endswith("_") and self._elementwise(name[:-1], args, kwargs) is not None:
             ops = self._elementwise(name[:-1], args, kwargs)
-            self._write(storage, target, self._copies(target, target, ops or ()))
+            self._write(storage, target, self._storages.copies(target, target, ops or ()))
         else:
-            self._write(storage, target, [self._computed(target, f"{name} of {self._sources(args)}")])
+            self._write(storage, target, [self._storages.computed(target, f"{name} of {self._storages.sources(args)}")])
         return target
 
-    def _write(self, storage: _Storage, target: torch.Tensor, copies: "list[Copy]") -> None:
+    def _write(self, storage: Storage, target: torch.Tensor, copies: "list[Copy]") -> None:
         storage.whole = False  # a stand-in that was written is a tensor like any other
         if target.numel() * target.element_size() == storage.storage.nbytes():
             storage.copies = []
@@ -282,29 +264,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _filled(self, target: torch.Tensor, value: Any) -> "list[Copy]":
         if isinstance(value, torch.Tensor):
-            return self._copies(target, value.expand(target.shape))
+            return self._storages.copies(target, value.expand(target.shape))
         if isinstance(value, float) and value != value:  # perhaps a mark
             number = struct.unpack("<Q", struct.pack("<d", value))[0] - _MARK
             if number not in self.given_marks:
                 raise BadDataError("the loader computes with the value of an element")
             marked, dtype = self._marks[number]
             at = dims_of(target.shape, target.stride(), [0] * target.dim())
-            return [replace(marked, dims=at, to=target.storage_offset()).after(_conversion(dtype, target.dtype))]
-        return [self._constant(target, value)]
+            return [replace(marked, dims=at, to=target.storage_offset()).after(conversion(dtype, target.dtype))]
+        return [self._storages.constant(target, value)]
 
     def element(self, tensor: torch.Tensor) -> Any:
         """What ``tensor.item()`` gives; None: what is there."""
-        storage = self._storages.get(_number(tensor))
+        storage = self._storages.find(tensor)
         if storage is not None and storage.constant is not None and not storage.copies:
             return storage.values(tensor).item()
-        if not self._is_symbolic(tensor) or tensor.numel() != 1 or not tensor.dtype.is_floating_point:
+        if not self._storages.is_symbolic(tensor) or tensor.numel() != 1 or not tensor.dtype.is_floating_point:
             return None
-        copies = self._copies(torch.empty((), dtype=tensor.dtype, device="meta"), tensor.reshape(()))
+        copies = self._storages.copies(torch.empty((), dtype=tensor.dtype, device="meta"), tensor.reshape(()))
         if len(copies) != 1 or copies[0].computed:
             return None
         self._marks.append((copies[0], tensor.dtype))
         element = _Element(struct.unpack("<d", struct.pack("<Q", _MARK + len(self._marks) - 1))[0])
-        element.mark, element.refuse = len(self._marks) - 1, lambda: self.refuse(self._sources((tensor,)))
+        element.mark, element.refuse = len(self._marks) - 1, lambda: self.refuse(self._storages.sources((tensor,)))
         return element
 
     def refuse(self, names: str) -> None:
@@ -313,77 +295,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.refusal = self.refusal or text
         raise BadDataError(text)
 
-    # --- what storages hold ---
-
-    def _known(self, tensor: torch.Tensor) -> int:
-        number = _number(tensor)
-        if number not in self._storages:
-            self._storages[number] = _Storage(tensor.untyped_storage(), tensor)
-        return number
-
-    def _is_symbolic(self, tensor: torch.Tensor) -> bool:
-        """Whether its values are not there: of the checkpoint, or written from it."""
-        storage = self._storages.get(_number(tensor))
-        return storage is not None and bool(storage.copies)
-
-    def _copies(self, to: torch.Tensor, source: torch.Tensor, ops: "Tuple[Tuple[Any, ...], ...]" = ()) -> "list[Copy]":
-        """A copy between two views of one shape, from where ``source`` was itself copied from."""
-        if to.numel() == 0:
-            return []
-        conversion = _conversion(source.dtype, to.dtype)
-        storage = self._storages.get(_number(source))
-        dims = dims_of(to.shape, to.stride(), source.stride())
-        if storage is None or not storage.copies:
-            return [self._of_no_tensor(to, source)]
-        if storage.dtype != source.dtype:
-            return [self._computed(to, f"bytes of {storage.dtype} as {source.dtype}")]
-        found: "list[Copy]" = []
-        for copy in storage.copies:
-            if storage.whole:  # as it lies in the checkpoint
-                parts: "Iterable[Copy]" = [Copy(dims, to.storage_offset(), copy.tensor, source.storage_offset())]
-            else:
-                parts = through(copy, dims, to.storage_offset(), source.storage_offset())
-            found += [part.after(ops + conversion) for part in parts]
-        if len(found) != 1 or _elements(found[0]) != to.numel():  # what no part gives shows, if there is such
-            found.insert(0, self._of_no_tensor(to, source))
-        return found
-
-    def _of_no_tensor(self, to: torch.Tensor, source: torch.Tensor) -> Copy:
-        storage = self._storages.get(_number(source))
-        values = source if source.device.type != "meta" else None
-        if storage is not None and storage.constant is not None:
-            values = storage.values(source)
-        if values is None:
-            return self._computed(to, "memory that the loader did not write")
-        first = values.reshape(-1)[0]
-        if not bool((values == first).all()):
-            return self._computed(to, "values that the engine has itself")
-        return self._constant(to, first.item())
-
-    def _constant(self, to: torch.Tensor, value: "float | int") -> Copy:
-        dims = dims_of(to.shape, to.stride(), [0] * to.dim())
-        return Copy(dims, to.storage_offset(), value=value)
-
-    def _computed(self, to: torch.Tensor, why: str) -> Copy:
-        dims = dims_of(to.shape, to.stride(), [0] * to.dim())
-        return Copy(dims, to.storage_offset(), computed=why)
-
-    def _sources(self, args: Any) -> str:
-        copies = [copy for own in _tensors(args) for copy in self._of(own)]
-        names = {f"({copy.computed})" if copy.computed else copy.tensor or str(copy.value) for copy in copies}
-        names |= {self._names[_number(own)] for own in _tensors(args) if _number(own) in self._names}
-        return ", ".join(sorted(names)) or "what it has itself"
-
-    def _of(self, tensor: torch.Tensor) -> "Sequence[Copy]":
-        storage = self._storages.get(_number(tensor))
-        return () if storage is None else storage.copies
-
     def _note_constant(self, name: str, args: Any, result: Any) -> None:
         """Values that were moved to the "meta" device."""
         if name != "_to_copy" or not isinstance(result, torch.Tensor) or result.device.type != "meta":
             return
         if args[0].device.type != "meta":
-            self._storages[self._known(result)].constant = args[0].to(result.dtype).contiguous()
+            self._storages.known(result).constant = args[0].to(result.dtype).contiguous()
 
     def _rows(self, name: str, args: Any) -> "Tuple[int, list[int]] | None":
         """The dimension, and its rows, that an operation takes by number."""
@@ -394,10 +311,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             if len(given) != 1 or (name == "index_put_" and len(args) > 3 and args[3]):
                 return None
             dim, index = given[0]
-        storage = self._storages.get(_number(index))
+        storage = self._storages.find(index)
         if storage is not None and storage.constant is not None:
             index = storage.values(index)
-        if index.device.type == "meta" or self._is_symbolic(index) or index.dim() != 1:
+        if index.device.type == "meta" or self._storages.is_symbolic(index) or index.dim() != 1:
             return None
         if index.dtype == torch.bool:
             index = index.nonzero().reshape(-1)
@@ -409,7 +326,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
         def stand_in(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.device.type != "meta":
-                if _number(value) in self._names:  # its own memory: views of it must stay views
+                if number_of(value) in self._storages.names:  # its own memory: views of it must stay views
                     return value
                 return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
             if isinstance(value, (list, tuple)):
@@ -453,39 +370,12 @@ class _Elements(TorchFunctionMode):  # type: ignore[misc]
             self._recorder.given_marks = before
 
 
-def _number(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _elements(copy: Copy) -> int:
-    count = 1
-    for dim in copy.dims:
-        count *= dim.extent
-    return count
-
-
-def _conversion(source: torch.dtype, to: torch.dtype) -> "Tuple[Tuple[Any, ...], ...]":
-    return () if source == to else (("to", str(to).rpartition(".")[2]),)
-
-
-def _shortest(ops: "Tuple[Tuple[Any, ...], ...]", dtype: "torch.dtype | None") -> "Tuple[Tuple[Any, ...], ...]":
+def _shortest(ops: Ops, dtype: "torch.dtype | None") -> Ops:
     """Without a conversion to a wider type and back."""
-    there_and_back = len(ops) == 2 and ops[0][0] == ops[1][0] == "to" and dtype is not None
-    if (
-        there_and_back
-        and _conversion(torch.bool, dtype) == (ops[1],)
-        and torch.promote_types(dtype, getattr(torch, ops[0][1])) != dtype
-    ):
-        return ()
-    return ops
-
-
-def _tensors(values: Any) -> "Iterator[torch.Tensor]":
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple, dict)):
-            yield from _tensors(value)
+    if len(ops) != 2 or not ops[0][0] == ops[1][0] == "to" or dtype is None or not dtype.is_floating_point:
+        return ops
+    wider = getattr(torch, ops[0][1])
+    return () if (ops[1],) == conversion(wider, dtype) and torch.promote_types(dtype, wider) == wider else ops
 
 
 def _runs(rows: "Sequence[int]") -> "Iterator[Tuple[int, list[int]]]":
