@@ -236,8 +236,8 @@ def test_a_follower_names_a_model_of_another_type(tmp_path):
 def test_what_are_no_slices_is_named_with_what_to_give(tmp_path, options, problem):
     module = torch.nn.Linear(2, 2)
     takers = (
-        lambda: lockstep.describe(module, engine="described", **options),
-        lambda: lockstep.Follower(module, model="actor", socket=tmp_path / "e.sock", engine="described", **options),
+        lambda: lockstep.describe(module, **options),
+        lambda: lockstep.Follower(module, model="actor", socket=tmp_path / "e.sock", **options),
         lambda: lockstep.IntoModule(module, **{"slices": {}, **options}),
     )
     for take in takers:

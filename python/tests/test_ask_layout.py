@@ -123,7 +123,7 @@ def test_a_dtype_that_pytorch_has_not_is_named(receiver, answer):
 
 def test_a_description_says_the_layout_that_it_was_made_for():
     options = DescribeOptions()
-    engine, parameters = parameters_of(torch.nn.Linear(2, 2), options)
+    parameters = parameters_of(torch.nn.Linear(2, 2), options)
     places = [Location(0, 0), Location(0, 256)]
-    assert description_of(engine, options, parameters, places, [4096], DIGEST)["layout"] == DIGEST
-    assert "layout" not in description_of(engine, options, parameters, places, [4096])
+    assert description_of(options, parameters, places, [4096], DIGEST)["layout"] == DIGEST
+    assert "layout" not in description_of(options, parameters, places, [4096])

@@ -24,13 +24,14 @@ def by_name(description: dict) -> dict:
 
 
 def test_a_transformers_model_is_its_checkpoints_tensors_and_tied_ones_are_there_once():
-    described = lockstep.describe(tiny("llama", tie_word_embeddings=True))
-    assert described["place"]["engine"] == "huggingface"
-    names = by_name(described)
+    names = by_name(lockstep.describe(tiny("llama", tie_word_embeddings=True)))
     assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
     assert names["model.layers.0.self_attn.k_proj.weight"]["shape"] == [8, 16]
     assert {own["dtype"] for own in names.values()} == {"BF16"}
-    assert not any("slices" in own or "strides" in own for own in names.values())
+    for name, own in names.items():
+        shape, zeros = own["shape"], [0] * len(own["shape"])
+        assert own["slices"] == [{"tensor": name, "from": zeros, "shape": shape, "at": zeros}]
+        assert "strides" not in own and "padding" not in own
 
 
 def test_parameters_lie_apart_and_in_the_memory():
@@ -44,9 +45,7 @@ def test_parameters_lie_apart_and_in_the_memory():
 
 def test_experts_that_transformers_stacks_name_their_checkpoint_tensors():
     options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4}
-    described = lockstep.describe(tiny("qwen3_moe", **options))
-    assert described["place"]["engine"] == "described"
-    names = by_name(described)
+    names = by_name(lockstep.describe(tiny("qwen3_moe", **options)))
     stack = names["model.layers.1.mlp.experts.gate_up_proj"]
     assert stack["shape"] == [4, 16, 16] and len(stack["slices"]) == 8
     assert {
@@ -64,7 +63,6 @@ def test_buffers_that_checkpoints_have_are_described_and_others_are_not():
     module.register_buffer("e_score_correction_bias", torch.zeros(4))
     module.register_buffer("inv_freq", torch.zeros(4), persistent=False)
     assert set(by_name(lockstep.describe(module))) == {"weight", "bias", "e_score_correction_bias"}
-    assert set(by_name(lockstep.describe(module, engine="vllm"))) == {"weight", "bias"}
 
 
 def test_strides_are_described_where_elements_do_not_lie_in_order():
@@ -73,24 +71,14 @@ def test_strides_are_described_where_elements_do_not_lie_in_order():
     assert by_name(lockstep.describe(module))["turned"]["strides"] == [1, 3]
 
 
-def test_aliases_and_parts_that_an_engine_computes_are_listed_as_asked():
-    module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
-    module["b"].weight = module["a"].weight
-    module["a"].W_UV = torch.nn.Parameter(torch.zeros(2))
-    options = {"engine": "vllm", "leave_out": ("W_UV",)}
-    assert list(by_name(lockstep.describe(module, **options))) == ["a.weight"]
-    both = by_name(lockstep.describe(module, aliases=True, **options))
-    assert set(both) == {"a.weight", "b.weight"} and both["a.weight"]["offset"] == both["b.weight"]["offset"]
-
-
-def test_an_engine_described_gives_its_slices_and_padding_itself():
+def test_other_modules_give_slices_and_padding_of_each_parameter():
     module = torch.nn.Linear(2, 4, bias=False)
     slices = {"weight": [{"tensor": "w", "from": [1, 0], "shape": [3, 2], "at": [0, 0]}]}
     padding = {"weight": [{"at": [3, 0], "shape": [1, 2]}]}
-    own = by_name(lockstep.describe(module, engine="described", slices=slices, padding=padding))["weight"]
+    own = by_name(lockstep.describe(module, slices=slices, padding=padding))["weight"]
     assert (own["slices"], own["padding"]) == (slices["weight"], padding["weight"])
-    with pytest.raises(lockstep.BadDataError, match='an engine "described" only'):
-        lockstep.describe(module, engine="vllm", slices=slices)
+    with pytest.raises(lockstep.BadDataError, match='parameter "bias": give its slices'):
+        lockstep.describe(torch.nn.Linear(2, 4), slices=slices, padding=padding)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +93,12 @@ def test_a_tensor_that_cannot_be_written_is_refused_by_name(tensor, problem):
     module = torch.nn.Module()
     module.odd = torch.nn.Parameter(tensor, requires_grad=False)
     with pytest.raises(lockstep.BadDataError, match=f'"odd".*{problem}'):
-        lockstep.describe(module, engine="vllm")
+        lockstep.describe(module)
 
 
 def test_parameters_that_lie_nowhere_are_refused():
     model = tiny("llama")
-    _, parameters = parameters_of(model, DescribeOptions())
+    parameters = parameters_of(model, DescribeOptions())
     with pytest.raises(lockstep.BadDataError, match="meta"):
         _memory.Memory(model, parameters)
 

@@ -78,18 +78,8 @@ def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
     assert model.part.tolist() == [7.0] * 4
 
 
-def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follow):
-    model = torch.nn.Linear(4, 4)
-    follow(
-        model,
-        engine="vllm",
-        engine_name="tp2",
-        family="llama",
-        rank=1,
-        world=2,
-        tensor_parallel=(1, 2),
-        key_value_heads=8,
-    )
+def test_attach_names_the_engine_and_its_rank_and_holds_nothing(receiver, follow):
+    follow(torch.nn.Linear(4, 4), engine_name="tp2", rank=1, world=2)
     rank = receiver.accept()
     assert (rank.version, rank.run) == (0, "00" * 16)
     assert set(rank.attach) == {"peer", "model", "engine", "incarnation", "gated", "state", "description"}
@@ -98,15 +88,6 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
     assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1-1"
     assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
-    assert rank.description["place"] == {
-        "engine": "vllm",
-        "family": "llama",
-        "tensor": {"size": 2, "rank": 1},
-        "expert": {"size": 1, "rank": 0},
-        "expert_tensor": {"size": 1, "rank": 0},
-        "key_value_heads": 8,
-        "fused_shared_experts": False,
-    }
 
 
 # ---- when the module may be read ----
@@ -274,8 +255,7 @@ def test_a_rank_that_closes_with_readers_inside_never_sends_paused(receiver, fol
     [
         ({"engine_name": "no/slash"}, "engine_name"),
         ({"rank": 2, "world": 2}, "rank 2 of 2"),
-        ({"tensor_parallel": (1, 1)}, "tensor: rank 1 of 1"),
-        ({"engine": "described"}, "must give its slices"),
+        ({"slices": {}}, 'parameter "weight": give its slices'),
     ],
 )
 def test_what_cannot_be_described_is_refused_before_anything_moves(tmp_path, options, problem):

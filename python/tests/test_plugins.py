@@ -7,12 +7,14 @@ import dataclasses
 import importlib.util
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers import wait_until
 
 import lockstep
 from lockstep.engine import sglang as sglang_plugin
@@ -32,18 +34,6 @@ def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
     for key, value in members.items():
         setattr(sys.modules[name], key, value)
     return sys.modules[name]
-
-
-class Method:
-    """A quant_method; its class' name is what it does."""
-
-    def __init__(self, backend: Any = None, **members: Any) -> None:
-        self.unquantized_backend = SimpleNamespace(name=backend)
-        self.__dict__.update(members)
-
-
-def method(name: str, *args: Any, **members: Any) -> Method:
-    return type(name, (Method,), {})(*args, **members)
 
 
 def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch, caplog):
@@ -166,14 +156,14 @@ class Scheduler:
 
 @pytest.fixture
 def sglang(monkeypatch, receiver):
-    """SGLang's own state, to be changed: rank 1 of TP4 with EP2."""
+    """SGLang's own state, to be changed: rank 1 of 4."""
+    receiver.layout = {"kv_b_proj.weight": ("F32", [2, 2]), **EXPERTS}
     monkeypatch.setattr(sglang_plugin, "_follower", None)
     monkeypatch.setenv("LOCKSTEP_ENGINE_SOCKET", str(receiver.path))
     monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
     parallel = SimpleNamespace(
-        tp_rank=1, tp_size=4, pp_rank=0, pp_size=1, dp_size=1, attn_tp_size=4, moe_dp_size=1,
-        moe_ep_rank=0, moe_ep_size=2, moe_tp_rank=1, moe_tp_size=2, tp_group=SimpleNamespace(cpu_group=None),
-    )  # fmt: skip
+        tp_rank=1, tp_size=4, pp_rank=0, pp_size=1, dp_size=1, tp_group=SimpleNamespace(cpu_group=None)
+    )
     state = SimpleNamespace(
         parallel=parallel,
         model=SimpleNamespace(weight_cache_mode="off"),
@@ -187,9 +177,11 @@ def sglang(monkeypatch, receiver):
     own_module(monkeypatch, "sglang.srt.plugins.hook_registry")
     monkeypatch.setattr(ModelRunner, "load_model", ModelRunner.load_model)  # put back what is hooked
     module_of(monkeypatch, "sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
+    module_of(monkeypatch, "sglang.srt.model_loader.loader", _initialize_model=lambda _: SglangModel())
+    module_of(monkeypatch, "sglang.srt.model_loader.utils", set_default_torch_dtype=contextlib.nullcontext)
     structs = SimpleNamespace(replace=dataclasses.replace)
     module_of(monkeypatch, "msgspec", Struct=Struct, structs=structs, convert=lambda value, kind: value)
-    module_of(monkeypatch, "sglang.srt.managers.io_struct", __getattr__=lambda name: Request)
+    module_of(monkeypatch, "sglang.srt.managers.io_struct", __file__=None, __getattr__=lambda name: Request)
     module_of(monkeypatch, "sglang.srt.disaggregation.utils", DisaggregationMode=Request())
     module_of(monkeypatch, "sglang.srt.utils.weight_checker", overall_checksum=None)
     own_module(monkeypatch, "sglang.srt.constants")
@@ -204,27 +196,41 @@ def sglang(monkeypatch, receiver):
         sglang_plugin._follower.close()
 
 
+class Method:
+    """A quant_method that orders experts' rows anew."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.w13_weight.data = layer.w13_weight.data.flip(1)
+
+
 class SglangModel(torch.nn.Module):
     """Experts, and a tensor that is computed from a parameter."""
 
-    def __init__(self, backend: str = "triton") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.config = SimpleNamespace(model_type="deepseek_v3", num_key_value_heads=8)
         self.kv_b_proj = torch.nn.Linear(2, 2, bias=False)
         self.experts = torch.nn.Module()
-        self.experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 8, 4))
-        self.experts.num_fused_shared_experts = 1
-        kernels = SimpleNamespace(is_triton=lambda: backend == "triton", is_deep_gemm=lambda: False)
-        self.experts.quant_method = method(
-            "UnquantizedFusedMoEMethod",
-            get_moe_runner_backend=lambda layer: kernels,
-            load_up_proj_weight_first=False,
-            w13_swiglu_interleaved=False,
-        )
-        self.computed = None
+        self.experts.w13_weight = torch.nn.Parameter(torch.randn(2, 8, 4))
+        self.experts.quant_method = Method()
+        self.post_load_weights()
+
+    def load_weights(self, weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
+        given = dict(weights)
+        self.kv_b_proj.weight.copy_(given["kv_b_proj.weight"])
+        for expert in range(2):
+            self.experts.w13_weight[expert].copy_(given[f"experts.{expert}.weight"])
 
     def post_load_weights(self) -> None:
-        self.computed = self.kv_b_proj.weight * 2
+        self.computed = self.kv_b_proj.weight.detach() * 2
+
+
+EXPERTS = {f"experts.{expert}.weight": ("F32", [8, 4]) for expert in range(2)}
+
+
+def built() -> SglangModel:
+    """A model as SGLang's loader makes it."""
+    loader = sys.modules["sglang.srt.model_loader.loader"]
+    return loader._initialize_model(SimpleNamespace(dtype=torch.float32))
 
 
 def start_sglang() -> None:
@@ -235,15 +241,13 @@ def start_sglang() -> None:
 
 def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_version(sglang, receiver):
     start_sglang()
-    model = SglangModel()
+    model = built()
     assert ModelRunner(None, is_draft_worker=True).load_model() == "loaded" and sglang_plugin._follower is None
     assert ModelRunner(model).load_model() == "loaded"
     rank = receiver.accept()
-    place = rank.description["place"]
     assert (rank.description["rank"], rank.description["world"]) == (1, 4)
-    assert (place["engine"], place["family"], place["fused_shared_experts"]) == ("sglang", "deepseek_v3", True)
-    assert place["tensor"] == {"size": 4, "rank": 1}
-    assert (place["expert"], place["expert_tensor"]) == ({"size": 2, "rank": 0}, {"size": 2, "rank": 1})
+    made_of = {own["name"]: [piece["tensor"] for piece in own["slices"]] for own in rank.description["parameters"]}
+    assert made_of == {"kv_b_proj.weight": ["kv_b_proj.weight"], "experts.w13_weight": list(EXPERTS)}
     rank.attached()
     rank.commit(1, 3.0)
     assert model.computed.unique().tolist() == [6.0]
@@ -271,7 +275,7 @@ def test_sglang_has_what_is_hooked_and_asked_for_there():
 def test_sglang_sleeps_before_its_weights_are_released_and_wakes_once_they_are_back(sglang, receiver, tags, kept):
     sglang.exec.features.enable_weights_cpu_backup = kept
     start_sglang()
-    ModelRunner(SglangModel()).load_model()
+    ModelRunner(built()).load_model()
     rank = receiver.accept()
     manager, seen = manager_of(sglang_plugin._follower._module)
     rank.attached()
@@ -303,7 +307,7 @@ def commit_awake(receiver, version, value):
 @pytest.mark.parametrize("way", ["from_disk", "from_tensor", "from_distributed", "from_ipc", "reset_tensors"])
 def test_sglang_weights_that_it_wrote_itself_are_no_version_and_are_written_whole(sglang, receiver, way, ends):
     start_sglang()
-    model = SglangModel()
+    model = built()
     ModelRunner(model).load_model()
     manager, seen = manager_of(model)
     rank = receiver.accept()
@@ -328,7 +332,7 @@ def test_sglang_weights_that_it_wrote_itself_are_no_version_and_are_written_whol
 def test_sglang_says_in_its_state_which_start_of_it_follows(sglang, receiver):
     start_sglang()
     assert Scheduler().get_internal_state(None).internal_state == {"memory": 1}
-    ModelRunner(SglangModel()).load_model()
+    ModelRunner(built()).load_model()
     rank = receiver.accept()
     said = {"memory": 1, "lockstep": rank.attach["incarnation"]}
     assert Scheduler().get_internal_state(None).internal_state == said
@@ -337,7 +341,7 @@ def test_sglang_says_in_its_state_which_start_of_it_follows(sglang, receiver):
 def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
     monkeypatch.delenv("LOCKSTEP_ENGINE_SOCKET")
     start_sglang()
-    assert ModelRunner(SglangModel()).load_model() == "loaded" and sglang_plugin._follower is None
+    assert ModelRunner(built()).load_model() == "loaded" and sglang_plugin._follower is None
 
 
 def test_an_environment_that_lacks_the_models_name_or_is_not_understood_is_refused(monkeypatch):
@@ -357,7 +361,6 @@ def test_an_environment_that_lacks_the_models_name_or_is_not_understood_is_refus
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (lambda state: setattr(state.parallel, "attn_tp_size", 2), "attention"),
         (lambda state: setattr(state.parallel, "dp_size", 2), "data-parallel"),
         (lambda state: setattr(state.model, "weight_cache_mode", "client"), "weight cache"),
         (lambda state: setattr(state.exec.moe, "enable_eplb", True), "EPLB"),
@@ -369,18 +372,28 @@ def test_sglang_settings_that_are_not_known_are_refused(sglang, change, problem)
         sglang_plugin.follow(SglangModel())
 
 
-def test_sglang_a_model_of_which_it_takes_no_new_weights_is_refused_in_its_words(sglang, monkeypatch):
+def refused(receiver, model: torch.nn.Module, reason: str) -> None:
+    """Expects that the model is not followed once the trainer's tensors are known, and why."""
+    follower = sglang_plugin.follow(model)
+    receiver.tell_layout()
+    wait_until(lambda: reason in (follower.error or ""), reason)
+
+
+def test_sglang_a_model_of_which_it_takes_no_new_weights_is_refused_in_its_words(sglang, receiver, monkeypatch):
     name = "sglang.srt.model_executor.model_runner_components.weight_updater"
     reason = "Online weight updates are not supported while compensated mHC weight splits are active"
     module_of(monkeypatch, name, _unsupported_derived_weight_cache_error=lambda model: reason)
-    with pytest.raises(lockstep.BadDataError, match=reason):
+    start_sglang()
+    refused(receiver, built(), reason)
+
+
+def test_sglang_experts_that_it_ordered_anew_are_refused_by_name(sglang, receiver):
+    start_sglang()
+    model = built()
+    model.experts.quant_method.process_weights_after_loading(model.experts)
+    refused(receiver, model, "parameter experts.w13_weight was given other values after it was loaded")
+
+
+def test_a_model_that_sglang_did_not_build_is_refused(sglang):
+    with pytest.raises(lockstep.BadDataError, match="SGLang did not build this model itself"):
         sglang_plugin.follow(SglangModel())
-
-
-def test_sglang_experts_in_another_layout_are_refused_by_name(sglang):
-    with pytest.raises(lockstep.BadDataError, match="experts: .*layout of its own"):
-        sglang_plugin.follow(SglangModel("flashinfer_cutlass"))
-    interleaved = SglangModel()
-    interleaved.experts.quant_method.w13_swiglu_interleaved = True
-    with pytest.raises(lockstep.BadDataError, match="experts: "):
-        sglang_plugin.follow(interleaved)

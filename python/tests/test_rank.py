@@ -25,7 +25,7 @@ def held() -> torch.Tensor:
 def rank(held) -> Rank:
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(held, requires_grad=False)
-    _, parameters = parameters_of(module, DescribeOptions())
+    parameters = parameters_of(module, DescribeOptions())
     return Rank(Memory(module, parameters), Gate(), receiver="the receiver", compares=False, after_write=None)
 
 

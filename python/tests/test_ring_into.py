@@ -127,7 +127,7 @@ def test_a_float32_parameter_takes_a_bfloat16_tensor_and_tied_ones_are_one():
     "tensors, text",
     [
         ([], 'parameter "w" is made of tensor "w", which the trainer does not have'),
-        ([numbered("w", 4, 5)], r'parameter "w" is \[4, 6\], the trainer\'s tensor \[4, 5\]'),
+        ([numbered("w", 4, 7)], r'parameter "w" wants \[4, 6\] from \[0, 0\] on of tensor "w", which is \[4, 7\]'),
         ([numbered("w", 4, 6, dtype="F32")], 'parameter "w" is BF16, tensor "w" is F32'),
         ([numbered("w", 4, 6), numbered("v", 2)], 'has a tensor "v", and the module has no parameter for it'),
     ],

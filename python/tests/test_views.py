@@ -33,7 +33,7 @@ def test_views_of_parameters_stay_where_they_are_and_show_every_version(receiver
     model = Model()
     before = {name: (view.clone(), view.stride()) for name, view in views(model).items()}
     copy = model.attention.copy.clone()
-    follow(model, engine="sglang", family="any")
+    follow(model)
     for name, view in views(model).items():
         assert torch.equal(view, before[name][0]) and view.stride() == before[name][1], name
     rank = receiver.accept()

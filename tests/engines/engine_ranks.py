@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from ranks import Rank
-from slicing import Place, engine_tensors
+from slicing import Place, engine_tensors, made_of
 from tiny_trainer import checkpoint_tensors
 
 import lockstep
@@ -24,7 +24,7 @@ class Job:
     """One rank of one engine.
 
     Args:
-        engine: "vllm" or "sglang"; ``name`` distinguishes this one from others of its kind.
+        engine: "vllm" or "sglang", whose way it cuts and fuses; ``name`` distinguishes this one from others of its kind.
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
@@ -48,9 +48,14 @@ class Job:
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
     """Makes the parameters of this rank's engine, with nothing of the model in them yet."""
-    rank.job = jobs if isinstance(jobs, Job) else jobs[rank.number]
-    shapes = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
-    rank.module = parameters_of(shapes)
+    hold(rank, jobs if isinstance(jobs, Job) else jobs[rank.number], checkpoint_tensors(checkpoint))
+
+
+def hold(rank: Rank, job: Job, hf: "dict[str, torch.Tensor]") -> None:
+    """As ``build``, of a checkpoint's tensors, which may be on the "meta" device."""
+    of = job.engine, job.config, hf, job.place
+    rank.job, rank.module = job, parameters_of(engine_tensors(*of))
+    rank.made_of = made_of(rank.module, *of)
 
 
 def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
@@ -69,19 +74,14 @@ def attach(rank: Rank) -> None:
         rank.module,
         model=job.model,
         socket=job.socket,
-        engine=job.engine,
         engine_name=job.name,
         incarnation=job.incarnation,
-        family=job.config.model_type,
         rank=job.rank,
         world=job.world,
-        tensor_parallel=job.place.tensor[::-1],
-        expert_parallel=job.place.expert[::-1],
-        expert_tensor_parallel=job.place.expert_tensor[::-1],
-        key_value_heads=job.config.num_key_value_heads,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
         server=job.server if job.comes_by_itself else "",
+        **rank.made_of,
     )
 
 

@@ -1,12 +1,16 @@
-"""What the ranks of an inference engine hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch.
-
-Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), independently of the placement rules: tests hold
-those against this.
+"""Toy engines: what their ranks hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch, as vLLM and
+SGLang cut, fuse and pad it. engine_ranks.py follows with them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from lockstep.engine._processing import Processing
+from lockstep.engine._recorded import Recorded
+from lockstep.engine._recorder import TensorForm
 
 Tensors = "dict[str, torch.Tensor]"
 
@@ -34,6 +38,23 @@ def places(tensor_parallel: int, expert_parallel: int = 1) -> "list[Place]":
 def engine_tensors(engine: str, config: object, hf: Tensors, place: Place) -> Tensors:
     """Name -> what a rank of "vllm" or "sglang" holds. ``hf``: a checkpoint's tensors, with its configuration."""
     return _Engine(engine, config, hf, place).tensors()
+
+
+def made_of(module: torch.nn.Module, engine: str, config: object, hf: Tensors, place: Place) -> "dict[str, Any]":
+    """The slices and padding of a module of these tensors, as Follower takes them."""
+    held = dict(module.named_parameters())
+
+    def load(weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
+        for name, tensor in engine_tensors(engine, config, dict(weights), place).items():
+            held[name].copy_(tensor)
+
+    recorded = Recorded(module, module, load, Processing(module))
+    recorded.take("a toy's", [TensorForm(name, own.dtype, tuple(own.shape)) for name, own in hf.items()])
+    parameters = recorded.place().parameters
+    return {
+        "slices": {own.name: own.slices for own in parameters},
+        "padding": {own.name: own.padding for own in parameters},
+    }
 
 
 class _Engine:

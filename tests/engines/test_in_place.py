@@ -17,66 +17,50 @@ from lockstep.engine._connection import Connection, Message, MessageType, ask_la
 # So that eight ranks divide everything; two key/value heads are shared by four and eight ranks.
 WIDE = {"num_attention_heads": 8, "num_hidden_layers": 2}
 LATENT = {**WIDE, "num_key_value_heads": 8}
-BIASED = {**WIDE, "attention_bias": True}
+STEPS = 30
 
-# Engine, model, what differs in its configuration, and how many steps are trained.
-CASES = [
-    (engine, *case)
-    for engine in ("vllm", "sglang")
-    for case in (
-        ("llama", WIDE, 30),
-        ("qwen2", WIDE, 30),
-        ("qwen3_moe", {**WIDE, "num_experts": 8}, 30),  # vLLM wants no more ranks than experts
-        ("mixtral", WIDE, 30),
-        ("deepseek_v3", LATENT, 30),
-        ("glm4_moe", {**WIDE, "n_routed_experts": 8}, 30),  # its router is kept in float32
-        ("llama", {**BIASED, "mlp_bias": engine == "vllm"}, 2),
-        ("qwen3", WIDE, 2),
-        ("qwen2_moe", {**WIDE, "num_experts": 8}, 2),
-        ("moonlight", LATENT, 2),
-        ("glm4", WIDE, 2),
-        ("glm4_moe", {**WIDE, "n_routed_experts": 8, "use_qk_norm": False, "attention_bias": False}, 2),
-    )
-]
-CASES.append(("vllm", "qwen3_moe", {**WIDE, "num_experts": 8, "mlp_only_layers": [0]}, 2))
+# What differs in a model's configuration: biases, experts, latent attention, and a router that is kept in float32.
+CASES = {
+    "llama": {**WIDE, "attention_bias": True, "mlp_bias": True},
+    "qwen3_moe": {**WIDE, "num_experts": 8},
+    "deepseek_v3": LATENT,
+    "glm4_moe": {**WIDE, "n_routed_experts": 8},
+}
 
 
-def jobs_of(engine: str, config, socket) -> "list[Job]":
-    """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks."""
+def jobs_of(config, socket) -> "list[Job]":
+    """Engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks."""
     layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
     if getattr(config, "num_experts_per_tok", None):
         layouts["ep2"] = places(2, expert_parallel=2)
-        if engine == "sglang":
-            layouts["tp4-ep2"] = places(4, expert_parallel=2)
+        layouts["tp4-ep2"] = places(4, expert_parallel=2)
     return [
-        Job(engine, name, rank, len(group), place, config, socket, MODEL)
+        Job("vllm", name, rank, len(group), place, config, socket, MODEL)
         for name, group in layouts.items()
         for rank, place in enumerate(group)
     ]
 
 
-@pytest.mark.parametrize(
-    ("engine", "model", "overrides", "steps"), CASES, ids=[f"{case[0]}-{case[1]}-{case[3]}-steps" for case in CASES]
-)
-def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, engine, model, overrides, steps):
+@pytest.mark.parametrize("model", CASES)
+def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, model):
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
-    trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **overrides)
-    jobs = jobs_of(engine, trainer.config, socket)
+    trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **CASES[model])
+    jobs = jobs_of(trainer.config, socket)
     with Ranks(len(jobs)) as ranks:
         checkpoint = trainer.publish(1)
         ranks.call(build, jobs, checkpoint)
         ranks.call(attach)
         assert ranks.call(differences, 1, checkpoint) == [[]] * len(jobs)
-        for version in range(2, steps + 2):
+        for version in range(2, STEPS + 2):
             trainer.step()
             checkpoint = trainer.publish(version)
             wrong = ranks.call(differences, version, checkpoint)
             assert wrong == [[]] * len(jobs), f"version {version}"
         status = receiver.model_status()
         assert {engine["name"]: engine["commits"] for engine in status["rank_groups"]} == {
-            job.name: steps + 1 for job in jobs
+            job.name: STEPS + 1 for job in jobs
         }
         ranks.call(leave)
     trainer.close()
@@ -97,7 +81,7 @@ def test_a_rank_that_asks_before_the_first_version_gets_the_layout_of_the_checkp
     assert {name: (dtype, shape) for name, dtype, shape in tensors} == {
         name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in published.items()
     }
-    description = lockstep.describe(parameters_of(published), engine="huggingface")
+    description = lockstep.describe(parameters_of(published))
     other = introduce(socket, {**description, "layout": "0123456789abcdef" * 2})
     assert other.type == MessageType.REFUSED
     assert b"rank 0 (process " in other.body and b"was recorded for another layout of the model" in other.body

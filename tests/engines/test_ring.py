@@ -125,7 +125,8 @@ def test_a_module_that_does_not_fit_is_refused_by_name_on_both_ends_and_keeps_it
     before = ranks.call(_checksum, only=ENGINE)
     ranks.start(ring_ranks.failing_take, only=ENGINE)
     ((kind, text),) = ranks.call(ring_ranks.failing_send, 1, only=TRAINER)
-    reason = 'parameter "model.embed_tokens.weight" is [120, 64], the trainer\'s tensor [125, 64]'
+    name = "model.embed_tokens.weight"
+    reason = f'parameter "{name}" wants [120, 64] from [0, 0] on of tensor "{name}", which is [125, 64]'
     assert kind == "AbortedError" and text.endswith(f"failed: {reason}")
     assert ranks.answers(ENGINE) == [("BadDataError", reason, None, None)]
     assert ranks.call(_checksum, only=ENGINE) == before

@@ -170,8 +170,8 @@ def test_a_users_mistakes_are_found_by_their_type_checker(tmp_path):
                 publisher.publish(version="1")
             lockstep.Publisher.from_fsdp(None, socket="/agent.sock", model="actor", call_timeout_ms=5)
             lockstep.wait_for("/replicas/actor", "1")
-            lockstep.describe(None, tensor_paralel=(0, 2))
-            lockstep.Follower(None, model="actor", socket="/engine.sock", key_value_heads="8")
+            lockstep.describe(None, ignor="mtp.*")
+            lockstep.Follower(None, model="actor", socket="/engine.sock", world="2")
             """
         )
     )

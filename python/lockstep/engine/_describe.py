@@ -31,43 +31,30 @@ def describe(module: Any, **options: "Unpack[DescribeKeywords]") -> "dict[str, A
         BadDataError: a tensor cannot be described; the text names it.
     """
     given = DescribeOptions(**options)
-    engine, parameters = parameters_of(module, given)
+    parameters = parameters_of(module, given)
     offsets, total = _packed(parameters)
-    return description_of(engine, given, parameters, [Location(0, offset) for offset in offsets], [total])
+    return description_of(given, parameters, [Location(0, offset) for offset in offsets], [total])
 
 
 def description_of(
-    engine: str,
     options: DescribeOptions,
     parameters: "Sequence[Parameter]",
     locations: "Sequence[Location]",
     memories: "Sequence[int]",
     layout: str = "",
 ) -> "dict[str, Any]":
-    """The description of parameters that lie at ``locations``, by the rules of ``engine``; ``memories``: the bytes of
-    each. ``layout``: the digest of the model's layout, where the description is for no other."""
-    groups = {
-        "tensor": options.tensor_parallel,
-        "expert": options.expert_parallel,
-        "expert_tensor": options.expert_tensor_parallel,
-    }
-    for name, (own, size) in {"rank": (options.rank, options.world), **groups}.items():
-        if not 0 <= own < size:
-            raise BadDataError(f"{name}: rank {own} of {size}")
+    """The description of parameters that lie at ``locations``; ``memories``: the bytes of each. ``layout``: the digest of
+    the model's layout, where the description is for no other."""
+    if not 0 <= options.rank < options.world:
+        raise BadDataError(f"rank {options.rank} of {options.world}: ranks are numbered from 0")
     if not parameters:
         raise BadDataError("the module has no parameters")
-    place: "dict[str, Any]" = {"engine": engine}
-    place.update({name: {"size": size, "rank": own} for name, (own, size) in groups.items()})
-    if options.family:
-        place["family"] = options.family
-    place["key_value_heads"] = options.key_value_heads
-    place["fused_shared_experts"] = options.fused_shared_experts
     ignored = arguments.patterns("ignore", options.ignore)
     return {
         "format": _FORMAT,
         "rank": options.rank,
         "world": options.world,
-        "place": place,
+        "place": {"engine": "described"},
         **({"layout": layout} if layout else {}),
         **({"ignore": ignored} if ignored else {}),
         "memories": list(memories),

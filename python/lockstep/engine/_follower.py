@@ -78,7 +78,7 @@ class Follower:
         server: the URL of the server on this host that pauses this rank, if the receiver's ``--allow-engines`` admits
             it without configuration.
         recorded: the engine's own loader, of the plugins. It says what parameters are made of, once the receiver knows the model's
-            tensors; ``engine``, ``slices`` and ``padding`` do not then.
+            tensors; ``slices`` and ``padding`` do not then.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Attributes:
@@ -267,19 +267,14 @@ class Follower:
             self._check()
         options, layout = self._options, ""
         if self._recorded is None:
-            engine, parameters = parameters_of(self._module, options)
+            parameters = parameters_of(self._module, options)
         else:
             placement = self._recorded.place(compare_only=self._compares)
-            engine, parameters, layout, self._compute = (
-                "described",
-                placement.parameters,
-                placement.layout,
-                placement.compute,
-            )
+            parameters, layout, self._compute = placement.parameters, placement.layout, placement.compute
             options = replace(options, ignore="*")  # what the engine's own loader passes over
         memory = Memory(self._module, parameters)
         sizes = [place.size for place in memory.places]
-        self._attach["description"] = description_of(engine, options, parameters, memory.locations, sizes, layout)
+        self._attach["description"] = description_of(options, parameters, memory.locations, sizes, layout)
         return memory
 
     def _written(self, served: Served) -> None:

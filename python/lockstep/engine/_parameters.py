@@ -31,55 +31,32 @@ class Parameter:
         return (last + 1) * int(self.tensor.element_size())
 
 
-def parameters_of(module: Any, options: DescribeOptions) -> "Tuple[str, list[Parameter]]":
-    """The engine whose rules say what the parameters are made of, and the parameters.
-
-    "huggingface" becomes "described" for a module that does not have its checkpoint's tensors as they are: transformers
-    stacks experts. BadDataError names a tensor that cannot be described.
-    """
-    if options.engine == "huggingface":
-        return _huggingface(module)
-    left_out = frozenset(options.leave_out)
-    found = [
-        located(name, tensor)
-        for name, tensor in module.named_parameters(remove_duplicate=not options.aliases)
-        if name.rpartition(".")[2] not in left_out
-    ]
-    if not options.aliases:
-        found = _each_once(found)
-    if options.engine == "described":
-        _describe_by_slices(found, options)
-    elif options.slices or options.padding:
-        raise BadDataError(f'slices are given for an engine "described" only, and this one is "{options.engine}"')
-    return options.engine, found
-
-
-def _describe_by_slices(parameters: "Sequence[Parameter]", options: DescribeOptions) -> None:
+def parameters_of(module: Any, options: DescribeOptions) -> "list[Parameter]":
+    """The parameters, each with what it is made of. BadDataError names a tensor that cannot be described."""
+    if options.slices is None and options.padding is None:
+        return _as_saved(module)
     slices = arguments.entries("slices", options.slices, '"tensor", "from", "shape", "at"')
     padding = arguments.entries("padding", options.padding, '"at", "shape"')
-    for parameter in parameters:
-        parameter.slices = slices.get(parameter.name, [])
-        parameter.padding = padding.get(parameter.name, [])
-        if not parameter.slices and not parameter.padding:
-            raise BadDataError(f'parameter "{parameter.name}": an engine "described" must give its slices')
+    found = _each_once([located(name, tensor) for name, tensor in module.named_parameters()])
+    for own in found:
+        own.slices, own.padding = slices.get(own.name, []), padding.get(own.name, [])
+        if not own.slices and not own.padding:
+            raise BadDataError(f'parameter "{own.name}": give its slices, as of the other parameters')
+    return found
 
 
-def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
+def _as_saved(module: Any) -> "list[Parameter]":
+    """Made of the tensors that transformers saves of the module; of any other module a tensor has its own name."""
     from lockstep.core.checkpoint import checkpoint_tensors, sharded_parameters
 
     found = _each_once([located(name, tensor) for name, tensor in sharded_parameters(module)])
     made = checkpoint_tensors(module, {own.name: own.tensor for own in found})
-    if all(
-        len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
-        for own in found
-    ):
-        return "huggingface", found
     for parameter in found:
         parameter.slices = [
             {"tensor": own.name, "from": [0] * len(own.shape), "shape": list(own.shape), "at": list(own.start)}
             for own in made[parameter.name]
         ]
-    return "described", found
+    return found
 
 
 def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":

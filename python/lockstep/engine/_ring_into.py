@@ -47,8 +47,7 @@ class IntoModule:
     Args:
         module: a transformers model, or any whose parameters and buffers have their checkpoint's names and shapes.
         slices, padding: for other modules (fused, a tensor-parallel rank's), what each parameter is made of: see
-            ``describe``, engine "described".
-        leave_out: as ``describe``.
+            ``describe``.
 
     A reader that has one refuses a trainer, and names the tensor, if the trainer's tensors do not give every element of
     every parameter exactly once, have another dtype (except BF16 for an F32 parameter), or have no parameter to go to.
@@ -61,11 +60,8 @@ class IntoModule:
         *,
         slices: "Slices | None" = None,
         padding: "Slices | None" = None,
-        leave_out: "Iterable[str]" = (),
     ) -> None:
-        engine = "huggingface" if slices is None else "described"
-        options = DescribeOptions(engine=engine, leave_out=leave_out, slices=slices, padding=padding)
-        _, self._parameters = parameters_of(module, options)
+        self._parameters = parameters_of(module, DescribeOptions(slices=slices, padding=padding))
         self._may_leave_out = slices is not None
         self._aliases = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         self._places: "dict[str, list[_Place]]" = {}  # by tensor
@@ -77,7 +73,7 @@ class IntoModule:
         places: "dict[str, list[_Place]]" = {}
         padding: "list[_Place]" = []
         for parameter in self._parameters:
-            own = _places_of(parameter, there)
+            own = _places_of(parameter, there, whole=not self._may_leave_out)
             _check_tiling(parameter, own)
             for place in own:
                 (padding if place.tensor is None else places.setdefault(place.tensor, [])).append(place)
@@ -136,35 +132,25 @@ class IntoLoader:
             yield self._parts.pop(meta.name).view(meta.shape)
 
 
-def _places_of(parameter: Parameter, there: "dict[str, TensorMeta]") -> "list[_Place]":
-    """Where the parameter's elements come from. BadDataError: not from the tensors that are ``there``."""
-    if not parameter.slices and not parameter.padding:
-        zeros = (0,) * len(parameter.shape)
-        place = _Place(parameter, parameter.name, zeros, parameter.shape, zeros)
-        meta = there.get(parameter.name)
-        if meta is not None and meta.shape != parameter.shape:
-            raise BadDataError(
-                f'parameter "{parameter.name}" is {list(parameter.shape)}, the trainer\'s tensor {list(meta.shape)}'
-            )
-        found = [place]
-    else:
-        found = [
-            _Place(parameter, entry["tensor"], tuple(entry["from"]), tuple(entry["shape"]), tuple(entry["at"]))
-            for entry in parameter.slices
-        ] + [_Place(parameter, None, (), tuple(entry["shape"]), tuple(entry["at"])) for entry in parameter.padding]
+def _places_of(parameter: Parameter, there: "dict[str, TensorMeta]", whole: bool) -> "list[_Place]":
+    """Where the parameter's elements come from. BadDataError: not from the tensors that are ``there``, or not from ``whole``
+    ones."""
+    found = [
+        _Place(parameter, entry["tensor"], tuple(entry["from"]), tuple(entry["shape"]), tuple(entry["at"]))
+        for entry in parameter.slices
+    ]
     for place in found:
-        if place.tensor is not None:
-            _check_fits(place, there.get(place.tensor))
-    return found
+        _check_fits(place, there.get(place.tensor or ""), whole)
+    return found + [_Place(parameter, None, (), tuple(own["shape"]), tuple(own["at"])) for own in parameter.padding]
 
 
-def _check_fits(place: _Place, meta: "TensorMeta | None") -> None:
+def _check_fits(place: _Place, meta: "TensorMeta | None", whole: bool) -> None:
     name = place.parameter.name
     if meta is None:
         raise BadDataError(f'parameter "{name}" is made of tensor "{place.tensor}", which the trainer does not have')
     if (place.parameter.dtype, meta.dtype) not in ((meta.dtype, meta.dtype), ("F32", "BF16")):
         raise BadDataError(f'parameter "{name}" is {place.parameter.dtype}, tensor "{meta.name}" is {meta.dtype}')
-    if not _within(place.start, place.shape, meta.shape):
+    if not (place.shape == meta.shape if whole else _within(place.start, place.shape, meta.shape)):
         raise BadDataError(
             f'parameter "{name}" wants {list(place.shape)} from {list(place.start)} on of tensor "{meta.name}", which '
             f"is {list(meta.shape)}"

@@ -32,7 +32,7 @@ Result<layout::Piece> ToPiece(const model::TensorMeta& tensor, const Slice& slic
   if (tensor.dtype != parameter.dtype && !IsWidened(tensor.dtype, parameter.dtype)) {
     return Bad(Cat("the engine holds tensor \"", tensor.name, "\" as ", NameOf(parameter.dtype),
                    " where the model has ", NameOf(tensor.dtype),
-                   ": converted or quantised; let this engine take versions from the directory"));
+                   ": converted or quantised; publish that dtype, or let this engine take versions from the directory"));
   }
   layout::Piece piece{slice.from, slice.at, layout::Promoted(slice.shape, rank)};
   piece.source.insert(piece.source.begin(), rank - slice.from.size(), 0);

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import program
 import torch
-from engine_ranks import Job, attach, parameters_of
+from engine_ranks import Job, attach, hold
 from harness import MODEL, Cluster, wait_until
 from paths import ROOT
 from ranks import Rank, Ranks
 from safetensors import safe_open
-from slicing import engine_tensors, places
+from slicing import places
 
 RANKS = 4
 CHANGED = 0.01
@@ -65,7 +65,7 @@ def fitting_layers(wanted: int, copies: float) -> int:
 
 
 def configuration(layers: int) -> SimpleNamespace:
-    """What slicing.py and the placement rules read of a configuration."""
+    """What slicing.py reads of a configuration."""
     return SimpleNamespace(
         model_type="llama",
         num_hidden_layers=layers,
@@ -76,9 +76,8 @@ def configuration(layers: int) -> SimpleNamespace:
 
 def build(rank: Rank, jobs: "list[Job]", layers: int) -> None:
     """Parameters of this rank, and the memory behind them."""
-    rank.job = jobs[rank.number]
     meta = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes(layers).items()}
-    rank.module = parameters_of(engine_tensors(rank.job.engine, rank.job.config, meta, rank.job.place))
+    hold(rank, jobs[rank.number], meta)
 
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
