@@ -100,6 +100,15 @@ def test_what_is_only_compared_leaves_out_what_is_computed():
     assert {"rates[0]", "narrow[0]"}.isdisjoint(own.name for own in placement.parameters)
 
 
+def test_what_the_engine_would_compute_twice_is_refused():
+    known = recorded()
+    known._remakes = True
+    with pytest.raises(
+        BadDataError, match=r"parameter rates is computed by the engine's loader \(to float32, exp, neg\)"
+    ):
+        known.place()
+
+
 def _moved(module):
     look = Processing(module)
     module.qkv.data.copy_(module.qkv.data.flip(1) + 1)

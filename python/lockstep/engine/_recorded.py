@@ -49,12 +49,20 @@ class Recorded:
         twin: a module of the same parameters, on the "meta" device; the loader runs on it.
         load: the engine's own loader of ``twin``: it is given an iterator of names and tensors.
         processing: what the engine did to ``module`` once it was loaded.
+        remakes: the engine runs what computes tensors of weights after each version. What the loader computes is refused then: it
+            would be computed twice.
     """
 
     def __init__(
-        self, module: Any, twin: Any, load: "Callable[[Iterator[Tuple[str, Any]]], Any]", processing: "Processing"
+        self,
+        module: Any,
+        twin: Any,
+        load: "Callable[[Iterator[Tuple[str, Any]]], Any]",
+        processing: "Processing",
+        remakes: bool = False,
     ) -> None:
         self._module, self._twin, self._load, self._processing = module, twin, load, processing
+        self._remakes = remakes
         self._layout = ""
         self._forms: "dict[str, TensorForm]" = {}
         self._recording: "Recording | BadDataError | None" = None
@@ -75,6 +83,12 @@ class Recorded:
         placement = Placement(self._layout, unused=recording.unused)
         for name, pieces in recording.pieces.items():
             _place(name, live[name], pieces, self._forms, placement, compare_only)
+        twice = [own for own in placement.computed if any(op[0] != "to" for op in own.ops)] if self._remakes else []
+        for step in twice[:1]:
+            raise BadDataError(
+                f"parameter {step.name} is computed by the engine's loader ({step.text()}), and once more after each version: let the "
+                "engine take versions from the directory"
+            )
         computed = sum(step.box.numel() for step in placement.computed)
         if computed > max(_STILL_FEW, _MOST_COMPUTED * sum(tensor.numel() for tensor in live.values())):
             step = max(placement.computed, key=lambda own: own.box.numel())

@@ -64,4 +64,5 @@ def recorded(model: Any) -> Recorded:
     with set_default_torch_dtype(own.dtype), torch.device("meta"):
         twin = own.again()
     keep_integers(model, twin)
-    return Recorded(model, twin, twin.load_weights, Processing(model).end(model, own.looks))
+    remakes = hasattr(model, "post_load_weights")  # which the plugin calls after each version
+    return Recorded(model, twin, twin.load_weights, Processing(model).end(model, own.looks), remakes)
