@@ -2,7 +2,7 @@
 of it.
 
     PYTHONPATH=python:tests:tests/integration .cache/venv/bin/python -W ignore tests/engines/record_registry.py [NAME...]
-        [--engine vllm|sglang] [--images] [--places PLACE...] [--least N] [--json FILE]
+        [--engine vllm|sglang] [--images] [--places PLACE...] [--least N] [--json FILE] [--cost]
 
 With --images, those of vLLM's models with images that transformers has, too. A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
 
@@ -15,6 +15,8 @@ With --images, those of vLLM's models with images that transformers has, too. A 
     WRONG        the recording says something else than what the loader does
 
 "in memory" stands where vLLM does not build the model on the "meta" device, so that the recorder's twin has memory.
+
+``--cost`` prints instead what a rank takes to record two models as they are published.
 
 Exit status: 0; 1 when one is wrong, or fewer than N architectures are recorded or compute wherever they are built and loaded.
 """
@@ -86,8 +88,11 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--least", type=int, default=0)
     parser.add_argument("--json")
+    parser.add_argument("--cost", action="store_true")
     options = parser.parse_args(arguments)
     program = recordings(options.engine)
+    if options.cost:
+        return _costs(program)
     table = {}
     for name in options.names or program.ask("architectures", **({"images": True} if options.images else {})):
         table[name] = rows_of(program, name, options.places)
@@ -96,6 +101,17 @@ def main(arguments: "list[str]") -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(table, indent=1))
     return summary(table, options.least)
+
+
+def _costs(program: VllmProgram) -> int:
+    """Prints what a rank takes to record models as they are published."""
+    for name in ("Qwen3-30B-A3B", "DeepSeek-V3"):
+        cost = program.ask("cost", name=name)
+        print(
+            f"{name}, one of {cost['ranks']} ranks: {cost['tensors']} tensors, {cost['entries']} parameters of {cost['slices']} slices; "
+            f"twin {cost['twin_s']:.1f} s, recording {cost['record_s']:.1f} s, +{cost['grown_bytes'] / 1e6:.0f} MB"
+        )
+    return 0
 
 
 def summary(table: "dict[str, list[Row]]", least: int) -> int:

@@ -5,6 +5,7 @@ Asked by record_registry.py. torchvision is not among vLLM's packages, but among
 
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ import vllm.model_executor.models.registry as registry  # noqa: E402
 from index_values import NEVER, Numbers, differences, faults, sources  # noqa: E402
 from json_program import answer_requests  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from tensor_forms import forms_of  # noqa: E402
+from tensor_forms import forms_of, saved_forms  # noqa: E402
 from tiny_configs import is_known, tiny_config  # noqa: E402
+from transformers import DeepseekV3Config, PretrainedConfig, Qwen3MoeConfig  # noqa: E402
 from vllm_model import Model, Rank  # noqa: E402
 
 from lockstep.core.errors import BadDataError  # noqa: E402
-from lockstep.engine._recorded import tensors_of  # noqa: E402
+from lockstep.engine._processing import Processing  # noqa: E402
+from lockstep.engine._recorded import Recorded, tensors_of  # noqa: E402
 from lockstep.engine._recorder import Recording, TensorForm, record  # noqa: E402
 
 PLACES = {
@@ -62,6 +65,65 @@ def write_checkpoint(architecture: str, output: str) -> None:
     tiny_config(architecture).save_pretrained(output)
     tensors = {form.name: (torch.randn(form.shape) * 0.05).to(form.dtype) for form in forms}
     save_file(tensors, Path(output) / "model.safetensors")
+
+
+# Models as they are published, and the ranks of a server of theirs.
+_WHOLE: "dict[str, tuple[PretrainedConfig, str, int]]" = {
+    "Qwen3-30B-A3B": (
+        Qwen3MoeConfig(
+            hidden_size=2048,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            intermediate_size=6144,
+            vocab_size=151936,
+            max_position_embeddings=40960,
+        ),
+        "Qwen3MoeForCausalLM",
+        2,
+    ),
+    "DeepSeek-V3": (
+        DeepseekV3Config(topk_method="noaux_tc", scoring_func="sigmoid", moe_layer_freq=1),
+        "DeepseekV3ForCausalLM",
+        8,
+    ),
+}
+
+
+def cost(name: str) -> "dict[str, Any]":
+    """What it takes to record a whole model: seconds, and bytes that the process grew by."""
+    config, architecture, ranks = _WHOLE[name]
+    config.architectures = [architecture]
+    forms = saved_forms(config)
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        with torch.device("meta"):
+            model = Model(Path(directory), Rank((ranks, 1)))
+        before, times = _resident(), [time.monotonic()]
+        with model.current():
+            twin = model.twin()
+            times.append(time.monotonic())
+            recorded = Recorded(model.module, twin, twin.load_weights, Processing(model.module).end(model.module))
+            recorded.take("whole", forms)
+            placement = recorded.place()
+            times.append(time.monotonic())
+    return {
+        "tensors": len(forms),
+        "ranks": ranks,
+        "entries": len(placement.parameters),
+        "slices": sum(len(own.slices) for own in placement.parameters),
+        "twin_s": times[1] - times[0],
+        "record_s": times[2] - times[1],
+        "grown_bytes": _resident() - before,
+    }
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @cache
@@ -107,4 +169,4 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    answer_requests(architectures, check, write_checkpoint)
+    answer_requests(architectures, check, cost, write_checkpoint)
