@@ -30,9 +30,10 @@ Result<layout::Piece> ToPiece(const model::TensorMeta& tensor, const Slice& slic
     return Bad(Cat("its slice of tensor \"", tensor.name, "\" does not have the dimensions of tensor and parameter"));
   }
   if (tensor.dtype != parameter.dtype && !IsWidened(tensor.dtype, parameter.dtype)) {
-    return Bad(Cat("the engine holds tensor \"", tensor.name, "\" as ", NameOf(parameter.dtype),
-                   " where the model has ", NameOf(tensor.dtype),
-                   ": converted or quantised; publish that dtype, or let this engine take versions from the directory"));
+    return Bad(
+        Cat("the engine holds tensor \"", tensor.name, "\" as ", NameOf(parameter.dtype), " where the model has ",
+            NameOf(tensor.dtype),
+            ": converted or quantised; publish that dtype, or let this engine take versions from the directory"));
   }
   layout::Piece piece{slice.from, slice.at, layout::Promoted(slice.shape, rank)};
   piece.source.insert(piece.source.begin(), rank - slice.from.size(), 0);
