@@ -130,7 +130,7 @@ TEST_CASE("Another dtype than the model's is refused with what to do instead") {
   parameter.dtype = model::DType::kF16;
   CHECK(Refusal(*layout, {Rank(0, {parameter})}) ==
         "rank 0's parameter \"a\": the engine holds tensor \"a\" as F16 where the model has BF16: converted or "
-        "quantised; let this engine take versions from the directory");
+        "quantised; publish that dtype, or let this engine take versions from the directory");
 }
 
 TEST_CASE("Slices of what is not in the model, or beyond it, are refused") {
