@@ -11,8 +11,7 @@ from typing import Any
 
 import pretended_gpu
 import torch
-from lone_rank import Group, default_dtype
-from safetensors.torch import load_file
+from lone_rank import Group, LoneModel, default_dtype
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.layers.moe.utils import initialize_moe_config
@@ -33,7 +32,7 @@ class Rank:
     pipeline: "tuple[int, int]" = (1, 0)
 
 
-class Model:
+class Model(LoneModel):
     """What SGLang builds for ``rank`` of the checkpoint in ``directory``; its weights are NaN until load().
 
     Args:
@@ -69,21 +68,11 @@ class Model:
             initialize_moe_config()
             initialize_dp_attention(arguments)
         self.module = self.build("cpu")
-        for parameter in self.module.parameters():
-            parameter.data.fill_(float("nan"))
-
-    def load(self, directory: Path) -> None:
-        """Runs SGLang's loader of this model on a checkpoint of one file."""
-        with self.current():
-            self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
+        self.forget()
 
     def twin(self) -> torch.nn.Module:
         """The model once more, on the "meta" device."""
         return self.build("meta")
-
-    def parameters(self) -> "dict[str, torch.Tensor]":
-        """By name, each storage once: what the engine serves from."""
-        return {name: parameter.data for name, parameter in self.module.named_parameters()}
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

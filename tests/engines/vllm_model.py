@@ -12,8 +12,7 @@ import tiny_configs  # noqa: F401 - vLLM knows its configurations then
 import torch
 import vllm.model_executor.models.registry as registry
 import vllm.model_executor.models.utils as utils
-from lone_rank import Group, default_dtype
-from safetensors.torch import load_file
+from lone_rank import Group, LoneModel, default_dtype
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.utils import initialize_model
@@ -34,7 +33,7 @@ class Rank:
     pipeline: "tuple[int, int]" = (1, 0)
 
 
-class Model:
+class Model(LoneModel):
     """What vLLM builds for ``rank`` of the checkpoint in ``directory``; its weights are NaN until load()."""
 
     def __init__(self, directory: Path, rank: Rank) -> None:
@@ -65,23 +64,13 @@ class Model:
         utils._model_to_pp_missing_layer_names.clear()  # by id: a model that is gone may have had the same
         with self.current(), default_dtype(torch.bfloat16):
             self.module = initialize_model(self.config)
-        for parameter in self.module.parameters():
-            parameter.data.fill_(float("nan"))
-
-    def load(self, directory: Path) -> None:
-        """Runs vLLM's loader of this model on a checkpoint of one file."""
-        with self.current():
-            self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
+        self.forget()
 
     def twin(self) -> torch.nn.Module:
         """The model once more, on the "meta" device, as LockstepWeightTransferEngine makes it."""
         from lockstep.engine import _vllm_loading  # not all programs have it
 
         return _vllm_loading.twin(self.module, self.config, self.config.model_config)
-
-    def parameters(self) -> "dict[str, torch.Tensor]":
-        """By name, each storage once: what the engine serves from."""
-        return {name: parameter.data for name, parameter in self.module.named_parameters()}
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
