@@ -7,7 +7,6 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/log_limit.h"
-#include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep::targets {
 namespace {
@@ -35,8 +34,6 @@ EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankConnecti
 Status EngineGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
   if (!IsFor(*rank, layout)) return ForAnotherLayout(*rank);
   LS_RETURN_IF_ERROR(members_.MakeRoom(*rank));
-  placement::RankDescription completed = rank->description();
-  LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(rank->Label()));
   members_.Join(std::move(rank));
   return OkStatus();
 }

@@ -36,8 +36,7 @@ class EngineGroup {
 
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
-  // GroupMembers::MakeRoom, kBadData for a description that does not fit `layout`, and kState for one that was made for
-  // another.
+  // GroupMembers::MakeRoom, and kState for a description that was made for another layout than `layout`.
   Status Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout);
   // Drops the ranks whose connection has ended. Returns whether there were any.
   bool DropGone() { return members_.DropGone(); }

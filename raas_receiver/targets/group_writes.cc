@@ -3,16 +3,14 @@
 #include <map>
 #include <utility>
 
-#include "raas_receiver/placement/rules/rules.h"
-
 namespace lockstep::targets {
 
 Result<CompiledPlan> CompilePlan(const model::ModelLayout& layout, EngineRanks ranks) {
-  std::vector<placement::RankDescription> completed;
-  for (const auto& rank : ranks) completed.push_back(rank->description());
+  std::vector<placement::RankDescription> described;
+  for (const auto& rank : ranks) described.push_back(rank->description());
   CompiledPlan plan;
-  LS_ASSIGN_OR_RETURN(plan.unused, placement::CompleteDescriptions(layout, completed));
-  LS_ASSIGN_OR_RETURN(plan.placement, placement::CompilePlacement(layout, completed, plan.unused));
+  LS_ASSIGN_OR_RETURN(plan.unused, placement::UnusedTensors(layout, described));
+  LS_ASSIGN_OR_RETURN(plan.placement, placement::CompilePlacement(layout, described, plan.unused));
   return plan;
 }
 

@@ -26,7 +26,7 @@ using HeldByRank = std::vector<std::optional<VersionRef>>;
 
 struct CompiledPlan {
   std::shared_ptr<const placement::PlacementPlan> placement;
-  std::vector<std::string> unused;  // tensors that no rank takes, as rules or the ranks themselves allow
+  std::vector<std::string> unused;  // tensors that no rank takes, as their `ignore` allows
 };
 
 // Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.

@@ -172,22 +172,13 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   CHECK(peer.ranks[1]->Serves(2));
 }
 
-TEST_CASE("A rank with unknown rules is refused with the reason, and its engine waits for a better rank") {
+TEST_CASE("A rank with a parameter that nothing gives is refused by its name") {
   Peer peer;
-  peer.RunRank(1);
-  os::UnixConnection connection = peer.Connect();
   placement::RankDescription description = peer.engine.Describe();
-  description.place.engine = "sglang";
-  description.place.family = "no_such_family";
-  for (placement::EngineParameter& parameter : description.parameters) {
-    parameter.slices.clear();
-    parameter.padding.clear();
-  }
-  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
-  REQUIRE(peer.Changed(2));
-  CHECK_THAT(peer.Prepare(1), FailsWith(ErrorCode::kNotFound, "no_such_family"));
-  CHECK(Has(Peer::Refusal(connection), "no_such_family"));
-  CHECK(peer.report().attached == 1);
+  description.parameters[0].slices.clear();
+  description.parameters[0].padding.clear();
+  CHECK(Has(peer.Refused(Peer::Body("actor", "tp2", description)),
+            Cat("give elements of \"", description.parameters[0].name, "\"")));
 }
 
 TEST_CASE("Ranks that leave out an element of the model are refused, all, and better ones are taken") {

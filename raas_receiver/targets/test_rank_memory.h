@@ -26,7 +26,7 @@ class TestRankMemory {
   uint64_t bytes() const { return bytes_; }
 
   placement::RankDescription Describe() const {
-    placement::RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
+    placement::RankDescription description{.rank = rank_, .world = 2};
     description.memories = {bytes_};
     description.parameters = parameters_;
     return description;

@@ -150,12 +150,6 @@ ALLOWED = {
         "common/layout",
         "@nlohmann_json",
     },
-    "raas_receiver/placement/rules": {
-        "common/base",
-        "common/model",
-        "common/layout",
-        "raas_receiver/placement/description",
-    },
     "raas_receiver/placement/plan": {
         "common/base",
         "common/model",
@@ -180,7 +174,6 @@ ALLOWED = {
         "common/telemetry",
         "raas_receiver/placement/description",
         "raas_receiver/placement/plan",
-        "raas_receiver/placement/rules",
         "raas_receiver/placement/writes",
         "@nlohmann_json",
     },

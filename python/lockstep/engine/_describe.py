@@ -54,7 +54,6 @@ def description_of(
         "format": _FORMAT,
         "rank": options.rank,
         "world": options.world,
-        "place": {"engine": "described"},
         **({"layout": layout} if layout else {}),
         **({"ignore": ignored} if ignored else {}),
         "memories": list(memories),

@@ -54,28 +54,9 @@ struct EngineParameter {
   std::vector<Padding> padding;
 };
 
-// A rank's place in a group of ranks that share a dimension.
-struct GroupPlace {
-  uint32_t size = 1;
-  uint32_t rank = 0;
-};
-
-// Which rules say what the parameters are made of, and what of the model this rank has.
-struct EnginePlace {
-  std::string engine;        // "sglang", "vllm": by the family's rules; "huggingface": whole tensors of the same names;
-                             // "described": every parameter says its slices
-  std::string family;        // config.json's model_type; empty where the rules need none
-  GroupPlace tensor;         // attention, dense MLPs, vocabulary
-  GroupPlace expert;         // of whole experts
-  GroupPlace expert_tensor;  // within an expert
-  uint64_t key_value_heads = 0;  // config.json's num_key_value_heads; 0: not given, only needed above one rank per head
-  bool fused_shared_experts = false;  // shared experts lie behind the routed ones in the same stack (SGLang)
-};
-
 struct RankDescription {
-  uint32_t rank = 0;   // of the engine's group
-  uint32_t world = 1;  // ranks of the group
-  EnginePlace place;
+  uint32_t rank = 0;                   // of the engine's group
+  uint32_t world = 1;                  // ranks of the group
   std::optional<LayoutDigest> layout;  // that of the model for which this was made; nothing: for any
   std::vector<std::string> ignore;     // patterns (fnmatch(3)) of tensors that no parameter need take
   std::vector<uint64_t> memories;      // the bytes of each

@@ -10,28 +10,6 @@ namespace {
 
 constexpr uint32_t kFormat = 4;
 
-Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
-  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
-  LS_RETURN_IF_ERROR(object.Read("size", group.size));
-  LS_RETURN_IF_ERROR(object.Read("rank", group.rank));
-  LS_RETURN_IF_ERROR(object.Finish());
-  if (group.size >= 1 && group.size <= kMaxEngineRanks && group.rank < group.size) return OkStatus();
-  return path.Bad(
-      Cat("rank ", group.rank, " of size ", group.size, ": sizes are 1 to ", kMaxEngineRanks, ", ranks below them"));
-}
-
-Status ReadPlace(const json::Json& json, const json::JsonPath& path, EnginePlace& place) {
-  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
-  LS_RETURN_IF_ERROR(object.Read("engine", place.engine));
-  LS_RETURN_IF_ERROR(object.ReadOptional("family", place.family));
-  LS_RETURN_IF_ERROR(object.ReadOptional("tensor", place.tensor, ReadGroup));
-  LS_RETURN_IF_ERROR(object.ReadOptional("expert", place.expert, ReadGroup));
-  LS_RETURN_IF_ERROR(object.ReadOptional("expert_tensor", place.expert_tensor, ReadGroup));
-  LS_RETURN_IF_ERROR(object.ReadOptional("key_value_heads", place.key_value_heads));
-  LS_RETURN_IF_ERROR(object.ReadOptional("fused_shared_experts", place.fused_shared_experts));
-  return object.Finish();
-}
-
 Status ReadLayout(const json::Json& json, const json::JsonPath& path, std::optional<LayoutDigest>& layout) {
   std::string hex;
   LS_RETURN_IF_ERROR(json::ReadValue(json, path, hex));
@@ -108,7 +86,11 @@ Status ReadParameter(const json::Json& json, const json::JsonPath& path, const R
   const Status place = CheckPlace(parameter, description.memories);
   if (!place.ok()) return path.Bad(place.message());
   LS_RETURN_IF_ERROR(ReadContent(object, parameter));
-  return object.Finish();
+  LS_RETURN_IF_ERROR(object.Finish());
+  if (parameter.slices.empty() && parameter.padding.empty() && layout::ElementCount(parameter.shape) != 0) {
+    return path.Bad(Cat("neither slices nor padding give elements of \"", parameter.name, "\""));
+  }
+  return OkStatus();
 }
 
 Status ReadParameters(json::ObjectReader& object, RankDescription& description) {
@@ -135,7 +117,6 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
   if (description.world > kMaxEngineRanks || description.rank >= description.world) {
     return top.Bad(Cat("is of rank ", description.rank, " of ", description.world, "; the limit is ", kMaxEngineRanks));
   }
-  LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
   LS_RETURN_IF_ERROR(object.ReadOptional("layout", description.layout, ReadLayout));
   const auto read_pattern = [](const json::Json& json, const json::JsonPath& path, std::string& pattern) {
     return json::ReadValue(json, path, pattern);

@@ -19,21 +19,6 @@ inline Result<RankDescription> ParseDescription(std::string_view text) {
   return ReadDescription(document);
 }
 
-inline OrderedJson ToJson(const GroupPlace& group) {
-  return {{"size", group.size}, {"rank", group.rank}};
-}
-
-inline OrderedJson ToJson(const EnginePlace& place) {
-  OrderedJson json = {{"engine", place.engine}};
-  if (!place.family.empty()) json["family"] = place.family;
-  json["tensor"] = ToJson(place.tensor);
-  json["expert"] = ToJson(place.expert);
-  json["expert_tensor"] = ToJson(place.expert_tensor);
-  if (place.key_value_heads != 0) json["key_value_heads"] = place.key_value_heads;
-  if (place.fused_shared_experts) json["fused_shared_experts"] = true;
-  return json;
-}
-
 inline OrderedJson ToJson(const EngineParameter& parameter) {
   OrderedJson json = {
       {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
@@ -62,7 +47,6 @@ inline std::string ToJson(const RankDescription& description) {
   OrderedJson document = {{"format", 4},
                           {"rank", description.rank},
                           {"world", description.world},
-                          {"place", ToJson(description.place)},
                           {"memories", description.memories},
                           {"parameters", std::move(parameters)}};
   if (description.layout) document["layout"] = ToHex(*description.layout);

@@ -172,6 +172,19 @@ TEST_CASE("A wanted tensor, or an element of it, that no rank takes is refused b
   CHECK(take({{"a", {0, 0}, {4, 5}, {}}, {"a", {0, 1}, {3, 5}, {}}}) == "no rank takes element [3, 5] of tensor \"a\"");
 }
 
+TEST_CASE("Tensors that no rank takes are unused where a rank ignores them, and refused by name where none does") {
+  const auto layout = Layout({Tensor("a", {4}), Tensor("mtp.b", {2}), Tensor("mtp.c", {2})});
+  std::vector<RankDescription> ranks{Rank(0, {Same("a", {4}, 0)}), Rank(1, {Same("mtp.c", {2}, 0)})};
+  const auto none = UnusedTensors(*layout, ranks);
+  CHECK(none.status().code() == ErrorCode::kBadData);
+  CHECK(none.status().message().find("no parameter of the engine takes tensor mtp.b of the model:") == 0);
+  ranks[1].ignore = {"mtp.*"};
+  CHECK(*UnusedTensors(*layout, ranks) == std::vector<std::string>{"mtp.b"});
+  ranks.pop_back();
+  CHECK(UnusedTensors(*layout, ranks).status().message().find("tensor mtp.b of the model, nor 1 others") !=
+        std::string::npos);
+}
+
 TEST_CASE("Overlapping parts of different ranks, as of replicated heads, are taken") {
   const auto layout = Layout({Tensor("k", {4, 2})});
   const auto plan = Compile(*layout, {Rank(0, {Parameter("k", {3, 2}, 0, {{"k", {0, 0}, {3, 2}, {0, 0}}})}),

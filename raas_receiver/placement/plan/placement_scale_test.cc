@@ -28,7 +28,7 @@ class Maker {
 
   TestEngine Make() {
     for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
-      engine_.ranks[rank] = {.rank = rank, .world = mix_.ranks, .place = {.engine = "described"}};
+      engine_.ranks[rank] = {.rank = rank, .world = mix_.ranks};
       engine_.ranks[rank].memories.assign(1, 0);
     }
     Rows("embed_tokens", mix_.vocabulary, mix_.hidden);

@@ -44,11 +44,7 @@ inline EngineParameter Same(const std::string& name, const layout::Extents& shap
 }
 
 inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parameters) {
-  return {.rank = number,
-          .world = 4,
-          .place = {.engine = "described"},
-          .memories = {uint64_t{1} << 34},
-          .parameters = std::move(parameters)};
+  return {.rank = number, .world = 4, .memories = {uint64_t{1} << 34}, .parameters = std::move(parameters)};
 }
 
 inline std::shared_ptr<const PlacementPlan> Compile(const model::ModelLayout& layout,

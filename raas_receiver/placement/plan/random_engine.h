@@ -60,7 +60,6 @@ class RandomEngineMaker {
     RankDescription& rank = engine_.ranks[number];
     rank.rank = number;
     rank.world = static_cast<uint32_t>(engine_.ranks.size());
-    rank.place.engine = "described";
     rank.memories.resize(random_.Between(1, 3));
     boxes_.emplace_back();
   }

@@ -10,7 +10,6 @@ namespace {
 
 RankDescription Rank(uint32_t rank, uint32_t world, std::vector<EngineParameter> parameters, uint64_t bytes) {
   RankDescription description{.rank = rank, .world = world};
-  description.place.engine = "described";
   description.memories = {bytes};
   description.parameters = std::move(parameters);
   return description;

@@ -11,13 +11,13 @@
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
 #include "kernels/apply.h"
-#include "raas_receiver/placement/rules/rules_testing.h"
 #include "raas_receiver/placement/writes/delta_writes.h"
 #include "raas_receiver/replica/apply.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/qwen_layout.h"
 #include "tests/bench/common/report.h"
+#include "tests/bench/placement/qwen_ranks.h"
 
 namespace lockstep::bench {
 namespace {
@@ -86,20 +86,9 @@ struct Engine {
   std::shared_ptr<const placement::PlacementPlan> plan;
 
   explicit Engine(const model::ModelLayout& layout) {
-    std::vector<placement::RankDescription> ranks(kRanks);
-    std::vector<std::string> unused;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      placement::RankDescription& description = ranks[rank];
-      description.rank = rank;
-      description.world = kRanks;
-      description.place = {.engine = "sglang", .family = "qwen3", .tensor = {kRanks, rank}};
-      placement::ExpandedRules rules = OrDie(placement::ExpandRules(layout, description.place));
-      description.parameters = std::move(rules.parameters);
-      unused = std::move(rules.unused);
-      const placement::EngineParameter& last = description.parameters.back();
-      description.memories = {last.offset + placement::ExtentBytes(last)};
-    }
-    plan = OrDie(placement::CompilePlacement(layout, ranks, unused));
+    std::vector<placement::RankDescription> ranks;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) ranks.push_back(QwenRank(layout, rank, kRanks));
+    plan = OrDie(placement::CompilePlacement(layout, ranks, {}));
   }
 };
 

@@ -17,8 +17,8 @@
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
-#include "raas_receiver/placement/rules/test_layouts.h"
 #include "raas_receiver/replica/state_file.h"
+#include "tests/bench/common/model_layouts.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/report.h"
 #include "trainer_agent/buffer/control_segment.h"
@@ -30,8 +30,8 @@ namespace {
 constexpr uint64_t kColumnParts = 4;
 constexpr char kImport[] = "parse_header";
 
-placement::ModelShape DeepSeekLike(uint64_t layers, uint64_t expert_ffn) {
-  placement::ModelShape model = placement::DeepSeekV3();
+ModelShape DeepSeekLike(uint64_t layers, uint64_t expert_ffn) {
+  ModelShape model = DeepSeekV3();
   model.layers = layers;
   model.expert_ffn = expert_ffn;
   return model;
@@ -184,8 +184,8 @@ class Round {
   Bytes header_;
 };
 
-Steps Measure(const placement::ModelShape& model, int repeats) {
-  std::vector<model::TensorMeta> tensors = placement::TestTensors(model).Make();
+Steps Measure(const ModelShape& model, int repeats) {
+  std::vector<model::TensorMeta> tensors = HuggingFaceTensors(model).Make();
   OrDie(model::AssignOffsets(tensors));
   Steps steps(tensors.back().offset + OrDie(model::TensorBytes(tensors.back())));
   for (int i = 0; i < repeats; ++i) Round(tensors, steps).Run();

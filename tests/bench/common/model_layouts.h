@@ -1,4 +1,4 @@
-// HuggingFace layouts for tests and benchmarks: tiny models of several families, and the tensors of large real ones.
+// HuggingFace layouts of large real models, for benchmarks.
 // Nothing is allocated but names and shapes.
 #pragma once
 
@@ -11,11 +11,10 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 
-namespace lockstep::placement {
+namespace lockstep::bench {
 
 // The sizes that config.json gives. 0 in `kv_rank`: no latent attention; in `experts`: no experts.
 struct ModelShape {
-  std::string family;
   uint64_t vocabulary = 200;
   uint64_t hidden = 32;
   uint64_t layers = 2;
@@ -23,7 +22,6 @@ struct ModelShape {
   uint64_t heads = 8;
   uint64_t key_value_heads = 2;
   uint64_t head_dim = 4;
-  bool qkv_bias = false;
   bool head_norms = false;
   bool tied = false;
 
@@ -39,41 +37,10 @@ struct ModelShape {
   uint64_t rope_dim = 0;
   uint64_t v_dim = 0;
   uint64_t mtp_layers = 0;
-
-  bool mixtral() const { return family == "mixtral"; }
-  std::string moe() const { return mixtral() ? "block_sparse_moe." : "mlp."; }
-  // Of Mixtral's experts w1, w3, w2; of the others gate_proj, up_proj, down_proj.
-  std::string ExpertPart(int part) const {
-    static const char* const kMixtral[] = {"w1", "w3", "w2"};
-    static const char* const kOthers[] = {"gate_proj", "up_proj", "down_proj"};
-    return mixtral() ? kMixtral[part] : kOthers[part];
-  }
 };
 
-inline ModelShape TinyModel(const std::string& family) {
-  ModelShape model{.family = family};
-  model.qkv_bias = family == "qwen2" || family == "qwen2_moe" || family == "glm4_moe";
-  model.head_norms = family == "qwen3" || family == "qwen3_moe" || family == "glm4_moe";
-  model.tied = family == "qwen2";
-  if (family == "mixtral" || family.ends_with("_moe") || family == "deepseek_v3") model.experts = 4;
-  if (family == "qwen2_moe") model.shared_ffn = 24;
-  if (family != "glm4_moe" && family != "deepseek_v3") return model;
-  model.layers = 3;
-  model.dense_layers = 1;
-  model.shared_ffn = model.expert_ffn;
-  model.router_bias = true;
-  model.mtp_layers = 1;
-  if (family == "glm4_moe") return model;
-  model.q_rank = 12;
-  model.kv_rank = 10;
-  model.nope_dim = 4;
-  model.rope_dim = 2;
-  model.v_dim = 3;
-  return model;
-}
-
 inline ModelShape Qwen3_30B_A3B() {
-  ModelShape model{.family = "qwen3_moe", .vocabulary = 151'936, .hidden = 2048, .layers = 48};
+  ModelShape model{.vocabulary = 151'936, .hidden = 2048, .layers = 48};
   model.heads = 32;
   model.key_value_heads = 4;
   model.head_dim = 128;
@@ -84,7 +51,7 @@ inline ModelShape Qwen3_30B_A3B() {
 }
 
 inline ModelShape DeepSeekV3() {
-  ModelShape model{.family = "deepseek_v3", .vocabulary = 129'280, .hidden = 7168, .layers = 61, .ffn = 18'432};
+  ModelShape model{.vocabulary = 129'280, .hidden = 7168, .layers = 61, .ffn = 18'432};
   model.heads = 128;
   model.key_value_heads = 128;
   model.experts = 256;
@@ -102,9 +69,9 @@ inline ModelShape DeepSeekV3() {
 }
 
 // The tensors that transformers saves of such a model.
-class TestTensors {
+class HuggingFaceTensors {
  public:
-  explicit TestTensors(const ModelShape& model) : model_(model) {}
+  explicit HuggingFaceTensors(const ModelShape& model) : model_(model) {}
 
   std::vector<model::TensorMeta> Make() {
     Add("model.embed_tokens.weight", {model_.vocabulary, model_.hidden});
@@ -141,9 +108,7 @@ class TestTensors {
     const uint64_t queries = model_.heads * model_.head_dim;
     const uint64_t keys = model_.key_value_heads * model_.head_dim;
     for (const auto& [name, rows] : {std::pair{"q", queries}, {"k", keys}, {"v", keys}}) {
-      const std::string part = std::string("self_attn.") + name + "_proj.";
-      Add(part + "weight", {rows, model_.hidden});
-      if (model_.qkv_bias) Add(part + "bias", {rows});
+      Add(std::string("self_attn.") + name + "_proj.weight", {rows, model_.hidden});
     }
     Add("self_attn.o_proj.weight", {model_.hidden, queries});
     if (!model_.head_norms) return;
@@ -173,20 +138,13 @@ class TestTensors {
   }
 
   void Experts() {
-    Add(model_.moe() + "gate.weight", {model_.experts, model_.hidden});
+    Add("mlp.gate.weight", {model_.experts, model_.hidden});
     if (model_.router_bias) Add("mlp.gate.e_score_correction_bias", {model_.experts}, model::DType::kF32);
     for (uint64_t expert = 0; expert < model_.experts; ++expert) {
-      const std::string name = model_.moe() + "experts." + std::to_string(expert) + ".";
-      Add(name + model_.ExpertPart(0) + ".weight", {model_.expert_ffn, model_.hidden});
-      Add(name + model_.ExpertPart(1) + ".weight", {model_.expert_ffn, model_.hidden});
-      Add(name + model_.ExpertPart(2) + ".weight", {model_.hidden, model_.expert_ffn});
+      const std::string name = "mlp.experts." + std::to_string(expert) + ".";
+      Mlp(name, model_.expert_ffn);
     }
-    if (model_.family == "qwen2_moe") {
-      Mlp("mlp.shared_expert.", model_.shared_ffn);
-      Add("mlp.shared_expert_gate.weight", {1, model_.hidden});
-    } else if (model_.shared_ffn > 0) {
-      Mlp("mlp.shared_experts.", model_.shared_ffn);
-    }
+    if (model_.shared_ffn > 0) Mlp("mlp.shared_experts.", model_.shared_ffn);
   }
 
   void MtpLayer(uint64_t layer) {
@@ -208,7 +166,7 @@ inline Result<std::shared_ptr<const model::ModelLayout>> LayoutOf(std::vector<mo
 }
 
 inline Result<std::shared_ptr<const model::ModelLayout>> LayoutOf(const ModelShape& model) {
-  return LayoutOf(TestTensors(model).Make());
+  return LayoutOf(HuggingFaceTensors(model).Make());
 }
 
-}  // namespace lockstep::placement
+}  // namespace lockstep::bench
