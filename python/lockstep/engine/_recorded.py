@@ -1,18 +1,20 @@
 """Recorded: the parameters of a rank whose engine's own loader says what they are made of, as the receiver takes them. The plugins give it
 to Follower."""
 
-from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Iterator, Mapping, Sequence, Set, Tuple
 
 import torch
 
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import contiguous_strides
-from lockstep.engine._parameters import Parameter, located, tensors_of
-from lockstep.engine._processing import Processing
+from lockstep.engine._parameters import Parameter, located, registered, tensors_of
+from lockstep.engine._processing import Processing, memory_of
 from lockstep.engine._recorder import Piece, Recording, TensorForm, record
 from lockstep.engine._strided import Box, Copy, boxes_of, dims_of, last_wins
 
+_log = logging.getLogger(__name__)
 # Elements that a rank computes from a copy of their tensors, as part of all that it has.
 _MOST_COMPUTED = 1 / 16
 _STILL_FEW = 1 << 24
@@ -25,7 +27,7 @@ class Placement:
     Attributes:
         parameters: with their slices and padding. One that is made of more than copies is there box by box, "NAME[K]".
         computed: what is done once those are written.
-        unused: tensors that the loader puts nowhere.
+        unused: tensors that no loader puts anywhere.
         layout: the digest of the layout that it is for.
     """
 
@@ -40,6 +42,12 @@ class Placement:
             for step in self.computed:
                 step.run()
 
+    def add(self, draft: "Placement") -> None:
+        """Adds a draft's parameters, as "draft.NAME"."""
+        self.parameters += [replace(own, name=f"draft.{own.name}") for own in draft.parameters]
+        self.computed += draft.computed
+        self.unused = [name for name in self.unused if name in draft.unused]
+
 
 class Recorded:
     """A module, and the loader that fills it.
@@ -49,8 +57,7 @@ class Recorded:
         twin: a module of the same parameters, on the "meta" device; the loader runs on it.
         load: the engine's own loader of ``twin``: it is given an iterator of names and tensors.
         processing: what the engine did to ``module`` once it was loaded.
-        remakes: the engine runs what computes tensors of weights after each version. What the loader computes is refused then: it
-            would be computed twice.
+        drafts: models that draft for ``module``, of the same checkpoint. A draft that the model's tensors do not fill stays as it is.
     """
 
     def __init__(
@@ -59,10 +66,10 @@ class Recorded:
         twin: Any,
         load: "Callable[[Iterator[Tuple[str, Any]]], Any]",
         processing: "Processing",
-        remakes: bool = False,
+        drafts: "Sequence[Recorded]" = (),
     ) -> None:
         self._module, self._twin, self._load, self._processing = module, twin, load, processing
-        self._remakes = remakes
+        self._drafts = drafts
         self._layout = ""
         self._forms: "dict[str, TensorForm]" = {}
         self._recording: "Recording | BadDataError | None" = None
@@ -71,26 +78,45 @@ class Recorded:
         """The digest of the model's layout, and its tensors. Whether they are others than those taken before."""
         if layout == self._layout:
             return False
+        for draft in self._drafts:
+            draft.take(layout, tensors)
         self._layout, self._forms, self._recording = layout, {form.name: form for form in tensors}, None
         return True
 
+    def modules(self) -> Any:
+        """The module, with its drafts."""
+        if not self._drafts:
+            return self._module
+        return torch.nn.ModuleList([self._module, *(draft.modules() for draft in self._drafts)])
+
     def place(self, compare_only: bool = False) -> Placement:
-        """Runs the loader, once for each layout. ``compare_only``: without what is computed, of which the memory shows nothing.
-        BadDataError names a parameter that cannot be written in place, and why."""
-        destinations, live = tensors_of(self._twin), tensors_of(self._module)
-        recording = self._recorded(destinations)
-        self._check(recording, destinations, live)
+        """Runs the loaders, once for each layout. ``compare_only``: without what is computed, of which the memory shows nothing, and
+        without drafts, which the engine does not load again. BadDataError names a parameter that cannot be written in place, and why."""
+        placement = self._placed(compare_only, set())
+        held = set(map(_place_of, registered(self._module).values()))
+        for draft in () if compare_only else self._drafts:
+            try:
+                placement.add(draft._placed(False, held))
+            except BadDataError as error:
+                _log.warning("the draft model keeps the weights that it was started with: %s", error)
+        return placement
+
+    def _placed(self, compare_only: bool, held: "Set[Tuple[Any, ...]]") -> Placement:
+        """``held``: where the tensors lie that another model has."""
+        live = _every_tensor(self._module)
+        recording = self._recorded()
+        twin = tensors_of(self._twin)  # with what the loader made beside the parameters
+        views = self._views(live)
+        wanted = {
+            name: tensor for name, tensor in twin.items() if name not in views and _place_of(live.get(name)) not in held
+        }
+        pieces = {name: recording.pieces[name] for name in wanted if name in recording.pieces}
+        self._check(pieces, wanted, live)
         placement = Placement(self._layout, unused=recording.unused)
-        for name, pieces in recording.pieces.items():
-            _place(name, live[name], pieces, self._forms, placement, compare_only)
-        twice = [own for own in placement.computed if any(op[0] != "to" for op in own.ops)] if self._remakes else []
-        for step in twice[:1]:
-            raise BadDataError(
-                f"parameter {step.name} is computed by the engine's loader ({step.text()}), and once more after each version: let the "
-                "engine take versions from the directory"
-            )
+        for name, own in pieces.items():
+            _place(name, live[name], own, self._forms, placement, compare_only)
         computed = sum(step.box.numel() for step in placement.computed)
-        if computed > max(_STILL_FEW, _MOST_COMPUTED * sum(tensor.numel() for tensor in live.values())):
+        if computed > max(_STILL_FEW, _MOST_COMPUTED * sum(tensor.numel() for tensor in twin.values())):
             step = max(placement.computed, key=lambda own: own.box.numel())
             raise BadDataError(
                 f"parameter {step.name} is not the trainer's tensor, but {step.text()} of it, and so are many others; publish the "
@@ -98,17 +124,24 @@ class Recorded:
             )
         return placement
 
-    def _recorded(self, destinations: "Mapping[str, Any]") -> Recording:
+    def _views(self, live: "Mapping[str, Any]") -> "Set[str]":
+        """Tensors beside parameters that show a parameter's memory, and constants that the loader makes beside them."""
+
+    def _recorded(self) -> Recording:
         if self._recording is None:
             try:
-                self._recording = record(destinations, self._load, self._forms.values())
+                self._recording = record(
+                    tensors_of(self._twin), self._load, self._forms.values(), lambda: tensors_of(self._twin)
+                )
             except BadDataError as error:
                 self._recording = error  # it takes seconds, and fails again
         if isinstance(self._recording, BadDataError):
             raise self._recording
         return self._recording
 
-    def _check(self, recording: Recording, twin: "Mapping[str, Any]", live: "Mapping[str, Any]") -> None:
+    def _check(
+        self, pieces: "Mapping[str, Sequence[Piece]]", twin: "Mapping[str, Any]", live: "Mapping[str, Any]"
+    ) -> None:
         copies = self._processing.copies(self._module)
         if copies:
             raise BadDataError(
@@ -116,7 +149,7 @@ class Recorded:
                 "versions from the directory"
             )
         changed = self._processing.changed
-        for name in recording.pieces:
+        for name in pieces:
             if name in changed:
                 raise BadDataError(
                     f"parameter {name} {changed[name]} after it was loaded: start the engine with kernels that take weights "
@@ -125,11 +158,11 @@ class Recorded:
             if name not in live or _form(live[name]) != _form(twin[name]):
                 was = f"is {_form(live[name])}" if name in live else "is missing"
                 raise BadDataError(f"parameter {name} {was}, and its loader fills {_form(twin[name])}")
-            hole = _hole(tuple(twin[name].shape), recording.pieces[name])
+            hole = _hole(tuple(twin[name].shape), pieces[name])
             if hole is not None:
                 begin, end = list(hole.at), [at + extent for at, extent in zip(hole.at, hole.shape)]
                 raise BadDataError(f"parameter {name}: elements {begin} to {end} are given by no tensor of the model")
-        missing = [name for name, _ in self._twin.named_parameters() if name not in recording.pieces]
+        missing = [name for name, _ in self._twin.named_parameters() if name in twin and name not in pieces]
         if missing:
             others = f", and {len(missing) - 1} others," if len(missing) > 1 else ""
             raise BadDataError(
@@ -140,7 +173,7 @@ class Recorded:
 
 def all_parameters(module: Any) -> "list[Parameter]":
     """Parameters and buffers, as they lie."""
-    return [located(name, tensor) for name, tensor in tensors_of(module).items()]
+    return [located(name, tensor) for name, tensor in registered(module).items()]
 
 
 def keep_integers(model: Any, twin: Any) -> None:
@@ -288,6 +321,20 @@ def _hole(shape: "Tuple[int, ...]", pieces: "Sequence[Piece]") -> "Box | None":
     whole, given = Copy((), 0, computed="hole"), Copy((), 0)
     boxes = [Box(none, shape, 0, none, whole), *(Box(own.at, own.shape, 0, none, given) for own in pieces)]
     return next((box for box in last_wins(boxes) if box.copy is whole), None)
+
+
+def _every_tensor(module: Any) -> "dict[str, torch.Tensor]":
+    """Those of ``tensors_of``, and shared parameters and buffers under each of their names."""
+    return {
+        **tensors_of(module),
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _place_of(tensor: "torch.Tensor | None") -> "Tuple[Any, ...]":
+    """Where a tensor lies."""
+    return () if tensor is None else (tensor.device, tensor.data_ptr())
 
 
 def _form(tensor: torch.Tensor) -> "Tuple[torch.dtype, Tuple[int, ...]]":

@@ -80,13 +80,14 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
             _check_experts(parallel)
             # Replicas of dense models know only their own number: each is an engine of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
+            own = recorded(self.model)
             self.follower = Follower(
-                self.model,
+                own.modules(),
                 model=init_info.model,
                 socket=init_info.socket,
                 engine_name=f"{init_info.engine_name}-{replica}" if alone and replica > 0 else init_info.engine_name,
                 incarnation=_incarnation(self.vllm_config),
-                recorded=recorded(self.model),
+                recorded=own,
                 rank=parallel.rank + (0 if alone else replica * parallel.world_size),
                 world=parallel.data_parallel_size * parallel.world_size,
                 gate=False,
