@@ -1,13 +1,15 @@
-"""describe: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
+"""describe, and Contents for Follower: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
 
-from typing import TYPE_CHECKING, Any, Sequence, Tuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Callable, Sequence, Tuple
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.core.keywords import takes
-from lockstep.engine._memory import Location
+from lockstep.engine._memory import Location, Memory
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
+from lockstep.engine._recorded import Recorded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,6 +36,45 @@ def describe(module: Any, **options: "Unpack[DescribeKeywords]") -> "dict[str, A
     parameters = parameters_of(module, given)
     offsets, total = _packed(parameters)
     return description_of(given, parameters, [Location(0, offset) for offset in offsets], [total])
+
+
+class Contents:
+    """What a follower describes, as often as it attaches.
+
+    Args:
+        module: what the rank has of the model.
+        options: say what its parameters are made of; with ``recorded``, its rank alone.
+        recorded: the engine's own loader says it.
+        check: called before the module is described.
+        compare_only: without what the rank computes.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        options: DescribeOptions,
+        recorded: "Recorded | None",
+        check: "Callable[[], Any] | None",
+        compare_only: bool,
+    ) -> None:
+        self.recorded = recorded
+        self.compute: "Callable[[], None]" = lambda: None  # what parameters have that is no copy, after each write
+        self._module, self._options, self._check, self._compare_only = module, options, check, compare_only
+
+    def describe(self) -> "Tuple[Memory, dict[str, Any]]":
+        """Where the parameters lie now, and their description. BadDataError names what cannot be described."""
+        if self._check is not None:
+            self._check()
+        options, layout = self._options, ""
+        if self.recorded is None:
+            parameters = parameters_of(self._module, options)
+        else:
+            placement = self.recorded.place(self._compare_only)
+            parameters, layout, self.compute = placement.parameters, placement.layout, placement.compute
+            options = replace(options, ignore="*")  # what the engine's own loader passes over
+        memory = Memory(self._module, parameters)
+        sizes = [place.size for place in memory.places]
+        return memory, description_of(options, parameters, memory.locations, sizes, layout)
 
 
 def description_of(

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
@@ -16,11 +15,10 @@ from lockstep.core.forked import close_after_fork
 from lockstep.core.keywords import takes
 from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType, RefusedError, ask_layout
-from lockstep.engine._describe import description_of
+from lockstep.engine._describe import Contents
 from lockstep.engine._gate import Gate, Reading
 from lockstep.engine._memory import Memory
 from lockstep.engine._options import DescribeKeywords, DescribeOptions
-from lockstep.engine._parameters import parameters_of
 from lockstep.engine._rank import ORDERS, MovedError, Rank
 from lockstep.engine._recorded import Recorded, all_parameters
 from lockstep.engine._served import Served
@@ -112,9 +110,8 @@ class Follower:
         self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)
         self._gated, self._compares = gate and not compare_only, compare_only
-        self._module, self._check, self._options = module, check, DescribeOptions(**options)
-        self._recorded, self._after_write = recorded, after_write
-        self._compute: "Callable[[], Any] | None" = None  # what parameters have that is no copy
+        self._contents = Contents(module, DescribeOptions(**options), recorded, check, compare_only)
+        self._after_write = after_write
         self._attach: "dict[str, Any]" = {
             "peer": LINE,
             "model": model,
@@ -262,24 +259,12 @@ class Follower:
             raise StateError("this follower compares only: another writes the parameters and knows what they are")
 
     def _described(self) -> Memory:
-        """Where the module's parameters lie now, and their description, for ATTACH. BadDataError names what cannot be described."""
-        if self._check is not None:
-            self._check()
-        options, layout = self._options, ""
-        if self._recorded is None:
-            parameters = parameters_of(self._module, options)
-        else:
-            placement = self._recorded.place(compare_only=self._compares)
-            parameters, layout, self._compute = placement.parameters, placement.layout, placement.compute
-            options = replace(options, ignore="*")  # what the engine's own loader passes over
-        memory = Memory(self._module, parameters)
-        sizes = [place.size for place in memory.places]
-        self._attach["description"] = description_of(options, parameters, memory.locations, sizes, layout)
+        """Where the parameters lie now; their description is for ATTACH. BadDataError names what cannot be described."""
+        memory, self._attach["description"] = self._contents.describe()
         return memory
 
     def _written(self, served: Served) -> None:
-        if self._compute is not None:
-            self._compute()
+        self._contents.compute()
         if self._after_write is not None:
             self._after_write(served)
 
@@ -330,11 +315,11 @@ class Follower:
     def _ask(self) -> None:
         """The model's tensors, which the engine's loader is to place. Waits until the receiver knows them; asks again when it refused
         this rank, for they may be others."""
-        if self._recorded is None or ("description" in self._attach and self._refusals == 0):
+        if self._contents.recorded is None or ("description" in self._attach and self._refusals == 0):
             return
         with self._connected() as connection:
             digest, tensors = ask_layout(connection, self._attach["model"])
-        if self._recorded.take(digest, tensors):
+        if self._contents.recorded.take(digest, tensors):
             self._attach.pop("description", None)
 
     def _count_refusals(self, refused: bool) -> None:
