@@ -33,6 +33,7 @@ from vllm_process import VllmProgram
 
 _TESTS = Path(__file__).resolve().parents[1]
 PLACES = ("tp1", "tp2.0", "tp2.1", "tp4.1", "tp8.5", "ep2.0", "ep2.1", "pp2.0", "pp2.1")
+TOWER = "tower2.1"  # as tp2.1, and each rank has the whole tower of images
 GOOD = ("recorded", "computes")
 
 Row = "dict[str, Any]"
@@ -85,7 +86,7 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--images", action="store_true")
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
+    parser.add_argument("--places", nargs="+", choices=(*PLACES, TOWER), default=PLACES)
     parser.add_argument("--least", type=int, default=0)
     parser.add_argument("--json")
     parser.add_argument("--cost", action="store_true")

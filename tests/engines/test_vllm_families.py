@@ -20,13 +20,16 @@ _ARCHITECTURES = (
     "MiMoForCausalLM",
     "JambaForCausalLM",
 )
+# With images: whether each rank has the whole tower.
+_TOWERS = {"Qwen2_5_VLForConditionalGeneration": False, "Qwen3VLForConditionalGeneration": True}
 
 
-def _check(saved, checkpoint, loader, **rank) -> None:
+def _check(saved, checkpoint, loader, **rank) -> "dict[str, torch.Tensor]":
     got, want = load_file(saved), loader.parameters(checkpoint, **rank)
     assert sorted(got) == sorted(want)
     for name, tensor in want.items():
         assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+    return got
 
 
 def _train(tensors: "dict[str, torch.Tensor]", step: int) -> None:
@@ -37,7 +40,11 @@ def _train(tensors: "dict[str, torch.Tensor]", step: int) -> None:
         tensor[chosen] = torch.randn(int(chosen.sum()), generator=generator).to(tensor.dtype)
 
 
-@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def _elements_of_tower(tensors: "dict[str, torch.Tensor]") -> int:
+    return sum(tensor.numel() for name, tensor in tensors.items() if "visual." in name)
+
+
+@pytest.mark.parametrize("architecture", (*_ARCHITECTURES, *_TOWERS))
 def test_a_family_without_a_line_of_ours_follows_in_place(
     architecture, cluster, vllm_ranks, vllm_loader, vllm_recordings, tmp_path
 ):
@@ -46,8 +53,9 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
         vllm_recordings.ask("write_checkpoint", architecture=architecture, output=directory)
     tensors = load_file(checkpoint / "model.safetensors")
     agent, socket = cluster.agent(), cluster.directory / "engine.sock"
+    whole = _TOWERS.get(architecture, False)
     ranks = [
-        (rank, {"tensor": (2, number), "data": (1, 0), "expert_parallel": False})
+        (rank, {"tensor": (2, number), "data": (1, 0), "expert_parallel": False, "whole_tower": whole})
         for number, rank in enumerate(vllm_ranks)
     ]
     with contextlib.ExitStack() as stack:
@@ -70,4 +78,7 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
             for rank, place in ranks:
                 assert rank.answer() is None
                 rank.ask("save", output=saved)
-                _check(saved, checkpoint, vllm_loader, **place)
+                held = _check(saved, checkpoint, vllm_loader, **place)
+                if architecture in _TOWERS:
+                    share = _elements_of_tower(held) / _elements_of_tower(tensors)
+                    assert share == 1 if whole else 0.5 < share < 1

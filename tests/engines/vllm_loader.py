@@ -7,9 +7,11 @@ from safetensors.torch import save_file
 from vllm_model import Model, Rank
 
 
-def load(checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool, output: str) -> None:
+def load(
+    checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool, whole_tower: bool, output: str
+) -> None:
     """Saves what vLLM's loader fills, under vLLM's names, for a rank of these (size, rank)."""
-    model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
+    model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel, whole_tower=whole_tower))
     model.load(Path(checkpoint))
     save_file(model.parameters(), output)
 

@@ -25,12 +25,13 @@ build_without_kernels()
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of vLLM: (size, rank) of its groups."""
+    """A rank of vLLM: (size, rank) of its groups, and whether each has the whole tower of images (--mm-encoder-tp-mode data)."""
 
     tensor: "tuple[int, int]" = (1, 0)
     data: "tuple[int, int]" = (1, 0)
     expert_parallel: bool = False
     pipeline: "tuple[int, int]" = (1, 0)
+    whole_tower: bool = False
 
 
 class Model(LoneModel):
@@ -45,6 +46,7 @@ class Model(LoneModel):
             dtype="bfloat16",
             max_model_len=64,
             enforce_eager=True,
+            mm_encoder_tp_mode="data" if rank.whole_tower else None,
         )
         self.config = VllmConfig(
             model_config=model,

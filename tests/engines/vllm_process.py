@@ -38,10 +38,16 @@ class VllmLoader:
         tensor: "tuple[int, int]" = (1, 0),
         data: "tuple[int, int]" = (1, 0),
         expert_parallel: bool = False,
+        whole_tower: bool = False,
     ) -> "dict[str, torch.Tensor]":
-        """A rank's parameters by name. ``tensor``, ``data``: (size, rank)."""
+        """A rank's parameters by name (vllm_model.py). ``tensor``, ``data``: (size, rank)."""
         return self._program.tensors(
-            "load", checkpoint=checkpoint, tensor=tensor, data=data, expert_parallel=expert_parallel
+            "load",
+            checkpoint=checkpoint,
+            tensor=tensor,
+            data=data,
+            expert_parallel=expert_parallel,
+            whole_tower=whole_tower,
         )
 
     def close(self) -> None:

@@ -39,11 +39,19 @@ class Worker:
         self.checkpoint = ""
         self._groups = contextlib.ExitStack()
 
-    def build(self, checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool) -> None:
+    def build(
+        self,
+        checkpoint: str,
+        tensor: "list[int]",
+        data: "list[int]",
+        expert_parallel: bool,
+        whole_tower: bool = False,
+    ) -> None:
         """The rank's model, its weights NaN."""
         self.runner = None
         self._groups.close()
-        self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
+        rank = Rank(tuple(tensor), tuple(data), expert_parallel, whole_tower=whole_tower)
+        self.model = Model(Path(checkpoint), rank)
         self._groups.enter_context(self.model.groups())
         self._loaded = list(self.model.parameters())
 

@@ -1,9 +1,8 @@
 """A program: records vLLM's own loaders of tiny models, and proves the recordings by values (json_program.py).
 
-Asked by record_registry.py. torchvision is not among vLLM's packages, but among SGLang's.
+Asked by record_registry.py.
 """
 
-import sys
 import tempfile
 import time
 from functools import cache
@@ -11,25 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.model_executor.models.registry as registry
+from index_values import NEVER, Numbers, differences, faults, sources
+from json_program import answer_requests
+from safetensors.torch import save_file
+from tensor_forms import forms_of, saved_forms
+from tiny_configs import is_known, tiny_config
+from transformers import DeepseekV3Config, PretrainedConfig, Qwen3MoeConfig
+from vllm_model import Model, Rank
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / ".cache" / "sglang"))
-_operators = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-import vllm.model_executor.models.registry as registry  # noqa: E402
-from index_values import NEVER, Numbers, differences, faults, sources  # noqa: E402
-from json_program import answer_requests  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from tensor_forms import forms_of, saved_forms  # noqa: E402
-from tiny_configs import is_known, tiny_config  # noqa: E402
-from transformers import DeepseekV3Config, PretrainedConfig, Qwen3MoeConfig  # noqa: E402
-from vllm_model import Model, Rank  # noqa: E402
-
-from lockstep.core.errors import BadDataError  # noqa: E402
-from lockstep.engine._processing import Processing  # noqa: E402
-from lockstep.engine._recorded import Recorded, tensors_of  # noqa: E402
-from lockstep.engine._recorder import Recording, TensorForm, record  # noqa: E402
+from lockstep.core.errors import BadDataError
+from lockstep.engine._processing import Processing
+from lockstep.engine._recorded import Recorded, tensors_of
+from lockstep.engine._recorder import Recording, TensorForm, record
 
 PLACES = {
     "tp1": Rank(),
@@ -38,6 +31,7 @@ PLACES = {
     "tp8.5": Rank((8, 5)),
     **{f"ep2.{rank}": Rank((2, rank), expert_parallel=True) for rank in range(2)},
     **{f"pp2.{rank}": Rank(pipeline=(2, rank)) for rank in range(2)},
+    "tower2.1": Rank((2, 1), whole_tower=True),
 }
 
 

@@ -1,5 +1,10 @@
-"""What vLLM's models ask a CPU for while they are built, and CPUs have not. Imported by vllm_model.py: no model runs there."""
+"""What vLLM's models ask a CPU for while they are built, and CPUs have not. Imported by vllm_model.py: no model runs there.
 
+torchvision, which models with images import, is not among vLLM's packages, but among SGLang's.
+"""
+
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +15,11 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.platforms.cpu import CpuPlatform
 from vllm.triton_utils import triton
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / ".cache" / "sglang"))
+_operators = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 class _OfDevice:
