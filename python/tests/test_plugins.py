@@ -113,6 +113,9 @@ class Updater:
     def begin_weight_update(self) -> None:
         """Of a session."""
 
+    def end_weight_update(self, *, run_post_load: bool) -> None:
+        self._seen.append(("ended", run_post_load))
+
 
 def manager_of(model: torch.nn.Module) -> "tuple[Any, list[Any]]":
     """SGLang's manager of the weights of ``model``, and what is called below it."""
@@ -212,16 +215,18 @@ class SglangModel(torch.nn.Module):
         self.experts = torch.nn.Module()
         self.experts.w13_weight = torch.nn.Parameter(torch.randn(2, 8, 4))
         self.experts.quant_method = Method()
-        self.post_load_weights()
+        self.computed: "torch.Tensor | None" = None
 
     def load_weights(self, weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
         given = dict(weights)
         self.kv_b_proj.weight.copy_(given["kv_b_proj.weight"])
         for expert in range(2):
             self.experts.w13_weight[expert].copy_(given[f"experts.{expert}.weight"])
+        self.post_load_weights()
 
     def post_load_weights(self) -> None:
-        self.computed = self.kv_b_proj.weight.detach() * 2
+        doubled = self.kv_b_proj.weight.detach() * 2
+        self.computed = doubled if self.computed is None else self.computed.copy_(doubled)
 
 
 EXPERTS = {f"experts.{expert}.weight": ("F32", [8, 4]) for expert in range(2)}
@@ -230,7 +235,9 @@ EXPERTS = {f"experts.{expert}.weight": ("F32", [8, 4]) for expert in range(2)}
 def built() -> SglangModel:
     """A model as SGLang's loader makes it."""
     loader = sys.modules["sglang.srt.model_loader.loader"]
-    return loader._initialize_model(SimpleNamespace(dtype=torch.float32))
+    model = loader._initialize_model(SimpleNamespace(dtype=torch.float32))
+    model.post_load_weights()
+    return model
 
 
 def start_sglang() -> None:
@@ -239,7 +246,7 @@ def start_sglang() -> None:
     sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
 
 
-def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_version(sglang, receiver):
+def test_sglang_follows_once_the_model_is_loaded_with_what_its_loader_computes(sglang, receiver):
     start_sglang()
     model = built()
     assert ModelRunner(None, is_draft_worker=True).load_model() == "loaded" and sglang_plugin._follower is None
@@ -247,15 +254,17 @@ def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_ve
     rank = receiver.accept()
     assert (rank.description["rank"], rank.description["world"]) == (1, 4)
     made_of = {own["name"]: [piece["tensor"] for piece in own["slices"]] for own in rank.description["parameters"]}
-    assert made_of == {"kv_b_proj.weight": ["kv_b_proj.weight"], "experts.w13_weight": list(EXPERTS)}
+    whole = {"kv_b_proj.weight": ["kv_b_proj.weight"], "experts.w13_weight": list(EXPERTS)}
+    assert made_of == {**whole, "computed[0]": ["kv_b_proj.weight"]}
+    computed = model.computed
     rank.attached()
     rank.commit(1, 3.0)
-    assert model.computed.unique().tolist() == [6.0]
+    assert model.computed is computed and computed.unique().tolist() == [6.0]
 
 
 def test_sglang_has_what_is_hooked_and_asked_for_there():
     hooked = [f"{sglang_plugin._MEMORY}.{one}_memory_occupation" for one in ("release", "resume")]
-    around = (*sglang_plugin._WRITERS, sglang_plugin._CHECK)
+    around = (*sglang_plugin._WRITERS, sglang_plugin._CHECK, sglang_plugin._END)
     for target in (sglang_plugin._LOAD_MODEL, sglang_plugin._STATE, *hooked, *around):
         module, kind, method = target.rsplit(".", 2)
         source = ast.parse((_SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
@@ -275,9 +284,10 @@ def test_sglang_has_what_is_hooked_and_asked_for_there():
 def test_sglang_sleeps_before_its_weights_are_released_and_wakes_once_they_are_back(sglang, receiver, tags, kept):
     sglang.exec.features.enable_weights_cpu_backup = kept
     start_sglang()
-    ModelRunner(built()).load_model()
+    model = built()
+    ModelRunner(model).load_model()
     rank = receiver.accept()
-    manager, seen = manager_of(sglang_plugin._follower._module)
+    manager, seen = manager_of(model)
     rank.attached()
     rank.commit(1, 3.0)
     for method in (manager.release_memory_occupation, manager.resume_memory_occupation):
@@ -327,6 +337,20 @@ def test_sglang_weights_that_it_wrote_itself_are_no_version_and_are_written_whol
     awake = commit_awake(receiver, 2, 5.0)
     assert (awake.state, awake.version) == ("waiting", 0) and rank.is_closed()
     assert model.kv_b_proj.weight.unique().tolist() == [5.0]
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_sglang_computes_nothing_of_its_own_at_the_end_of_a_session_that_was_written_in_place(
+    sglang, receiver, monkeypatch, compares
+):
+    monkeypatch.setenv("LOCKSTEP_ENGINE_COMPARE", str(int(compares)))
+    start_sglang()
+    model = built()
+    ModelRunner(model).load_model()
+    manager, seen = manager_of(model)
+    for call in (manager.end_weight_update, manager.begin_weight_update, manager.end_weight_update):
+        call(Request())
+    assert seen == [("ended", compares)]
 
 
 def test_sglang_says_in_its_state_which_start_of_it_follows(sglang, receiver):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._processing import Processing
+from lockstep.engine._processing import Processing, names_beside
 from lockstep.engine._recorded import Placement, Recorded
 from lockstep.engine._recorder import TensorForm
 
@@ -100,12 +100,62 @@ def test_what_is_only_compared_leaves_out_what_is_computed():
     assert {"rates[0]", "narrow[0]"}.isdisjoint(own.name for own in placement.parameters)
 
 
-def test_what_the_engine_would_compute_twice_is_refused():
-    known = recorded()
-    known._remakes = True
-    with pytest.raises(
-        BadDataError, match=r"parameter rates is computed by the engine's loader \(to float32, exp, neg\)"
-    ):
+class Latent(torch.nn.Module):
+    """A projection, and what its loader makes of it beside it: a copy, a view, and a table of no tensor.
+
+    Args:
+        anew: each load makes another copy, else the first one is filled again.
+    """
+
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self.anew = anew
+        self.kv = torch.nn.Parameter(torch.full((4, 2), -3.0, dtype=BF16))
+        self.turned: "torch.Tensor | None" = None
+
+    def load_weights(self, named) -> None:
+        self.kv.data.copy_(dict(named)["kv"])
+        turned = self.kv.data[:2].t().contiguous() * 2
+        self.turned = turned if self.anew or self.turned is None else self.turned.copy_(turned)
+        self.upper, self.table = self.kv.data[2:], torch.zeros(3, device=self.kv.device)
+
+
+def latent(anew: bool = False) -> "tuple[Latent, Recorded]":
+    model = Latent(anew)
+    built = names_beside(model)
+    model.load_weights([("kv", torch.ones(4, 2, dtype=BF16))])
+    with torch.device("meta"):
+        twin = Latent(anew)
+    known = Recorded(model, twin, twin.load_weights, Processing(model, built).end(model))
+    known.take("digest", [TensorForm("kv", BF16, (4, 2))])
+    return model, known
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_a_loader_makes_beside_parameters_is_written_where_it_is(anew):
+    model, known = latent(anew)
+    turned, table = model.turned, model.table
+    for layout in ("first", "second"):
+        known.take(layout, [TensorForm("kv", BF16, (4, 2))])
+        placement = known.place()
+        assert [own.name for own in placement.parameters] == ["kv", "turned[0]"]
+        value = torch.randn(4, 2).to(BF16)
+        write(placement, {"kv": value})
+        assert torch.equal(model.turned, value[:2].t() * 2) and torch.equal(model.upper, value[2:])
+        assert model.turned is turned and model.table is table
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("packed", lambda model: setattr(model, "packed", model.kv.data * 2)),
+        ("held.0", lambda model: setattr(model, "held", [model.kv.data * 2])),
+    ],
+)
+def test_what_was_made_of_weights_otherwise_is_refused_by_name(name, make):
+    model, known = latent()
+    make(model)
+    with pytest.raises(BadDataError, match=f"^{name} was made of weights after they were loaded"):
         known.place()
 
 

@@ -93,12 +93,12 @@ class Memory:
             yield
 
     def _note(self, module: torch.nn.Module) -> None:
-        """Notes each parameter and buffer that lies here, under each name that it has, and the modules on the way."""
+        """Notes each tensor that lies here, under each name that it has, and the modules on the way."""
         begins = [(str(place.device), place.address) for place in self.places]
         seen = {id(module)}
         reached = [("", module)]
         for path, own in reached:
-            for holder in (own._parameters, own._buffers):
+            for holder in (own._parameters, own._buffers, vars(own)):
                 for name, tensor in holder.items():
                     form = _form(tensor)
                     if form is not None and self._has(begins, form):
@@ -118,7 +118,7 @@ class Memory:
 
 def _form(tensor: Any) -> Any:
     """Where a tensor lies, and how. None: there is none, or it is of a kind that has no memory of its own."""
-    if tensor is None:
+    if not isinstance(tensor, torch.Tensor):
         return None
     try:
         return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device

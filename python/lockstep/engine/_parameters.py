@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Sequence, Tuple
 
+import torch
+
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import contiguous_strides, local_of
@@ -72,6 +74,18 @@ def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
 
 
 def tensors_of(module: Any) -> "dict[str, Any]":
+    """Parameters, buffers, and tensors that modules have beside them, by name, each once."""
+    found = registered(module)
+    seen = set(map(id, found.values()))
+    for path, own in module.named_modules():
+        for name, value in vars(own).items():
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided and id(value) not in seen:
+                seen.add(id(value))
+                found[f"{path}.{name}".lstrip(".")] = value
+    return found
+
+
+def registered(module: Any) -> "dict[str, Any]":
     """Parameters and buffers by name, each once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 

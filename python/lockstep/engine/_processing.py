@@ -3,11 +3,11 @@ before and after."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Iterator, Mapping, Tuple
+from typing import Any, Iterator, Mapping, Set, Tuple
 
 import torch
 
-from lockstep.engine._parameters import tensors_of
+from lockstep.engine._parameters import registered, tensors_of
 
 _CHUNK = 1 << 22  # elements that are digested at a time
 _DEPTH = 3  # of objects that a module holds
@@ -29,13 +29,16 @@ class Processing:
     A parameter may lie elsewhere afterwards, if it is the same. One whose bytes are all alike cannot show whether they were
     permuted or computed: it counts as changed where it moved and another parameter of its module was changed.
 
+    Args:
+        beside: names of tensors that ``module`` had beside its parameters when it was built; None: those that it has.
+
     Attributes:
         changed: what became of each parameter that is no more what was loaded.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, beside: "Set[str] | None" = None) -> None:
         self._before = {name: _look(tensor) for name, tensor in tensors_of(module).items()}
-        self._others = {name for name, _ in _beside(module)}
+        self._others = names_beside(module) if beside is None else beside
         self.changed: "dict[str, str]" = {}
         self._made: "list[str]" = []
 
@@ -65,12 +68,28 @@ class Processing:
     def copies(self, module: Any) -> "list[str]":
         """Tensors, as "MODULE.ATTRIBUTE", that were not there before, and have memory of their own."""
         tensors = tensors_of(module)
-        memories = {_memory(own) for name, own in tensors.items() if name in self._before and name not in self.changed}
-        new = [(name, tensor) for name, tensor in tensors.items() if name not in self._before]
-        new += [own for own in _beside(module) if own[0] not in self._others]
+        same = self._before.keys() - self.changed.keys()
+        memories = {memory_of(own) for name, own in registered(module).items() if name in same}
+        new = {name: own for name, own in tensors.items() if name not in self._before}
+        new.update((name, own) for name, own in _beside(module) if name not in self._others)
         return [
-            name for name, own in new if own.is_floating_point() and own.numel() > 1 and _memory(own) not in memories
+            name
+            for name, own in new.items()
+            if own.is_floating_point() and own.numel() > 1 and memory_of(own) not in memories
         ]
+
+
+def names_beside(module: Any) -> "Set[str]":
+    """Of tensors that a module has beside its parameters and buffers."""
+    return {name for name, _ in _beside(module)}
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:
+        return 0
 
 
 def _look(tensor: torch.Tensor) -> _Look:
@@ -78,7 +97,7 @@ def _look(tensor: torch.Tensor) -> _Look:
     form = (tensor.dtype, tuple(tensor.shape), tensor.stride())
     if tensor.device.type == "meta" or tensor.numel() == 0:
         return _Look(form, 0, 0, True)
-    return _Look(form, _memory(tensor), *_digest(tensor))
+    return _Look(form, memory_of(tensor), *_digest(tensor))
 
 
 def _digest(tensor: torch.Tensor) -> "Tuple[int, bool]":
@@ -94,13 +113,6 @@ def _digest(tensor: torch.Tensor) -> "Tuple[int, bool]":
         total = (total * 31 + begin) & ((1 << 63) - 1)
     values = tensor.reshape(-1)
     return total, bool((values == values[0]).all())
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage().data_ptr())
-    except RuntimeError:
-        return 0
 
 
 def _text(form: "Tuple[Any, ...]") -> str:

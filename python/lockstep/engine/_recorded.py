@@ -106,9 +106,11 @@ class Recorded:
         live = _every_tensor(self._module)
         recording = self._recorded()
         twin = tensors_of(self._twin)  # with what the loader made beside the parameters
-        views = self._views(live)
+        beside = self._beside(live, recording)
         wanted = {
-            name: tensor for name, tensor in twin.items() if name not in views and _place_of(live.get(name)) not in held
+            name: tensor
+            for name, tensor in twin.items()
+            if name not in beside and _place_of(live.get(name)) not in held
         }
         pieces = {name: recording.pieces[name] for name in wanted if name in recording.pieces}
         self._check(pieces, wanted, live)
@@ -124,8 +126,12 @@ class Recorded:
             )
         return placement
 
-    def _views(self, live: "Mapping[str, Any]") -> "Set[str]":
-        """Tensors beside parameters that show a parameter's memory, and constants that the loader makes beside them."""
+    def _beside(self, live: "Mapping[str, Any]", recording: Recording) -> "Set[str]":
+        """Tensors beside parameters that need no writing: views of parameters, and what is made of no tensor."""
+        memories = set(map(memory_of, registered(self._module).values()))
+        beside = tensors_of(self._twin).keys() - registered(self._twin).keys()
+        made = {name for name, pieces in recording.pieces.items() if any(piece.tensor is not None for piece in pieces)}
+        return {name for name in beside if name not in made or (name in live and memory_of(live[name]) in memories)}
 
     def _recorded(self) -> Recording:
         if self._recording is None:
@@ -142,7 +148,8 @@ class Recorded:
     def _check(
         self, pieces: "Mapping[str, Sequence[Piece]]", twin: "Mapping[str, Any]", live: "Mapping[str, Any]"
     ) -> None:
-        copies = self._processing.copies(self._module)
+        recorded = tensors_of(self._twin)
+        copies = [name for name in self._processing.copies(self._module) if name not in recorded]
         if copies:
             raise BadDataError(
                 f"{copies[0]} was made of weights after they were loaded, and a write would leave it as it is: let the engine take "

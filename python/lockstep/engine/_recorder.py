@@ -78,6 +78,7 @@ def record(
     destinations: "Mapping[str, torch.Tensor]",
     load: "Callable[[Iterator[Tuple[str, torch.Tensor]]], Any]",
     tensors: "Iterable[TensorForm]",
+    afterwards: "Callable[[], Mapping[str, torch.Tensor]] | None" = None,
 ) -> Recording:
     """Runs ``load`` and notes what it would write.
 
@@ -86,21 +87,24 @@ def record(
             memory stays as it is. What the loader reads before it writes it must be there.
         load: the engine's own loader; it is given names and stand-ins.
         tensors: of the checkpoint, in its order.
+        afterwards: what there is to fill once the loader has run, where a loader makes tensors or removes some.
 
     Raises:
         BadDataError: the loader asks for values, computes an element from several, or fails; the text names what and where.
     """
     forms = list(tensors)
     mode = _Recorder(destinations)
+    stand_ins = mode.stand_ins(forms)
     try:
         with torch.no_grad(), mode, _Elements(mode):
-            load(mode.stand_ins(forms))
+            load(stand_ins)
     except Exception as error:
         if mode.refusal is None:
             raise BadDataError(f"the engine's loader fails without data{mode.where()}: {error!r}") from error
     if mode.refusal is not None:  # loaders that swallow exceptions do not swallow this
         raise BadDataError(mode.refusal)
-    pieces = {name: mode.pieces_of(name, tensor) for name, tensor in destinations.items()}
+    filled = destinations if afterwards is None else afterwards()
+    pieces = {name: mode.pieces_of(name, tensor) for name, tensor in filled.items()}
     pieces = {name: found for name, found in pieces.items() if found}
     used = {piece.tensor for found in pieces.values() for piece in found}
     return Recording(pieces, [form.name for form in forms if form.name not in used])
@@ -121,14 +125,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return f" (at tensor {self._given})" if self._given else ""
 
     def stand_ins(self, forms: "Sequence[TensorForm]") -> "Iterator[Tuple[str, torch.Tensor]]":
-        for name, dtype, shape in forms:
-            tensor = torch.empty(shape, dtype=dtype, device="meta")
-            storage = self._storages.known(tensor)
-            storage.whole = True
-            strides = contiguous_strides(shape)
-            storage.copies = [Copy(dims_of(shape, strides, strides), 0, name)]
-            self._given, self._dtypes[name] = name, dtype
-            yield name, tensor
+        """To be called outside the mode, in which each would take several times as long."""
+        made = [(form.name, self._stand_in(form)) for form in reversed(forms)]
+        return self._give(made)
+
+    def _stand_in(self, form: TensorForm) -> torch.Tensor:
+        tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
+        storage = self._storages.known(tensor)
+        storage.whole = True
+        strides = contiguous_strides(form.shape)
+        storage.copies = [Copy(dims_of(form.shape, strides, strides), 0, form.name)]
+        self._dtypes[form.name] = form.dtype
+        return tensor
+
+    def _give(self, made: "list[Tuple[str, torch.Tensor]]") -> "Iterator[Tuple[str, torch.Tensor]]":
+        while made:
+            self._given = made[-1][0]
+            yield made.pop()
 
     def pieces_of(self, name: str, tensor: torch.Tensor) -> "list[Piece]":
         """The end: what the loader left in a destination."""
@@ -156,6 +169,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.is_view:  # its storage is known already, or need not be
+            return func(*args, **kwargs)
         try:
             return self._do(func, args, kwargs)
         except BadDataError as error:
@@ -360,14 +375,14 @@ class _Elements(TorchFunctionMode):  # type: ignore[misc]
             element = self._recorder.element(args[0])
             if element is not None:
                 return element
-        before, self._recorder.given_marks = (
-            self._recorder.given_marks,
-            [own.mark for own in args if isinstance(own, _Element)],
-        )
+        for own in args:  # most calls, by far, have none, and each attribute of a tensor is a call
+            if type(own) is _Element:
+                self._recorder.given_marks = [own.mark for own in args if type(own) is _Element]
+                break
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._recorder.given_marks = before
+            self._recorder.given_marks = []
 
 
 def _shortest(ops: Ops, dtype: "torch.dtype | None") -> Ops:

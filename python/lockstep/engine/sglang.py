@@ -12,13 +12,13 @@ from typing import Any
 from lockstep.core.errors import BadDataError
 from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
-from lockstep.engine._served import Served
 from lockstep.engine._sglang_loading import INITIALIZE, initialized, recorded
 
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _MEMORY = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _WRITERS = tuple(f"{_MEMORY}.update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
 _CHECK = f"{_MEMORY}.check_weights"
+_END = f"{_MEMORY}.end_weight_update"
 _STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 _WEIGHTS = "weights"  # SGLang's tag of their memory
 _log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ def register() -> None:
     for writer in _WRITERS:
         HookRegistry.register(writer, _written, HookType.AROUND)
     HookRegistry.register(_CHECK, _checked, HookType.AROUND)
+    HookRegistry.register(_END, _ended, HookType.BEFORE)
 
 
 def follow(model: Any) -> Follower:
@@ -95,6 +96,14 @@ def _checked(check: Any, manager: Any, request: Any) -> Any:
     return _written(check, manager, request) if request.action == "reset_tensors" else check(manager, request)
 
 
+def _ended(manager: Any, *_: Any) -> None:
+    """SGLang computes from weights at the end of a session that loaded none (w_kc and w_vc, LongCat's scales). A follower has
+    written what was computed."""
+    session = manager._session
+    if _follower is not None and session is not None and not followed().compare_only:
+        manager._session = type(session)(selector=session.selector, loaded_weights=True)
+
+
 def _new_follower(model: Any) -> Follower:
     from sglang.srt.runtime_context import get_exec, get_model, get_parallel
 
@@ -104,6 +113,8 @@ def _new_follower(model: Any) -> Follower:
         raise BadDataError("data-parallel ranks of one server cannot be distinguished; start a server for each")
     if get_model().weight_cache_mode != "off":
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
+    if getattr(parallel, "dcp_replicate_q_proj", False):
+        raise BadDataError("query projections that are gathered once (--dcp-replicate-q-proj) stay as they were loaded")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
         raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
     return Follower(
@@ -118,7 +129,6 @@ def _new_follower(model: Any) -> Follower:
         check=lambda: _check_copies(model),
         compare_only=where.compare_only,
         server=where.server,
-        after_write=_compute_of(model),
     )
 
 
@@ -134,17 +144,3 @@ def _check_copies(model: Any) -> None:
     reason = check(model) if inspect.signature(check).parameters else check()  # not all releases look at the model
     if reason is not None:
         raise BadDataError(reason)
-
-
-def _compute_of(model: Any) -> Any:
-    """What the model computes from its weights (MLA's w_kc and w_vc), again and in place."""
-    if not hasattr(model, "post_load_weights"):
-        return None
-
-    def compute(_: Served) -> None:
-        import torch
-
-        with torch.inference_mode():
-            model.post_load_weights()
-
-    return compute
