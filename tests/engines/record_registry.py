@@ -2,9 +2,9 @@
 of it.
 
     PYTHONPATH=python:tests:tests/integration .cache/venv/bin/python -W ignore tests/engines/record_registry.py [NAME...]
-        [--engine vllm|sglang] [--images] [--places PLACE...] [--least N] [--json FILE] [--cost]
+        [--engine vllm|sglang] [--images | --drafts] [--places PLACE...] [--least N] [--json FILE] [--cost]
 
-With --images, those of vLLM's models with images that transformers has, too. A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
+With --images, those of vLLM's models with images that transformers has, too. With --drafts, the layers of vLLM's models that draft (MTP). A line for each architecture, or several where its places differ: the places, how many pieces were recorded, and one of
 
     recorded     and equal, element by element, to what the real loader does (index_values.py)
     computes     the same, and some elements are more than copies: the steps, proved on random values
@@ -39,16 +39,16 @@ GOOD = ("recorded", "computes")
 Row = "dict[str, Any]"
 
 
-def recordings(engine: str = "vllm") -> EngineProgram:
-    """The program that records."""
+def recordings(engine: str = "vllm", models: str = "") -> EngineProgram:
+    """The program that records. ``models``: the package of SGLang's; empty: all."""
     if engine == "sglang":
-        return SglangProgram("sglang_recordings.py", _TESTS / "layouts")
+        return SglangProgram("sglang_recordings.py", _TESTS / "layouts", models=models)
     return VllmProgram("vllm_recordings.py", _TESTS.parent / "python", _TESTS / "layouts")
 
 
-def rows_of(program: EngineProgram, architecture: str, places: "list[str]") -> "list[Row]":
+def rows_of(program: EngineProgram, architecture: str, places: "list[str]", **kind: bool) -> "list[Row]":
     """What became of an architecture at each place."""
-    rows = [{"place": place, **program.ask("check", architecture=architecture, place=place)} for place in places]
+    rows = [{"place": at, **program.ask("check", architecture=architecture, place=at, **kind)} for at in places]
     for row in rows:
         if row["result"] == "recorded" and row["unwritten"]:
             row["result"], row["why"] = "in part", f"unwritten: {_some(row['unwritten'])}"
@@ -86,6 +86,7 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--images", action="store_true")
+    parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--places", nargs="+", choices=(*PLACES, TOWER), default=PLACES)
     parser.add_argument("--least", type=int, default=0)
     parser.add_argument("--json")
@@ -95,8 +96,10 @@ def main(arguments: "list[str]") -> int:
     if options.cost:
         return _costs(program)
     table = {}
-    for name in options.names or program.ask("architectures", **({"images": True} if options.images else {})):
-        table[name] = rows_of(program, name, options.places)
+    draft = {"draft": True} if options.drafts else {}
+    kind = {name: True for name in ("images", "drafts") if getattr(options, name)}
+    for name in options.names or program.ask("architectures", **kind):
+        table[name] = rows_of(program, name, options.places, **draft)
         print(*lines_of(name, table[name]), sep="\n", flush=True)
     program.close()
     if options.json:

@@ -65,6 +65,17 @@ def saved_forms(config: PretrainedConfig) -> "list[TensorForm]":
     return [TensorForm(name, t.dtype, tuple(t.shape)) for name, t in revert_weight_conversion(model, state).items()]
 
 
+def draft_forms(model: torch.nn.Module) -> "list[TensorForm]":
+    """What layers that draft ask for, by the names of checkpoints: as another layer of the model, or as "mtp"."""
+    forms = []
+    for form in expected_forms(model):
+        name = form.name.replace(".mtp_block.", ".")
+        if re.match("Qwen3|Exaone|Nemotron", type(model).__name__):
+            name = re.sub(r"^model\.(?!embed_tokens)", "mtp.", name)
+        forms.append(form._replace(name=name))
+    return sorted(forms, key=lambda form: form.name)
+
+
 # How loaders call the parts of a fused layer that no mapping of the model names.
 _PARTS = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 

@@ -100,6 +100,12 @@ def test_a_varied_few_are_recorded_at_every_place(architecture, vllm_recordings)
     assert {row["on"] for row in rows} == {"cpu" if architecture == "BloomForCausalLM" else "meta"}
 
 
+@pytest.mark.parametrize("architecture", ("DeepseekV3ForCausalLM", "MiMoForCausalLM", "Qwen3NextForCausalLM"))
+def test_layers_that_draft_are_recorded(architecture, vllm_recordings):
+    rows = rows_of(vllm_recordings, architecture, ["tp1", "tp2.1", "ep2.1"], draft=True)
+    assert [row for row in rows if row["result"] not in GOOD] == []
+
+
 @pytest.mark.nightly
 def test_the_whole_registry_is_recorded_or_refused_and_none_is_wrong():
     assert main(["--least", "107"]) == 0
@@ -108,3 +114,8 @@ def test_the_whole_registry_is_recorded_or_refused_and_none_is_wrong():
 @pytest.mark.nightly
 def test_text_and_tower_of_models_with_images_are_recorded():
     assert main(["--images", "--places", "tp1", "tp2.1", "--least", "19"]) == 0
+
+
+@pytest.mark.nightly
+def test_all_layers_that_draft_are_recorded_or_refused_and_none_is_wrong():
+    assert main(["--drafts", "--places", "tp1", "tp2.1", "ep2.1", "--least", "15"]) == 0

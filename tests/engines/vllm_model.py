@@ -13,7 +13,7 @@ import torch
 import vllm.model_executor.models.registry as registry
 import vllm.model_executor.models.utils as utils
 from lone_rank import Group, LoneModel, default_dtype
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm_without_kernels import build_without_kernels
@@ -35,9 +35,10 @@ class Rank:
 
 
 class Model(LoneModel):
-    """What vLLM builds for ``rank`` of the checkpoint in ``directory``; its weights are NaN until load()."""
+    """What vLLM builds for ``rank`` of the checkpoint in ``directory``, or the layers of it that draft; its weights are NaN until
+    load()."""
 
-    def __init__(self, directory: Path, rank: Rank) -> None:
+    def __init__(self, directory: Path, rank: Rank, draft: bool = False) -> None:
         self._rank = rank
         model = ModelConfig(
             model=str(directory),
@@ -64,15 +65,21 @@ class Model(LoneModel):
         if not self.config.model_config.is_moe:
             parallel.reconfigure_for_independent_dp_rank()  # as the engine's process does
         utils._model_to_pp_missing_layer_names.clear()  # by id: a model that is gone may have had the same
+        if draft:
+            self.config.speculative_config = SpeculativeConfig(
+                method="mtp", num_speculative_tokens=1, target_model_config=model, target_parallel_config=parallel
+            )
+            model = self.config.speculative_config.draft_model_config
+        self.model_config = model
         with self.current(), default_dtype(torch.bfloat16):
-            self.module = initialize_model(self.config)
+            self.module = initialize_model(self.config, model_config=model)
         self.forget()
 
     def twin(self) -> torch.nn.Module:
         """The model once more, on the "meta" device, as LockstepWeightTransferEngine makes it."""
         from lockstep.engine import _vllm_loading  # not all programs have it
 
-        return _vllm_loading.twin(self.module, self.config, self.config.model_config)
+        return _vllm_loading.twin(self.module, self.config, self.model_config)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

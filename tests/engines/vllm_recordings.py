@@ -3,6 +3,8 @@
 Asked by record_registry.py.
 """
 
+import copy
+import re
 import tempfile
 import time
 from functools import cache
@@ -14,9 +16,10 @@ import vllm.model_executor.models.registry as registry
 from index_values import NEVER, Numbers, differences, faults, sources
 from json_program import answer_requests
 from safetensors.torch import save_file
-from tensor_forms import forms_of, saved_forms
+from tensor_forms import draft_forms, forms_of, saved_forms
 from tiny_configs import is_known, tiny_config
 from transformers import DeepseekV3Config, PretrainedConfig, Qwen3MoeConfig
+from vllm.config import SpeculativeConfig
 from vllm_model import Model, Rank
 
 from lockstep.core.errors import BadDataError
@@ -35,22 +38,43 @@ PLACES = {
 }
 
 
-def architectures(images: bool = False) -> "list[str]":
-    """The causal ones, or those with images that transformers has, too."""
-    return list(filter(is_known, registry._MULTIMODAL_MODELS)) if images else list(registry._TEXT_GENERATION_MODELS)
+# What vLLM gives a draft of its model after loading.
+_SHARED = r"embed_tokens|lm_head|shared_head\.head"
 
 
-def check(architecture: str, place: str) -> "dict[str, Any]":
+def architectures(images: bool = False, drafts: bool = False) -> "list[str]":
+    """The causal ones; of them those with layers that draft; or those with images that transformers has, too."""
+    if images:
+        return list(filter(is_known, registry._MULTIMODAL_MODELS))
+    return [name for name in registry._TEXT_GENERATION_MODELS if not drafts or _drafts(name)]
+
+
+def _drafts(architecture: str) -> bool:
+    try:
+        config = _config(architecture, draft=True)
+        return SpeculativeConfig.hf_config_override(config).architectures != [architecture]
+    except ValueError:
+        return False  # vLLM knows that it has none
+
+
+def _config(architecture: str, draft: bool = False) -> PretrainedConfig:
+    config = copy.deepcopy(tiny_config(architecture))
+    if draft:
+        config.num_nextn_predict_layers = config.mtp_num_hidden_layers = 1
+    return config
+
+
+def check(architecture: str, place: str, draft: bool = False) -> "dict[str, Any]":
     """What became of the loader's recording at this place: "result", and "why" if it is not "recorded"."""
     with tempfile.TemporaryDirectory() as directory:
         try:
-            forms = _forms(architecture)
-            tiny_config(architecture).save_pretrained(directory)
-            model = Model(Path(directory), PLACES[place])
+            forms = _forms(architecture, draft)
+            _config(architecture, draft).save_pretrained(directory)
+            model = Model(Path(directory), PLACES[place], draft)
         except Exception as error:
             return {"result": "not built", "why": _line(error)}
         with model.current():
-            return _checked(model, forms)
+            return _checked(model, forms, _SHARED if draft else "")
 
 
 def write_checkpoint(architecture: str, output: str) -> None:
@@ -121,18 +145,20 @@ def _resident() -> int:
 
 
 @cache
-def _forms(architecture: str) -> "list[TensorForm]":
-    config = tiny_config(architecture)
+def _forms(architecture: str, draft: bool = False) -> "list[TensorForm]":
+    config = _config(architecture, draft)
 
     def build() -> torch.nn.Module:
         with tempfile.TemporaryDirectory() as directory:
             config.save_pretrained(directory)
-            return Model(Path(directory), Rank()).module
+            return Model(Path(directory), Rank(), draft).module
 
+    if draft:
+        return draft_forms(build())
     return forms_of(architecture, config if is_known(architecture) else None, build)
 
 
-def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
+def _checked(model: Model, forms: "list[TensorForm]", shared: str) -> "dict[str, Any]":
     module, numbers = model.module, Numbers(forms)
     destinations = tensors_of(module)
     try:
@@ -147,14 +173,17 @@ def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
     on = next(twin.parameters()).device.type
     wrong = faults(recording, found, destinations, numbers)
     wrong += differences(recording, module.load_weights, destinations, forms)
-    amounts = {"on": on, **_amounts(module, recording, found)}
+    amounts = {"on": on, **_amounts(module, recording, found, shared)}
     return {"result": "wrong" if wrong else "recorded", "why": "; ".join(wrong[:3]), **amounts}
 
 
-def _amounts(module: torch.nn.Module, recording: Recording, found: "dict[str, torch.Tensor]") -> "dict[str, Any]":
+def _amounts(
+    module: torch.nn.Module, recording: Recording, found: "dict[str, torch.Tensor]", shared: str
+) -> "dict[str, Any]":
     pieces = [piece for pieces in recording.pieces.values() for piece in pieces]
     steps = {" ".join(op[0] for op in piece.ops) for piece in pieces if any(op[0] != "to" for op in piece.ops)}
-    unwritten = [name for name, _ in module.named_parameters() if (found[name] == NEVER).any()]
+    own = (name for name, _ in module.named_parameters() if not shared or not re.search(shared, name))
+    unwritten = [name for name in own if (found[name] == NEVER).any()]
     return {"pieces": len(pieces), "computed": sorted(steps), "unwritten": unwritten, "unused": recording.unused}
 
 
