@@ -6,7 +6,6 @@ import pytest
 import torch
 from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
 from record_registry import recordings
-from sglang_process import SglangLoader
 from vllm_checkpoints import VllmCheckpoints
 from vllm_process import VllmLoader, vllm_rank
 
@@ -37,11 +36,11 @@ def vllm_recordings():
 
 
 @pytest.fixture(scope="session")
-def sglang_loader():
-    """SGLang's loaders."""
-    loader = SglangLoader()
-    yield loader
-    loader.close()
+def sglang_recordings():
+    """The program that records SGLang's loaders, of few models."""
+    program = recordings("sglang", models="placed_models")
+    yield program
+    program.close()
 
 
 @pytest.fixture(scope="session")

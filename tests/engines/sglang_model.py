@@ -20,6 +20,8 @@ from sglang.srt.models.registry import ModelRegistry  # noqa: F401 - for sglang_
 from sglang.srt.runtime_context import SpawnRanks, create_context, process_model_config, use_context
 from sglang.srt.server_args import ServerArgs
 
+from lockstep.engine._sglang_loading import initialized
+
 pretended_gpu.find_cuda_bindings()
 
 
@@ -67,12 +69,8 @@ class Model(LoneModel):
         with self.current():
             initialize_moe_config()
             initialize_dp_attention(arguments)
-        self.module = self.build("cpu")
+        self.module = self.build()
         self.forget()
-
-    def twin(self) -> torch.nn.Module:
-        """The model once more, on the "meta" device."""
-        return self.build("meta")
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -80,17 +78,7 @@ class Model(LoneModel):
         with use_context(self._context), default_dtype(torch.bfloat16), pretended_gpu.NoGpu():
             yield
 
-    def build(self, device: str = "cpu") -> torch.nn.Module:
-        with self.current(), torch.device(device):
-            return _initialize_model(process_model_config(), LoadConfig())
-
-
-def tensors_of(module: torch.nn.Module) -> "dict[str, torch.Tensor]":
-    """Parameters, buffers, and tensors that modules have beside them."""
-    plain = {
-        f"{name}.{key}": value
-        for name, own in module.named_modules()
-        for key, value in vars(own).items()
-        if isinstance(value, torch.Tensor)
-    }
-    return {**dict(module.named_parameters()), **dict(module.named_buffers()), **plain}
+    def build(self) -> torch.nn.Module:
+        """The model, as the plugin sees it built."""
+        with self.current():
+            return initialized(_initialize_model, process_model_config(), LoadConfig())

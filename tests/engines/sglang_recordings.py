@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from index_values import NEVER, Numbers, differences, faults, sources
 from json_program import answer_requests
+from safetensors.torch import save_file
 from sglang_configs import tiny_config, write_config
-from sglang_model import Model, ModelRegistry, Rank, tensors_of
+from sglang_model import Model, ModelRegistry, Rank
 from tensor_forms import forms_of
 from tiny_configs import is_known
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._recorder import Recording, TensorForm, record
+from lockstep.engine._parameters import tensors_of
+from lockstep.engine._recorder import Recording, TensorForm
+from lockstep.engine._sglang_loading import recorded
 
 PLACES = {
     "tp1": Rank(),
@@ -27,6 +30,7 @@ PLACES = {
     "tp4.1": Rank((4, 1)),
     "tp8.5": Rank((8, 5)),
     **{f"ep2.{rank}": Rank((2, rank), 2) for rank in range(2)},
+    "ep4of8.5": Rank((8, 5), 4),
     **{f"pp2.{rank}": Rank(pipeline=(2, rank)) for rank in range(2)},
 }
 
@@ -69,6 +73,13 @@ def check(architecture: str, place: str) -> "dict[str, Any]":
             return _checked(model, forms)
 
 
+def write_checkpoint(architecture: str, output: str) -> None:
+    """A tiny one, at random."""
+    write_config(architecture, Path(output))
+    tensors = {form.name: (torch.randn(form.shape) * 0.05).to(form.dtype) for form in _forms(architecture)}
+    save_file(tensors, Path(output) / "model.safetensors")
+
+
 @cache
 def _forms(architecture: str) -> "list[TensorForm]":
     def build() -> torch.nn.Module:
@@ -93,49 +104,42 @@ def _checked(model: Model, forms: "list[TensorForm]") -> "dict[str, Any]":
         anew.load((form.name, torch.zeros(form.shape, dtype=form.dtype)) for form in forms)
     except Exception as error:
         return {"result": "not loaded", "why": _line(error)}
+    known = recorded(anew.module)
+    known.take("tiny", forms)
     try:
-        twin, recording = _recorded(model, forms)
+        known.place()
     except BadDataError as error:
         return {"result": "refused", "why": str(error)}
-    destinations = {name: tensor for name, tensor in anew.tensors.items() if name in twin}
+    recording = known._recorded()
+    destinations = {name: tensor for name, tensor in anew.tensors.items() if name in tensors_of(known._twin)}
     numbers = Numbers(forms)
     found = sources(anew.load, destinations, numbers)
     wrong = faults(recording, found, destinations, numbers)
     wrong += differences(recording, anew.load, destinations, forms)
     unwritten = [name for name, _ in model.module.named_parameters() if name in found and (found[name] == NEVER).any()]
-    unwritten += sorted(anew.tensors.keys() - twin.keys())
-    amounts = {**_amounts(recording), "unwritten": unwritten}
-    return {"result": "wrong" if wrong else "recorded", "why": "; ".join(wrong[:3]), **amounts}
-
-
-def _recorded(model: Model, forms: "list[TensorForm]") -> "tuple[dict[str, torch.Tensor], Recording]":
-    """What is recorded on, and the recording; where the loader runs twice, also of what it makes beside the parameters."""
-    twin = model.twin()
-    try:
-        twin.load_weights((form.name, torch.empty(form.shape, dtype=form.dtype, device="meta")) for form in forms)
-        destinations = tensors_of(twin)
-        recording = record(destinations, twin.load_weights, forms)
-    except Exception:
-        twin = model.twin()
-        destinations = tensors_of(twin)
-        recording = record(destinations, twin.load_weights, forms)
-    left = tensors_of(twin)
-    for name in [name for name, tensor in destinations.items() if left.get(name) is not tensor]:
-        del destinations[name]  # each load removes it, or makes it anew
-        recording.pieces.pop(name, None)
-    return destinations, recording
+    return {
+        "result": "wrong" if wrong else "recorded",
+        "why": "; ".join(wrong[:3]),
+        **_amounts(recording),
+        "unwritten": unwritten,
+    }
 
 
 class _Anew:
-    """A model that is built anew for each load, because some loaders run once only. ``tensors``: what it has after a load."""
+    """A model that is built anew for each load, because some loaders run once only.
+
+    Attributes:
+        module: of the last load.
+        tensors: what it has after a load.
+    """
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._model, self.module = model, model.module
         self.tensors: "dict[str, torch.Tensor]" = {}
 
     def load(self, weights: "Iterable[tuple[str, torch.Tensor]]") -> None:
         """Fills the tensors."""
-        module = self._model.build()
+        self.module = module = self._model.build()
         built = tensors_of(module)
         with torch.no_grad():
             for name in built.keys() & self.tensors.keys():
@@ -159,4 +163,4 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    answer_requests(architectures, check)
+    answer_requests(architectures, check, write_checkpoint)
