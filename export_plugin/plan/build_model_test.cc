@@ -172,6 +172,32 @@ TEST_CASE("Ranks that count groups differently are named") {
   CheckRefused(descriptions, "rank 1 counts groups of tensor 4");
 }
 
+TEST_CASE("Tensors of several ranks make one HuggingFace tensor together") {
+  const auto half = [](const std::string& name, uint64_t row) {
+    TensorDescription tensor = Rows(name, 0, 1, 1);
+    tensor.into = {{"w", {2, 4}, {0, 0}, {row, 0}, {1, 4}}};
+    return tensor;
+  };
+  const auto build = [](const TensorDescription& a, const TensorDescription& b) {
+    return BuildTrainingModel({Tensors({a}), Tensors({b})});
+  };
+  const auto model = build(half("a", 0), half("b", 1));
+  REQUIRE(model.ok());
+  CHECK(model->tensors.size() == 1);
+  const auto plan = layout::CompileExport(*model, {true, true});
+  INFO(plan.status().ToString());
+  REQUIRE(plan.ok());
+  CHECK(plan->ranks[0].entries.size() == 1);
+  CHECK(plan->ranks[1].entries.size() == 1);
+
+  CHECK_THAT(layout::CompileExport(*build(half("a", 0), half("b", 0)), {true, true}),
+             FailsWith(ErrorCode::kBadData, "\"w\""));
+  TensorDescription longer = half("b", 1);
+  longer.into[0].shape = {3, 4};
+  CHECK_THAT(build(half("a", 0), longer),
+             FailsWith(ErrorCode::kBadData, "\"w\" is BF16 [2, 4] by another, and BF16 [3, 4] by this one"));
+}
+
 TEST_CASE("A parameter that no rule covers is named with its rank") {
   std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 2, .tensor = 2, .expert_tensor = 2});
   Megatron(descriptions[1]).parameters[3].name = "decoder.layers.0.self_attention.linear_surprise.weight";

@@ -30,11 +30,13 @@ struct MegatronDescription {
 
 // A tensor that is described by itself: a DTensor, a plain tensor, an adapter.
 struct TensorDescription {
-  // A HuggingFace tensor made of this one: the box of `shape` at `from`, whole.
+  // A HuggingFace tensor made of this one: its box of `size` at `at` is the one at `from` of this tensor.
   struct Into {
     std::string name;
     layout::Extents shape;  // may have fewer dimensions than the source: see Promoted()
     layout::Extents from;
+    layout::Extents at;    // empty: the tensor is made of this one alone, whole
+    layout::Extents size;  // as `at`
 
     bool operator==(const Into&) const = default;
   };

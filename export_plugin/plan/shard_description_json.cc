@@ -91,24 +91,35 @@ Status ReadBoxes(json::ObjectReader& object, TensorDescription& tensor) {
   return inside.ok() ? OkStatus() : object.PathOf("boxes").Bad(inside.message());
 }
 
+Status CheckInside(const json::JsonPath& path, const layout::Extents& at, const layout::Extents& size,
+                   const layout::Extents& whole, std::string_view what) {
+  for (size_t dim = 0; dim < size.size(); ++dim) {
+    if (size[dim] > whole[dim] || at[dim] > whole[dim] - size[dim]) {
+      return path.Bad(Cat("ends beyond ", what, " in dimension ", dim));
+    }
+  }
+  return OkStatus();
+}
+
 Status ReadInto(const json::Json& json, const json::JsonPath& path, const layout::Extents& source,
                 TensorDescription::Into& into) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", into.name));
   LS_RETURN_IF_ERROR(object.Read("shape", into.shape));
   LS_RETURN_IF_ERROR(object.Read("from", into.from));
+  LS_RETURN_IF_ERROR(object.ReadOptional("at", into.at));
+  LS_RETURN_IF_ERROR(object.ReadOptional("size", into.size));
   LS_RETURN_IF_ERROR(object.Finish());
   if (into.from.size() != source.size() || into.shape.size() > source.size()) {
     return path.Bad(
         Cat("\"from\" must have the ", source.size(), " dimensions of the tensor, \"shape\" at most so many"));
   }
-  const layout::Extents size = layout::Promoted(into.shape, source.size());
-  for (size_t dim = 0; dim < size.size(); ++dim) {
-    if (size[dim] > source[dim] || into.from[dim] > source[dim] - size[dim]) {
-      return path.Bad(Cat("ends beyond the tensor in dimension ", dim));
-    }
+  if (into.at.size() != into.size.size() || (!into.at.empty() && into.at.size() != into.shape.size())) {
+    return path.Bad(Cat("\"at\" and \"size\" must have the ", into.shape.size(), " dimensions of \"shape\""));
   }
-  return OkStatus();
+  if (!into.at.empty()) LS_RETURN_IF_ERROR(CheckInside(path, into.at, into.size, into.shape, "\"shape\""));
+  const layout::Extents size = layout::Promoted(into.at.empty() ? into.shape : into.size, source.size());
+  return CheckInside(path, into.from, size, source, "the tensor");
 }
 
 Status ReadTensor(const json::Json& json, const json::JsonPath& path, TensorDescription& tensor) {
@@ -187,7 +198,9 @@ OrderedJson ToJson(const TensorDescription& tensor) {
   }
   if (tensor.frozen) entry["frozen"] = true;
   for (const TensorDescription::Into& into : tensor.into) {
-    entry["into"].push_back({{"name", into.name}, {"shape", into.shape}, {"from", into.from}});
+    OrderedJson made = {{"name", into.name}, {"shape", into.shape}, {"from", into.from}};
+    if (!into.at.empty()) made.update({{"at", into.at}, {"size", into.size}});
+    entry["into"].push_back(std::move(made));
   }
   return entry;
 }

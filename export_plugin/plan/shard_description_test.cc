@@ -188,6 +188,14 @@ TEST_CASE("What tensors are made into must lie inside them") {
   CheckRefused(With1({2, 8}, {1, ~uint64_t{0} >> 22}), into, "dimension 1");
   CheckRefused(With1({8}, {0}), into, "\"from\" must have the 2 dimensions");
   CheckRefused(With1({1, 1, 8}, {0, 0}), into, "at most so many");
+  const auto With2 = [](const Json& at, const Json& size) {
+    const Json made = {{"name", "a"}, {"shape", {4, 8}}, {"from", {1, 0}}, {"at", at}, {"size", size}};
+    return With(kTensor + "/into", Json::array({made}));
+  };
+  CHECK(ToJson(Parse(With2({2, 0}, {2, 8}))) == ToJson(Parse(ToJson(Parse(With2({2, 0}, {2, 8}))))));
+  CheckRefused(With2({3, 0}, {2, 8}), into, "ends beyond \"shape\" in dimension 0");
+  CheckRefused(With2({0, 0}, {3, 8}), into, "ends beyond the tensor in dimension 0");
+  CheckRefused(With2({0}, {2, 8}), into, "\"at\" and \"size\" must have the 2 dimensions");
 }
 
 TEST_CASE("A tensor that is given twice is refused") {

@@ -50,7 +50,7 @@ class TensorPart {
     const auto [known, is_new] = by_name_.emplace(tensor.name, source);
     if (is_new) {
       first_mentions_.push_back({rank, &tensor});
-      AddSource(source, tensor);
+      LS_RETURN_IF_ERROR(AddSource(source, tensor));
       return source;
     }
     LS_RETURN_IF_ERROR(CheckSame(first_mentions_[known->second], {rank, &tensor}));
@@ -75,18 +75,40 @@ class TensorPart {
     return OkStatus();
   }
 
-  void AddSource(uint32_t source, const TensorDescription& tensor) {
+  Status AddSource(uint32_t source, const TensorDescription& tensor) {
     part_.model.sources.push_back({.name = tensor.name, .shape = tensor.shape, .frozen = tensor.frozen});
-    if (tensor.into.empty()) AddTensor(source, tensor.name, tensor.dtype, tensor.shape, layout::Whole(tensor.shape));
-    for (const TensorDescription::Into& into : tensor.into) {
-      const layout::Extents size = layout::Promoted(into.shape, tensor.shape.size());
-      AddTensor(source, into.name, tensor.dtype, into.shape,
-                layout::Box(into.from, layout::Extents(size.size(), 0), size));
+    if (tensor.into.empty()) {
+      const uint32_t made = AddTensor(tensor.name, tensor.dtype, tensor.shape);
+      part_.model.conversions.push_back({.source = source, .tensor = made, .pieces = layout::Whole(tensor.shape)});
     }
+    for (const TensorDescription::Into& into : tensor.into) {
+      LS_ASSIGN_OR_RETURN(const uint32_t made, TensorOf(tensor, into));
+      const bool whole = into.at.empty();
+      const size_t dims = tensor.shape.size();
+      layout::Extents at = whole ? layout::Extents(dims, 0) : into.at;
+      at.insert(at.begin(), dims - at.size(), 0);
+      part_.model.conversions.push_back(
+          {.source = source,
+           .tensor = made,
+           .pieces = layout::Box(into.from, at, layout::Promoted(whole ? into.shape : into.size, dims))});
+    }
+    return OkStatus();
   }
 
-  void AddTensor(uint32_t source, const std::string& name, model::DType dtype, const layout::Extents& shape,
-                 layout::Pieces pieces) {
+  // That `into` names: a new one, unless several are to make it.
+  Result<uint32_t> TensorOf(const TensorDescription& source, const TensorDescription::Into& into) {
+    if (into.at.empty()) return AddTensor(into.name, source.dtype, into.shape);
+    const auto [known, is_new] = shared_.try_emplace(into.name, 0);
+    if (is_new) known->second = AddTensor(into.name, source.dtype, into.shape);
+    const model::TensorMeta& made = part_.model.tensors[known->second];
+    if (made.dtype == source.dtype && made.shape == into.shape) return known->second;
+    return Status(ErrorCode::kBadData,
+                  Cat("tensor \"", source.name, "\": HuggingFace tensor \"", into.name, "\" is ",
+                      model::FindDType(made.dtype)->name, " ", layout::ShapeText(made.shape), " by another, and ",
+                      model::FindDType(source.dtype)->name, " ", layout::ShapeText(into.shape), " by this one"));
+  }
+
+  uint32_t AddTensor(const std::string& name, model::DType dtype, const layout::Extents& shape) {
     layout::TrainingModel& model = part_.model;
     const auto tensor = static_cast<uint32_t>(model.tensors.size());
     std::string key = GroupKey(name);
@@ -94,12 +116,13 @@ class TensorPart {
     model.groups.push_back(tensor == 0 ? 0 : model.groups.back() + (goes_on ? 0 : 1));
     last_group_ = std::move(key);
     model.tensors.push_back({.name = name, .dtype = dtype, .shape = shape});
-    model.conversions.push_back({.source = source, .tensor = tensor, .pieces = std::move(pieces)});
+    return tensor;
   }
 
   PartModel part_;
   std::vector<Mention> first_mentions_;  // by source
   std::unordered_map<std::string_view, uint32_t> by_name_;
+  std::unordered_map<std::string_view, uint32_t> shared_;  // HuggingFace tensors that several sources may make
   std::string last_group_;
 };
 
