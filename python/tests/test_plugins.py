@@ -249,7 +249,6 @@ def start_sglang() -> None:
 def test_sglang_follows_once_the_model_is_loaded_with_what_its_loader_computes(sglang, receiver):
     start_sglang()
     model = built()
-    assert ModelRunner(None, is_draft_worker=True).load_model() == "loaded" and sglang_plugin._follower is None
     assert ModelRunner(model).load_model() == "loaded"
     rank = receiver.accept()
     assert (rank.description["rank"], rank.description["world"]) == (1, 4)
@@ -337,6 +336,13 @@ def test_sglang_weights_that_it_wrote_itself_are_no_version_and_are_written_whol
     awake = commit_awake(receiver, 2, 5.0)
     assert (awake.state, awake.version) == ("waiting", 0) and rank.is_closed()
     assert model.kv_b_proj.weight.unique().tolist() == [5.0]
+
+
+def test_sglang_a_draft_model_is_not_written_and_the_log_says_so(sglang, caplog):
+    start_sglang()
+    assert ModelRunner(torch.nn.Linear(2, 2), is_draft_worker=True).load_model() == "loaded"
+    assert sglang_plugin._follower is None
+    assert "lockstep does not write the draft model, Linear" in caplog.text
 
 
 @pytest.mark.parametrize("compares", [False, True])

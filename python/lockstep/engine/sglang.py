@@ -55,6 +55,11 @@ def follow(model: Any) -> Follower:
 def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
     if not runner.is_draft_worker:
         follow(runner.model)
+    elif not followed().compare_only:
+        _log.warning(
+            "lockstep does not write the draft model, %s: what it does not share with the model stays as it was loaded",
+            type(runner.model).__name__,
+        )
     return result
 
 
