@@ -4,36 +4,20 @@ hook registry and manager of weights. tests/engines has both plugins in their se
 import ast
 import contextlib
 import dataclasses
-import importlib.util
 import struct
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import wait_until
+from sglang_stand_ins import SGLANG, ModelRunner, Request, Scheduler, Struct, manager_of, module_of, own_module
 
 import lockstep
 from lockstep.engine import sglang as sglang_plugin
 from lockstep.engine import vllm as vllm_plugin
 from lockstep.engine._environment import followed
-
-
-def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
-    """Makes ``name`` importable, and the packages that it lies in."""
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
-        path = ".".join(parts[:depth])
-        if path not in sys.modules:
-            package = ModuleType(path)
-            package.__path__ = []
-            monkeypatch.setitem(sys.modules, path, package)
-    for key, value in members.items():
-        setattr(sys.modules[name], key, value)
-    return sys.modules[name]
 
 
 def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch, caplog):
@@ -43,118 +27,6 @@ def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch,
 
 
 # ---- SGLang 0.5.23 ----
-
-
-_SGLANG = Path(__file__).resolve().parents[2] / ".cache" / "sglang"
-
-
-def own_module(monkeypatch, name: str) -> ModuleType:
-    """SGLang's own, run from its file: importing its packages takes a GPU's libraries."""
-    path = (_SGLANG / name.replace(".", "/")).with_suffix(".py")
-    assert path.exists(), f"{path} is missing: tests/run.sh installs it"
-    module_of(monkeypatch, name.rpartition(".")[0])
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-class ModelRunner:
-    """As much of SGLang's as there is to hook."""
-
-    def __init__(self, model: "torch.nn.Module | None", is_draft_worker: bool = False) -> None:
-        self.model = model
-        self.is_draft_worker = is_draft_worker
-
-    def load_model(self) -> str:
-        return "loaded"
-
-
-class Request:
-    """One to SGLang's manager of weights: what is not given is None."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update({"selector": "all", **fields})
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class Memory:
-    """What takes a process' memory away, and gives it back."""
-
-    def __init__(self, seen: "list[tuple[str, object]]") -> None:
-        self._seen = seen
-
-    def pause(self, tag: str) -> None:
-        self._seen.append((f"released {tag}", sglang_plugin._follower.served))
-
-    def resume(self, tag: str) -> None:
-        self._seen.append((f"resumed {tag}", sglang_plugin._follower.served))
-
-
-class Updater:
-    """What writes the weights of a model runner: each writes one parameter, and notes what is served then."""
-
-    def __init__(self, model: torch.nn.Module, seen: "list[tuple[str, object]]") -> None:
-        self._model, self._seen = model, seen
-
-    def __getattr__(self, name: str) -> Any:
-        def write(*_: Any, **__: Any) -> "tuple[bool, str]":
-            self._seen.append((name, sglang_plugin._follower.served))
-            self._model.kv_b_proj.weight.data.fill_(9.0)
-            if "broken" in self._seen:
-                raise RuntimeError("a disk is gone")
-            return True, "done"
-
-        return write
-
-    def begin_weight_update(self) -> None:
-        """Of a session."""
-
-    def end_weight_update(self, *, run_post_load: bool) -> None:
-        self._seen.append(("ended", run_post_load))
-
-
-def manager_of(model: torch.nn.Module) -> "tuple[Any, list[Any]]":
-    """SGLang's manager of the weights of ``model``, and what is called below it."""
-    seen: "list[Any]" = []
-
-    def reset(**arguments: Any) -> None:
-        if arguments["action"] == "reset_tensors":
-            Updater(model, seen).reset_tensors()
-
-    runner = SimpleNamespace(model=model, weight_updater=Updater(model, seen), check_weights=reset)
-    worker = SimpleNamespace(
-        model_runner=runner,
-        weight_update_runners=lambda: [("target", runner)],
-        deserialize_own_rank=lambda given: given,
-    )
-    module = sys.modules["sglang.srt.managers.scheduler_components.weight_updater"]
-    manager = module.SchedulerWeightUpdaterManager(
-        tp_worker=worker,
-        draft_worker=None,
-        memory_saver_adapter=Memory(seen),
-        flush_cache=lambda **_: True,
-        is_fully_idle=lambda **_: True,
-    )
-    manager.scheduler = SimpleNamespace(
-        record_weight_version_change=lambda **_: None, _engine_paused=True, disaggregation_mode=None
-    )
-    return manager, seen
-
-
-class Struct:
-    """msgspec's."""
-
-    def __init_subclass__(cls, frozen: bool = False) -> None:
-        dataclasses.dataclass(frozen=frozen)(cls)
-
-
-class Scheduler:
-    def get_internal_state(self, _: Any) -> SimpleNamespace:
-        return SimpleNamespace(internal_state={"memory": 1})
 
 
 @pytest.fixture
@@ -266,15 +138,15 @@ def test_sglang_has_what_is_hooked_and_asked_for_there():
     around = (*sglang_plugin._WRITERS, sglang_plugin._CHECK, sglang_plugin._END)
     for target in (sglang_plugin._LOAD_MODEL, sglang_plugin._STATE, *hooked, *around):
         module, kind, method = target.rsplit(".", 2)
-        source = ast.parse((_SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
+        source = ast.parse((SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
         classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == kind]
         methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name == method]
         assert methods[0].args.args[0].arg == "self" and ("tags" in ast.unparse(methods[0]) or target not in hooked)
-    assert f'GPU_MEMORY_TYPE_WEIGHTS = "{sglang_plugin._WEIGHTS}"' in (_SGLANG / "sglang/srt/constants.py").read_text()
-    structs = (_SGLANG / "sglang/srt/managers/io_struct.py").read_text()
+    assert f'GPU_MEMORY_TYPE_WEIGHTS = "{sglang_plugin._WEIGHTS}"' in (SGLANG / "sglang/srt/constants.py").read_text()
+    structs = (SGLANG / "sglang/srt/managers/io_struct.py").read_text()
     assert "class GetInternalStateReqOutput" in structs and "internal_state: Dict[str, Any]" in structs
-    assert '"reset_tensors"' in (_SGLANG / "sglang/srt/utils/weight_checker.py").read_text()
-    fields = (_SGLANG / "sglang/srt/arg_groups/fields/exec_.py").read_text()
+    assert '"reset_tensors"' in (SGLANG / "sglang/srt/utils/weight_checker.py").read_text()
+    fields = (SGLANG / "sglang/srt/arg_groups/fields/exec_.py").read_text()
     assert "enable_weights_cpu_backup:" in fields
 
 
@@ -394,6 +266,7 @@ def test_an_environment_that_lacks_the_models_name_or_is_not_understood_is_refus
         (lambda state: setattr(state.parallel, "dp_size", 2), "data-parallel"),
         (lambda state: setattr(state.model, "weight_cache_mode", "client"), "weight cache"),
         (lambda state: setattr(state.exec.moe, "enable_eplb", True), "EPLB"),
+        (lambda state: setattr(state.parallel, "dcp_replicate_q_proj", True), "--dcp-replicate-q-proj"),
     ],
 )
 def test_sglang_settings_that_are_not_known_are_refused(sglang, change, problem):
