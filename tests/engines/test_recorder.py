@@ -237,3 +237,30 @@ def test_whatever_a_loader_cuts_turns_and_joins_is_recorded_as_it_loads(seed):
 
     base = torch.full([extent + 1 for extent in made.shape], -3.0, dtype=torch.bfloat16)
     check(load, {"t": tensor(*shape)}, {"p": base[tuple(slice(1, None) for _ in made.shape)]})
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_parameter_within_a_larger_storage_is_recorded_as_it_lies(seed):
+    moments = random.Random(seed)
+    rows, columns = moments.randint(1, 5), moments.randint(1, 5)
+    strides = moments.choice([(columns, 1), (columns, 1), (1, rows), (columns + 2, 1)])
+    written = moments.randint(1, 4), moments.choice([1, columns - 1, columns, 2 * columns]) or 1
+    step = max(written[1], moments.choice([columns, columns, columns + 3]))
+    begin, at = moments.randrange(8), moments.randrange(12)
+    given = tensor(12, 12)
+
+    def load(storage, named):
+        for _, own in named:
+            storage.as_strided(written, (step, 1), at).copy_(own[: written[0], : written[1]])
+
+    def parameter(storage):
+        return storage.as_strided((rows, columns), strides, begin)
+
+    want, symbolic = (
+        torch.full((128,), -3.0, dtype=torch.bfloat16),
+        torch.empty(128, dtype=torch.bfloat16, device="meta"),
+    )
+    before = {"p": parameter(want.clone())}
+    load(want, [("t", given)])
+    recording = record({"p": parameter(symbolic)}, lambda named: load(symbolic, named), forms_of({"t": given}))
+    assert torch.equal(assemble(recording, {"t": given}, before)["p"], parameter(want))

@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.core.errors import BadDataError
-from lockstep.core.tensors import contiguous_strides
 from lockstep.engine._storages import Ops, Storage, Storages, conversion, number_of, tensors_in
 from lockstep.engine._strided import Box, Copy, Ints, boxes_of, dims_of, last_wins
 
@@ -126,16 +125,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def stand_ins(self, forms: "Sequence[TensorForm]") -> "Iterator[Tuple[str, torch.Tensor]]":
         """To be called outside the mode, in which each would take several times as long."""
-        made = [(form.name, self._stand_in(form)) for form in reversed(forms)]
-        return self._give(made)
+        return self._give([(form.name, self._stand_in(form)) for form in reversed(forms)])
 
     def _stand_in(self, form: TensorForm) -> torch.Tensor:
         tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
         storage = self._storages.known(tensor)
-        storage.whole = True
-        strides = contiguous_strides(form.shape)
-        storage.copies = [Copy(dims_of(form.shape, strides, strides), 0, form.name)]
-        self._dtypes[form.name] = form.dtype
+        storage.whole, self._dtypes[form.name] = True, form.dtype
+        storage.copies = [Copy(dims_of((tensor.numel(),), (1,), (1,)), 0, form.name)]
         return tensor
 
     def _give(self, made: "list[Tuple[str, torch.Tensor]]") -> "Iterator[Tuple[str, torch.Tensor]]":
@@ -375,10 +371,10 @@ class _Elements(TorchFunctionMode):  # type: ignore[misc]
             element = self._recorder.element(args[0])
             if element is not None:
                 return element
-        for own in args:  # most calls, by far, have none, and each attribute of a tensor is a call
-            if type(own) is _Element:
-                self._recorder.given_marks = [own.mark for own in args if type(own) is _Element]
-                break
+        marks = [own.mark for own in args if type(own) is _Element]
+        if not marks:  # as most calls: each attribute of a tensor is one
+            return func(*args, **kwargs) if kwargs else func(*args)
+        self._recorder.given_marks = marks
         try:
             return func(*args, **(kwargs or {}))
         finally:

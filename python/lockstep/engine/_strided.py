@@ -50,7 +50,9 @@ class Copy:
 
 def dims_of(shape: "Sequence[int]", to: "Sequence[int]", source: "Sequence[int]") -> "Tuple[Dim, ...]":
     """Of a copy between two views of one shape, outermost first where it goes; neighbours that continue one another are one."""
-    dims = sorted((Dim(*own) for own in zip(shape, to, source) if own[0] != 1), key=lambda dim: (-dim.to, -dim.source))
+    dims = [Dim(*own) for own in zip(shape, to, source) if own[0] != 1]
+    if len(dims) > 1:
+        dims.sort(key=lambda dim: (-dim.to, -dim.source))
     merged: "list[Dim]" = []
     for dim in dims:
         outer = merged[-1] if merged else None
@@ -140,9 +142,9 @@ def _clip(
         inside = [Dim(end - begin, dim.to, dim.source)] if end - begin > 1 else []
         moved, begun = to + begin * dim.to, at + begin * dim.source
         yield from _solve([*inside, *left, *others], moved, begun, digits, start, budget)
-    for k in touches:
-        if not begin <= k < end:
-            yield from _solve([*left, *others], to + k * dim.to, at + k * dim.source, digits, start, budget)
+    in_part = (*range(touches.start, begin), *range(end, touches.stop)) if begin < end else touches
+    for k in in_part:
+        yield from _solve([*left, *others], to + k * dim.to, at + k * dim.source, digits, start, budget)
 
 
 def _carry(
@@ -227,9 +229,35 @@ class Box:
 def boxes_of(copy: Copy, shape: Ints, strides: Ints, offset: int) -> "Iterator[Box]":
     """What ``copy`` gave of a tensor that lies so in the storage."""
     linear = contiguous_strides(shape)
+    whole = _one_box(copy, shape, linear, offset) if tuple(strides) == linear else None
+    if whole is not None:
+        yield whole
+        return
     dims = [Dim(*own) for own in zip(shape, linear, strides)]  # each by itself: a box is cut along them
     for part in through(copy, dims, 0, offset):
         yield from _boxes(part, part.dims, part.to, part.start, shape, linear)
+
+
+def _one_box(copy: Copy, shape: Ints, linear: Ints, offset: int) -> "Box | None":
+    """The same, of a contiguous tensor, if it is a single box, as it mostly is."""
+    at, left = [], copy.to - offset
+    if not shape or not 0 <= left < shape[0] * linear[0]:
+        return None
+    for stride in linear:
+        at.append(left // stride)
+        left %= stride
+    extents, steps, dims = [1] * len(shape), [0] * len(shape), list(copy.dims)
+    for own in reversed(range(len(shape))):
+        if not dims or dims[-1].to != linear[own] or shape[own] == 1:
+            continue
+        dim = dims.pop()
+        if dim.extent > shape[own] and dim.extent % shape[own] == 0:
+            dims.append(Dim(dim.extent // shape[own], dim.to * shape[own], dim.source * shape[own]))
+            dim = Dim(shape[own], dim.to, dim.source)
+        if at[own] + dim.extent > shape[own]:
+            return None
+        extents[own], steps[own] = dim.extent, dim.source
+    return None if dims else Box(tuple(at), tuple(extents), copy.start, tuple(steps), copy)
 
 
 def _boxes(part: Copy, dims: "Sequence[Dim]", to: int, start: int, shape: Ints, linear: Ints) -> "Iterator[Box]":
