@@ -24,7 +24,7 @@ class Job:
     """One rank of one engine.
 
     Args:
-        engine: "vllm" or "sglang", whose way it cuts and fuses; ``name`` distinguishes this one from others of its kind.
+        name: of the engine.
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
@@ -33,7 +33,6 @@ class Job:
         comes_by_itself: the receiver is told of the server by its ranks.
     """
 
-    engine: str
     name: str
     rank: int
     world: int
@@ -53,7 +52,7 @@ def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
 
 def hold(rank: Rank, job: Job, hf: "dict[str, torch.Tensor]") -> None:
     """As ``build``, of a checkpoint's tensors, which may be on the "meta" device."""
-    of = job.engine, job.config, hf, job.place
+    of = job.config, hf, job.place
     rank.job, rank.module = job, parameters_of(engine_tensors(*of))
     rank.made_of = made_of(rank.module, *of)
 
@@ -153,7 +152,7 @@ def leave(rank: Rank) -> None:
 
 
 def _unlike(rank: Rank, checkpoint: Path) -> "list[str]":
-    expected = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
+    expected = engine_tensors(rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
     held = dict(rank.module.named_parameters())
     missing = [f"{name}: not there" for name in expected.keys() ^ held.keys()]
     return missing + [name for name in expected if name in held and not _same(held[name], expected[name])]

@@ -1,5 +1,5 @@
-"""Toy engines: what their ranks hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch, as vLLM and
-SGLang cut, fuse and pad it. engine_ranks.py follows with them.
+"""Toy engines: what their ranks hold of a checkpoint of llama or glm4_moe, by slicing and concatenating with PyTorch, as engines cut, fuse and
+pad it. engine_ranks.py follows with them.
 """
 
 from collections.abc import Iterator
@@ -35,17 +35,17 @@ def places(tensor_parallel: int, expert_parallel: int = 1) -> "list[Place]":
     ]
 
 
-def engine_tensors(engine: str, config: object, hf: Tensors, place: Place) -> Tensors:
-    """Name -> what a rank of "vllm" or "sglang" holds. ``hf``: a checkpoint's tensors, with its configuration."""
-    return _Engine(engine, config, hf, place).tensors()
+def engine_tensors(config: object, hf: Tensors, place: Place) -> Tensors:
+    """Name -> what a rank holds. ``hf``: a checkpoint's tensors, with its configuration."""
+    return _Engine(config, hf, place).tensors()
 
 
-def made_of(module: torch.nn.Module, engine: str, config: object, hf: Tensors, place: Place) -> "dict[str, Any]":
+def made_of(module: torch.nn.Module, config: object, hf: Tensors, place: Place) -> "dict[str, Any]":
     """The slices and padding of a module of these tensors, as Follower takes them."""
     held = dict(module.named_parameters())
 
     def load(weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
-        for name, tensor in engine_tensors(engine, config, dict(weights), place).items():
+        for name, tensor in engine_tensors(config, dict(weights), place).items():
             held[name].copy_(tensor)
 
     recorded = Recorded(module, module, load, Processing(module))
@@ -58,8 +58,8 @@ def made_of(module: torch.nn.Module, engine: str, config: object, hf: Tensors, p
 
 
 class _Engine:
-    def __init__(self, engine: str, config: object, hf: Tensors, place: Place) -> None:
-        self.engine, self.config, self.hf, self.place = engine, config, hf, place
+    def __init__(self, config: object, hf: Tensors, place: Place) -> None:
+        self.config, self.hf, self.place = config, hf, place
 
     def tensors(self) -> Tensors:
         out = {"model.embed_tokens.weight": self.vocabulary(self.hf["model.embed_tokens.weight"])}
@@ -71,15 +71,11 @@ class _Engine:
         return out
 
     def layer(self, prefix: str) -> Tensors:
-        latent = prefix + "self_attn.kv_b_proj.weight" in self.hf
-        out = self.latent_attention(prefix) if latent else self.attention(prefix)
-        for norm in ("input", "post_attention", "post_self_attn", "post_mlp"):
-            name = f"{prefix}{norm}_layernorm.weight"
-            if name in self.hf:
-                out[name] = self.hf[name]
-        for block in ("mlp", "block_sparse_moe"):
-            if f"{prefix}{block}.gate.weight" in self.hf:
-                return {**out, **self.mixture(f"{prefix}{block}.")}
+        out = self.attention(prefix)
+        for norm in ("input", "post_attention"):
+            out[f"{prefix}{norm}_layernorm.weight"] = self.hf[f"{prefix}{norm}_layernorm.weight"]
+        if f"{prefix}mlp.gate.weight" in self.hf:
+            return {**out, **self.mixture(f"{prefix}mlp.")}
         return {**out, **self.mlp(prefix + "mlp.", self.place.tensor)}
 
     # --- attention
@@ -105,38 +101,14 @@ class _Engine:
             return _rows(tensor, (heads, rank // (size // heads)))
         return _rows(tensor, (size, rank))
 
-    def latent_attention(self, prefix: str) -> Tensors:
-        attention = prefix + "self_attn."
-
-        def take(name: str) -> torch.Tensor:
-            return self.hf[f"{attention}{name}.weight"]
-
-        out = {}
-        if f"{attention}q_a_proj.weight" in self.hf:
-            fused = "fused_qkv_a_proj" if self.engine == "vllm" else "fused_qkv_a_proj_with_mqa"
-            out[fused] = torch.cat([take("q_a_proj"), take("kv_a_proj_with_mqa")])
-            out["q_a_layernorm"] = take("q_a_layernorm")
-            out["q_b_proj"] = _rows(take("q_b_proj"), self.place.tensor)
-        else:
-            out["q_proj"] = _rows(take("q_proj"), self.place.tensor)
-            out["kv_a_proj_with_mqa"] = take("kv_a_proj_with_mqa")
-        out["kv_a_layernorm"] = take("kv_a_layernorm")
-        out["kv_b_proj"] = _rows(take("kv_b_proj"), self.place.tensor)
-        out["o_proj"] = _columns(take("o_proj"), self.place.tensor)
-        return {f"{attention}{name}.weight": tensor for name, tensor in out.items()}
-
     # --- MLP
 
     def mlp(self, prefix: str, share: "tuple[int, int]") -> Tensors:
         out = self.row_linear(f"{prefix}down_proj", share)
         for kind in ("weight", "bias"):
-            if f"{prefix}gate_up_proj.{kind}" in self.hf:
-                gate, up = self.hf[f"{prefix}gate_up_proj.{kind}"].chunk(2)
-            elif f"{prefix}gate_proj.{kind}" in self.hf:
+            if f"{prefix}gate_proj.{kind}" in self.hf:
                 gate, up = (self.hf[f"{prefix}{name}_proj.{kind}"] for name in ("gate", "up"))
-            else:
-                continue
-            out[f"{prefix}gate_up_proj.{kind}"] = torch.cat([_rows(gate, share), _rows(up, share)])
+                out[f"{prefix}gate_up_proj.{kind}"] = torch.cat([_rows(gate, share), _rows(up, share)])
         return out
 
     def row_linear(self, name: str, share: "tuple[int, int]") -> Tensors:
@@ -147,32 +119,21 @@ class _Engine:
         return out
 
     def mixture(self, prefix: str) -> Tensors:
-        out = {f"{prefix}gate.weight": self.router(self.hf[f"{prefix}gate.weight"])}
-        if f"{prefix}gate.e_score_correction_bias" in self.hf:
-            out[f"{prefix}gate.e_score_correction_bias"] = self.hf[f"{prefix}gate.e_score_correction_bias"]
-        gate, up, down = ("w1", "w3", "w2") if "block_sparse_moe" in prefix else ("gate_proj", "up_proj", "down_proj")
-        experts = prefix + ("experts.routed_experts." if self.engine == "vllm" else "experts.")
+        biases = f"{prefix}gate.e_score_correction_bias"
+        # The router is in float32.
+        out = {f"{prefix}gate.weight": self.hf[f"{prefix}gate.weight"].float(), biases: self.hf[biases]}
         w13, w2 = [], []
-        for expert in self.experts(prefix, gate):
+        for expert in self.experts(prefix):
             of = f"{prefix}experts.{expert}."
-            both = (self.hf[f"{of}{name}.weight"] for name in (gate, up))
+            both = (self.hf[f"{of}{name}_proj.weight"] for name in ("gate", "up"))
             w13.append(torch.cat([_rows(tensor, self.place.expert_tensor) for tensor in both]))
-            w2.append(_columns(self.hf[f"{of}{down}.weight"], self.place.expert_tensor))
-        out[f"{experts}w13_weight"], out[f"{experts}w2_weight"] = torch.stack(w13), torch.stack(w2)
-        for shared in ("shared_expert", "shared_experts"):
-            if f"{prefix}{shared}.gate_proj.weight" in self.hf:
-                out.update(self.mlp(f"{prefix}{shared}.", self.place.tensor))
-        if f"{prefix}shared_expert_gate.weight" in self.hf:
-            out[f"{prefix}shared_expert_gate.weight"] = self.hf[f"{prefix}shared_expert_gate.weight"]
-        return out
+            w2.append(_columns(self.hf[f"{of}down_proj.weight"], self.place.expert_tensor))
+        out[f"{prefix}experts.w13_weight"], out[f"{prefix}experts.w2_weight"] = torch.stack(w13), torch.stack(w2)
+        return {**out, **self.mlp(f"{prefix}shared_experts.", self.place.tensor)}
 
-    def router(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The router's weight, which both engines keep in float32 for one family."""
-        return tensor.float() if self.config.model_type == "glm4_moe" else tensor
-
-    def experts(self, prefix: str, gate: str) -> "list[int]":
+    def experts(self, prefix: str) -> "list[int]":
         """A rank's share of whole experts; the first ranks have those that are over."""
-        count = sum(name.startswith(f"{prefix}experts.") and name.endswith(f".{gate}.weight") for name in self.hf)
+        count = sum(name.startswith(f"{prefix}experts.") and name.endswith(".gate_proj.weight") for name in self.hf)
         size, rank = self.place.expert
         return torch.arange(count).tensor_split(size)[rank].tolist()
 

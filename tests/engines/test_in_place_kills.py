@@ -33,7 +33,7 @@ class Fleet:
         )
         self.checkpoints = {}
         self.jobs = [
-            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL)
+            Job("engine", rank, WORLD, place, self.trainer.config, socket, MODEL)
             for rank, place in enumerate(places(WORLD))
         ]
         self.process_of = list(range(WORLD))  # by rank

@@ -41,7 +41,6 @@ class System:
         for rank, process in enumerate(processes):
             place = places(len(processes))[rank]
             job = Job(
-                "vllm",
                 name,
                 rank,
                 len(processes),
@@ -123,7 +122,7 @@ def test_a_restarted_trainers_run_reaches_the_engines(system):
 
 def test_an_engine_that_converted_a_parameter_is_refused_by_name(system):
     checkpoint = system.publish(1)
-    job = Job("vllm", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL)
+    job = Job("engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL)
     system.ranks.call(build, job, checkpoint, only=[0])
     system.ranks.call(convert, "model.layers.1.mlp.down_proj.weight", only=[0])
     system.ranks.call(attach, only=[0])
@@ -221,7 +220,6 @@ class Server:
         )
         for rank, place in enumerate(places(WORLD)):
             job = Job(
-                "sglang",
                 "engine",
                 rank,
                 WORLD,
@@ -324,7 +322,6 @@ def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
         system.ranks.call(leave, only=[0, 1])
         wait_until(lambda: not system.engines(), "the first server's ranks are gone")
     job = Job(
-        "sglang",
         name,
         0,
         1,
@@ -350,9 +347,7 @@ def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
 
 def test_a_servers_replicas_are_written_while_it_is_paused(server):
     system = server.system
-    job = Job(
-        "sglang", "engine-1", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server=server.http.url
-    )
+    job = Job("engine-1", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server=server.http.url)
     system.ranks.call(build, job, system.checkpoints[1], only=[2])
     system.ranks.call(attach, only=[2])
     system.publish(2)
@@ -363,9 +358,7 @@ def test_a_servers_replicas_are_written_while_it_is_paused(server):
 
 def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_paused(system):
     checkpoint = system.publish(1)
-    job = Job(
-        "sglang", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1"
-    )
+    job = Job("engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1")
     system.ranks.call(build, job, checkpoint, only=[0])
     system.ranks.call(attach, only=[0])
     [reason] = system.ranks.call(refusal, only=[0])

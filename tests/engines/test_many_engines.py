@@ -56,7 +56,7 @@ class Host:
 
     def attach(self, process: int, name: str) -> None:
         config = self.trainer.config
-        job = Job(KIND[name[-1]], name, 0, 1, places(1)[0], config, self.socket, MODEL, server=self.servers[name].url)
+        job = Job(name, 0, 1, places(1)[0], config, self.socket, MODEL, server=self.servers[name].url)
         self.ranks.call(build, job, self.checkpoints[1], only=[process])
         self.ranks.call(attach, only=[process])
 
@@ -165,7 +165,6 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
         def join(process: int, name: str, port: int, user: str = "") -> None:
             url = f"http://{user}127.0.0.1:{port}"
             job = Job(
-                "vllm",
                 name,
                 0,
                 1,

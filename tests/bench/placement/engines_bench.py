@@ -34,10 +34,7 @@ def measure(cluster: Cluster, ranks: Ranks, layers: int, rounds: int) -> "tuple[
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
-    jobs = [
-        Job("vllm", f"engine-{rank}", 0, 1, places(1)[0], configuration(layers), socket, MODEL)
-        for rank in range(ENGINES)
-    ]
+    jobs = [Job(f"engine-{rank}", 0, 1, places(1)[0], configuration(layers), socket, MODEL) for rank in range(ENGINES)]
     ranks.call(build, jobs, layers)
     tensors = {name: torch.full(shape, 0.02, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}
     generator = torch.Generator().manual_seed(1)

@@ -141,7 +141,7 @@ def measure(
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     jobs = [
-        Job("vllm", "engine", rank, RANKS, place, configuration(layers), socket, MODEL)
+        Job("engine", rank, RANKS, place, configuration(layers), socket, MODEL)
         for rank, place in enumerate(places(RANKS))
     ]
     ranks.call(build, jobs, layers)
