@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.engine._processing import Processing
+from lockstep.engine._processing import Processing, names_of
 
 
 def model() -> torch.nn.Module:
@@ -88,6 +88,15 @@ def test_copies_that_a_write_would_leave_are_named_whenever_they_are_made(proces
     assert look.copies(module) == []
     process(module)
     [copy] = look.copies(module)
+    assert copy.startswith("layer.packed")
+
+
+@pytest.mark.parametrize("process", COPIES.values(), ids=COPIES)
+def test_copies_that_were_made_since_the_module_was_built_are_named(process):
+    module = model()
+    built = names_of(module)
+    process(module)
+    [copy] = Processing(module, built).end(module).copies(module)
     assert copy.startswith("layer.packed")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._processing import Processing, names_beside
+from lockstep.engine._processing import Processing, names_of
 from lockstep.engine._recorded import Placement, Recorded
 from lockstep.engine._recorder import TensorForm
 
@@ -122,7 +122,7 @@ class Latent(torch.nn.Module):
 
 def latent(anew: bool = False) -> "tuple[Latent, Recorded]":
     model = Latent(anew)
-    built = names_beside(model)
+    built = names_of(model)
     model.load_weights([("kv", torch.ones(4, 2, dtype=BF16))])
     with torch.device("meta"):
         twin = Latent(anew)

@@ -30,17 +30,16 @@ class Processing:
     permuted or computed: it counts as changed where it moved and another parameter of its module was changed.
 
     Args:
-        beside: names of tensors that ``module`` had beside its parameters when it was built; None: those that it has.
+        built: names of the tensors that ``module`` had when it was built; None: those that it has.
 
     Attributes:
         changed: what became of each parameter that is no more what was loaded.
     """
 
-    def __init__(self, module: Any, beside: "Set[str] | None" = None) -> None:
+    def __init__(self, module: Any, built: "Set[str] | None" = None) -> None:
         self._before = {name: _look(tensor) for name, tensor in tensors_of(module).items()}
-        self._others = names_beside(module) if beside is None else beside
+        self._built = names_of(module) if built is None else built
         self.changed: "dict[str, str]" = {}
-        self._made: "list[str]" = []
 
     def end(self, module: Any, parts: "Mapping[str, Processing]" = MappingProxyType({})) -> "Processing":
         """Looks again; ``parts``: what was seen of modules within, by name."""
@@ -60,18 +59,14 @@ class Processing:
                 changed[name] = "was made anew"
         self.changed = changed
         for path, part in parts.items():
-            inner = module.get_submodule(path)
             self.changed.update({f"{path}.{name}": reason for name, reason in part.changed.items()})
-            self._made += [f"{path}.{name}" for name in part.copies(inner)]
         return self
 
     def copies(self, module: Any) -> "list[str]":
-        """Tensors, as "MODULE.ATTRIBUTE", that were not there before, and have memory of their own."""
-        tensors = tensors_of(module)
-        same = self._before.keys() - self.changed.keys()
+        """Tensors, as "MODULE.ATTRIBUTE", that the module was not built with, and have memory of their own."""
+        same = self._built - self.changed.keys()
         memories = {memory_of(own) for name, own in registered(module).items() if name in same}
-        new = {name: own for name, own in tensors.items() if name not in self._before}
-        new.update((name, own) for name, own in _beside(module) if name not in self._others)
+        new = {name: own for name, own in _every_tensor(module).items() if name not in self._built}
         return [
             name
             for name, own in new.items()
@@ -79,9 +74,9 @@ class Processing:
         ]
 
 
-def names_beside(module: Any) -> "Set[str]":
-    """Of tensors that a module has beside its parameters and buffers."""
-    return {name for name, _ in _beside(module)}
+def names_of(module: Any) -> "Set[str]":
+    """Of all tensors that a module has."""
+    return set(_every_tensor(module))
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -120,11 +115,13 @@ def _text(form: "Tuple[Any, ...]") -> str:
     return f"{str(dtype).rpartition('.')[2]} {list(shape)} of strides {list(strides)}"
 
 
-def _beside(module: Any) -> "Iterator[Tuple[str, torch.Tensor]]":
-    """Tensors that modules hold and are neither parameter nor buffer."""
+def _every_tensor(module: Any) -> "dict[str, torch.Tensor]":
+    """Parameters, buffers, and what modules hold beside them, also in objects."""
+    found = registered(module)
     seen: "set[int]" = set()
     for name, own in module.named_modules():
-        yield from _held(name, own, seen, _DEPTH)
+        found.update(_held(name, own, seen, _DEPTH))
+    return found
 
 
 def _held(name: str, holder: Any, seen: "set[int]", depth: int) -> "Iterator[Tuple[str, torch.Tensor]]":

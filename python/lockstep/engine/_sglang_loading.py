@@ -9,7 +9,7 @@ import weakref
 from typing import Any, Callable, NamedTuple, Set
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._processing import Processing, names_beside
+from lockstep.engine._processing import Processing, names_of
 from lockstep.engine._recorded import Recorded, keep_integers
 
 INITIALIZE = "sglang.srt.model_loader.loader._initialize_model"
@@ -20,7 +20,7 @@ class _Built(NamedTuple):
 
     again: "Callable[[], Any]"
     dtype: Any
-    beside: "Set[str]"
+    names: "Set[str]"
     looks: "dict[str, Processing]"  # by layer
 
 
@@ -30,7 +30,7 @@ _built: "weakref.WeakKeyDictionary[Any, _Built]" = weakref.WeakKeyDictionary()
 def initialized(initialize: "Callable[..., Any]", *arguments: Any, **options: Any) -> Any:
     """Around SGLang's function of that name."""
     model = initialize(*arguments, **options)
-    own = _Built(functools.partial(initialize, *arguments, **options), arguments[0].dtype, names_beside(model), {})
+    own = _Built(functools.partial(initialize, *arguments, **options), arguments[0].dtype, names_of(model), {})
     _built[model] = own
     for name, layer in model.named_modules():
         method: Any = getattr(layer, "quant_method", None)
@@ -65,4 +65,4 @@ def recorded(model: Any) -> Recorded:
     with set_default_torch_dtype(own.dtype), torch.device("meta"):
         twin = own.again()
     keep_integers(model, twin)
-    return Recorded(model, twin, twin.load_weights, Processing(model, own.beside).end(model, own.looks))
+    return Recorded(model, twin, twin.load_weights, Processing(model, own.names).end(model, own.looks))
