@@ -23,6 +23,10 @@ _RENAMED: "dict[str, dict[str, str]]" = {
         (
             "Cohere2VisionForConditionalGeneration",
             "Gemma3ForConditionalGeneration",
+            "LlavaForConditionalGeneration",
+            "LlavaNextForConditionalGeneration",
+            "LlavaNextVideoForConditionalGeneration",
+            "LlavaOnevisionForConditionalGeneration",
             "PaliGemmaForConditionalGeneration",
         ),
         {r"vision_tower\.": "vision_tower.vision_model."},
@@ -33,6 +37,9 @@ _RENAMED: "dict[str, dict[str, str]]" = {
 # Experts that checkpoints have stacked, and vLLM's mapping has one by one.
 _STACKED = {"Step3TextForCausalLM": r"\.experts\.\d+"}
 
+# Tensors of three dimensions that published checkpoints have the other way round than transformers saves them.
+_TURNED = {"Qwen3VLMoeForConditionalGeneration": r".*\.experts\.(gate_up|down)_proj"}
+
 
 def forms_of(
     architecture: str, config: "PretrainedConfig | None", build: "Callable[[], torch.nn.Module]"
@@ -42,6 +49,8 @@ def forms_of(
     for pattern, name in _RENAMED.get(architecture, {}).items():
         forms = [form._replace(name=re.sub(pattern, name, form.name)) for form in forms]
     forms = _stacked(forms, _STACKED[architecture]) if architecture in _STACKED else forms
+    turned = re.compile(_TURNED.get(architecture, "(?!)"))
+    forms = [f._replace(shape=(f.shape[0], *f.shape[:0:-1])) if turned.fullmatch(f.name) else f for f in forms]
     return sorted(forms, key=lambda form: form.name)
 
 

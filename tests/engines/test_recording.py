@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from index_values import Numbers, differences, faults, sources
-from record_registry import GOOD, PLACES, main, rows_of
+from record_registry import GOOD, PLACES, TOWER, main, rows_of
 
 from lockstep.engine._recorder import Piece, Recording, TensorForm, record
 
@@ -108,12 +108,12 @@ def test_layers_that_draft_are_recorded(architecture, vllm_recordings):
 
 @pytest.mark.nightly
 def test_the_whole_registry_is_recorded_or_refused_and_none_is_wrong():
-    assert main(["--least", "107"]) == 0
+    assert main(["--least", "109"]) == 0
 
 
 @pytest.mark.nightly
 def test_text_and_tower_of_models_with_images_are_recorded():
-    assert main(["--images", "--places", "tp1", "tp2.1", "--least", "19"]) == 0
+    assert main(["--images", "--places", "tp1", "tp2.1", TOWER, "--least", "26"]) == 0
 
 
 @pytest.mark.nightly

@@ -171,8 +171,8 @@ _SPARSE_LATENT: "dict[str, Any]" = {
 }
 _HALVES = LAYERS // 2
 
-# What an architecture has of its own: attributes that published configurations have and transformers' classes do not, and
-# layers of all kinds. "model_type" is a class of vLLM's.
+# What an architecture has of its own, as "part.attribute": what published configurations have and transformers' classes do
+# not, and layers of all kinds. "model_type" is a class of vLLM's.
 _OWN: "dict[str, dict[str, Any]]" = {
     "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "AliceAIForCausalLM": {
@@ -217,6 +217,7 @@ _OWN: "dict[str, dict[str, Any]]" = {
     "GPTJForCausalLM": {"rotary_dim": 4},
     "Gemma4ForCausalLM": {"per_layer_config": None, "global_head_dim": 8},
     "Glm4MoeForCausalLM": {"head_dim": 8},
+    "Glm4vMoeForConditionalGeneration": {"text_config.head_dim": 8, "text_config.use_qk_norm": False},
     "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1},
     "GlmMoeDsaForCausalLM": _SPARSE_LATENT,
     "GptOssForCausalLM": {"intermediate_size": 256, "num_key_value_heads": 8},
@@ -274,6 +275,7 @@ _OWN: "dict[str, dict[str, Any]]" = {
     },
     "OlmoHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * _HALVES},
     "Param2MoEForCausalLM": {"num_key_value_heads": 8},
+    "Qwen3VLMoeForConditionalGeneration": {"text_config.norm_topk_prob": True},
     "Qwen4ExpForCausalLM": {"output_gate_type": "silu"},
     "TeleChat2ForCausalLM": {"n_layer": LAYERS, "n_head": 8, "ffn_hidden_size": 48},
     "Zamba2ForCausalLM": {
@@ -305,8 +307,9 @@ def tiny_config(architecture: str) -> PretrainedConfig:
     if is_known(architecture):
         config = small_config(_MODEL_TYPES[architecture])
         _resize(config)
-        for name, value in own.items():
-            setattr(config, name, value)
+        for path, value in own.items():
+            part, _, attribute = path.rpartition(".")
+            setattr(getattr(config, part) if part else config, attribute, value)
     else:
         kind = _class_of_vllm(own["model_type"]) if "model_type" in own else Generic
         config = kind(**{**_GENERIC, **{name: value for name, value in own.items() if name != "model_type"}})
