@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from lockstep.core.errors import BadDataError
+from lockstep.engine._describe import Contents
+from lockstep.engine._options import DescribeOptions
 from lockstep.engine._processing import Processing, names_of
 from lockstep.engine._recorded import Placement, Recorded
 from lockstep.engine._recorder import TensorForm
@@ -143,6 +145,16 @@ def test_what_a_loader_makes_beside_parameters_is_written_where_it_is(anew):
         write(placement, {"kv": value})
         assert torch.equal(model.turned, value[:2].t() * 2) and torch.equal(model.upper, value[2:])
         assert model.turned is turned and model.table is table
+
+
+@pytest.mark.parametrize("name", ["kv", "turned"])
+def test_a_tensor_that_was_replaced_is_found(name):
+    model, known = latent()
+    memory, _ = Contents(model, DescribeOptions(), known, None, False).describe()
+    assert memory.moved() is None
+    new = getattr(model, name).data.clone()
+    setattr(model, name, torch.nn.Parameter(new) if name == "kv" else new)
+    assert memory.moved().startswith(f'parameter "{name}" was bfloat16')
 
 
 @pytest.mark.parametrize(

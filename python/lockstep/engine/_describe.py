@@ -65,14 +65,15 @@ class Contents:
         """Where the parameters lie now, and their description. BadDataError names what cannot be described."""
         if self._check is not None:
             self._check()
-        options, layout = self._options, ""
+        options, layout, computed = self._options, "", []
         if self.recorded is None:
             parameters = parameters_of(self._module, options)
         else:
             placement = self.recorded.place(self._compare_only)
             parameters, layout, self.compute = placement.parameters, placement.layout, placement.compute
+            computed = [own.box for own in placement.computed]
             options = replace(options, ignore="*")  # what the engine's own loader passes over
-        memory = Memory(self._module, parameters)
+        memory = Memory(self._module, parameters, computed)
         sizes = [place.size for place in memory.places]
         return memory, description_of(options, parameters, memory.locations, sizes, layout)
 

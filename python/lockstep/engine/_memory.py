@@ -3,12 +3,12 @@
 import bisect
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Sequence, Set, Tuple
 
 import torch
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._parameters import Parameter
+from lockstep.engine._parameters import Parameter, memory_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Place:
 class Memory:
     """The memory of a module's parameters, where it is: one for each stretch that they lie in.
 
+    Args:
+        computed: of the module, what the receiver does not write and the rank computes.
+
     Attributes:
         locations: of each parameter.
         places: of each memory.
@@ -43,7 +46,9 @@ class Memory:
         BadDataError: parameters lie in memory that this process cannot write.
     """
 
-    def __init__(self, module: torch.nn.Module, parameters: "Sequence[Parameter]") -> None:
+    def __init__(
+        self, module: torch.nn.Module, parameters: "Sequence[Parameter]", computed: "Sequence[torch.Tensor]" = ()
+    ) -> None:
         devices = {own.tensor.device for own in parameters}
         if not {device.type for device in devices} <= {"cpu", "cuda"}:
             raise BadDataError(
@@ -65,7 +70,7 @@ class Memory:
         self.places = places or [Place(torch.device("cpu"), 0, 1)]
         self._children: "list[Tuple[str, Dict[str, Any], str, torch.nn.Module]]" = []
         self._tensors: "list[Tuple[str, Dict[str, Any], str, Any]]" = []
-        self._note(module)
+        self._note(module, set(map(memory_of, computed)))
 
     def moved(self) -> "str | None":
         """What became of the first tensor of the module that is not there any more, or not in the same form. None: all are as
@@ -92,8 +97,8 @@ class Memory:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield
 
-    def _note(self, module: torch.nn.Module) -> None:
-        """Notes each tensor that lies here, under each name that it has, and the modules on the way."""
+    def _note(self, module: torch.nn.Module, computed: "Set[int]") -> None:
+        """Notes each tensor that lies here or is computed, under each name that it has, and the modules on the way."""
         begins = [(str(place.device), place.address) for place in self.places]
         seen = {id(module)}
         reached = [("", module)]
@@ -101,7 +106,7 @@ class Memory:
             for holder in (own._parameters, own._buffers, vars(own)):
                 for name, tensor in holder.items():
                     form = _form(tensor)
-                    if form is not None and self._has(begins, form):
+                    if form is not None and (self._has(begins, form) or memory_of(tensor) in computed):
                         self._tensors.append((path + name, holder, name, form))
             for name, child in own._modules.items():
                 if child is not None:

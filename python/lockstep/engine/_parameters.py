@@ -90,6 +90,14 @@ def registered(module: Any) -> "dict[str, Any]":
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def memory_of(tensor: Any) -> int:
+    """Where a tensor's storage begins."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:
+        return 0
+
+
 def located(name: str, tensor: Any) -> Parameter:
     """A tensor where it lies. BadDataError names it where it cannot be described."""
     local = local_of(name, tensor)

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Set, Tuple
 
 import torch
 
-from lockstep.engine._parameters import registered, tensors_of
+from lockstep.engine._parameters import memory_of, registered, tensors_of
 
 _CHUNK = 1 << 22  # elements that are digested at a time
 _DEPTH = 3  # of objects that a module holds
@@ -77,14 +77,6 @@ class Processing:
 def names_of(module: Any) -> "Set[str]":
     """Of all tensors that a module has."""
     return set(_every_tensor(module))
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins."""
-    try:
-        return int(tensor.untyped_storage().data_ptr())
-    except RuntimeError:
-        return 0
 
 
 def _look(tensor: torch.Tensor) -> _Look:

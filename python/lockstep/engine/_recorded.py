@@ -9,8 +9,8 @@ import torch
 
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import contiguous_strides
-from lockstep.engine._parameters import Parameter, located, registered, tensors_of
-from lockstep.engine._processing import Processing, memory_of
+from lockstep.engine._parameters import Parameter, located, memory_of, registered, tensors_of
+from lockstep.engine._processing import Processing
 from lockstep.engine._recorder import Piece, Recording, TensorForm, record
 from lockstep.engine._strided import Box, Copy, boxes_of, dims_of, last_wins
 
