@@ -131,13 +131,19 @@ def test_the_readme_starts_daemons_and_passes_a_ring(tell):
 
 def test_how_trainers_publish(tell):
     end = "assert publication; publisher.close()"
+    bridge = (
+        "model_chunks, bridge = model, types.SimpleNamespace(export_weights=lambda model: model.state_dict().items())"
+    )
     arrays = "embed, head = torch.zeros(4, 8), numpy.ones((8, 4), numpy.float16)"
     checkpoint = """
 model.save_pretrained("checkpoint")
 checkpoint = "checkpoint"
-bridge = types.SimpleNamespace(export_weights=lambda model: model.state_dict().items())
 """
-    tell(AGENT, RECEIVER, python("docs/howto/trainers.md", TRAINER, 0, 5, end, arrays, 1, 5, end, checkpoint, 2))
+    tell(
+        AGENT,
+        RECEIVER,
+        python("docs/howto/trainers.md", TRAINER, 0, 6, end, bridge, 1, 6, end, arrays, 2, 6, end, checkpoint, 3),
+    )
 
 
 def test_two_writers_in_place(tell):
@@ -149,7 +155,7 @@ layout = {"first": numpy.zeros(64, "uint8"), "second": numpy.zeros(128, "uint8")
 data = {"first": bytes(range(64)), "second": bytes(range(128))}
 is_mine = lambda name: (name == "second") == (rank == 1)
 """
-    writer = python("docs/howto/trainers.md", given, 4, "publisher.wait_served(step, timeout=60)")
+    writer = python("docs/howto/trainers.md", given, 5, "publisher.wait_served(step, timeout=60)")
     tell(AGENT, RECEIVER, "{ export RANK=0", writer, "} & { export RANK=1", writer, "}; wait $!")
 
 

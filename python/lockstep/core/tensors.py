@@ -38,11 +38,14 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """A checkpoint's tensor that is made of one parameter: the box of its ``shape`` that begins at ``start``."""
+    """A checkpoint's tensor that is made of a parameter: its box of ``size`` at ``at`` is the parameter's that begins at ``start``.
+    Without ``at``, all of it is."""
 
     name: str
     shape: Tuple[int, ...]
     start: Tuple[int, ...]
+    at: Tuple[int, ...] = ()
+    size: Tuple[int, ...] = ()
 
 
 class TensorBytes(NamedTuple):

@@ -29,10 +29,13 @@ def gather_descriptions(describe: "Callable[[], str]", group: Any) -> Ranks:
         failure = error
     answers = all_gather((reason_of(failure), description), group)
     require_agreement([(reason, ()) for reason, _ in answers], failure)
+    return Ranks([description.encode() for _, description in answers], rank_of(group))
+
+
+def rank_of(group: Any) -> int:
+    """This process's rank in the group."""
     distributed = _distributed_of(group)
-    return Ranks(
-        [description.encode() for _, description in answers], distributed.get_rank(group) if distributed else 0
-    )
+    return distributed.get_rank(group) if distributed else 0
 
 
 def all_gather(what: Any, group: Any) -> "list[Any]":

@@ -97,17 +97,30 @@ def megatron(
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
         frozen: as for ``lockstep.fsdp``, by their names in the description.
     """
-    chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
-    from lockstep.core.checkpoint import check_module
-
-    for chunk in chunks:
-        check_module(chunk)
+    chunks = chunks_of(model_chunks)
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
         refuse_adapters(chunk)
         _refuse_options(chunk, json.loads(config))
-        _keep_router_biases_exact(chunk)
+        keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
+
+
+def chunks_of(model_chunks: Any) -> "list[Any]":
+    """A rank's model, or its chunks, as a list of modules. BadDataError: one is no module."""
+    from lockstep.core.checkpoint import check_module
+
+    chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
+    for chunk in chunks:
+        check_module(chunk)
+    return chunks
+
+
+def finish_gathers(chunks: "Sequence[Any]") -> None:
+    """With overlap_param_gather an optimizer's step leaves every rank with its own slice of the new parameters."""
+    for chunk in chunks:
+        if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
+            chunk.start_param_sync(force_sync=True)
 
 
 def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
@@ -157,10 +170,7 @@ class MegatronPart(Part):
         }
 
     def prepare(self) -> None:
-        """With overlap_param_gather an optimizer's step leaves every rank with its own slice of the new parameters."""
-        for chunk in self._chunks:
-            if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
-                chunk.start_param_sync(force_sync=True)
+        finish_gathers(self._chunks)
 
     def trains(self) -> bool:
         return any_requires_gradient(self._parameters())
@@ -266,7 +276,7 @@ def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
         )
 
 
-def _keep_router_biases_exact(chunk: Any) -> None:
+def keep_router_biases_exact(chunk: Any) -> None:
     """As Megatron does before it runs, loads or saves them: in float32, even if the whole model was made bfloat16."""
     for module in chunk.modules():
         keep = getattr(module, "_maintain_float32_expert_bias", None)

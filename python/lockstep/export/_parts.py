@@ -29,6 +29,9 @@ class Part(abc.ABC):
     def describe(self) -> "dict[str, Any]":
         """The part's JSON."""
 
+    def open(self, group: Any, on_agent_host: bool) -> None:  # noqa: B027  most parts have nothing to do
+        """Called once, before all others, on every rank of the group together."""
+
     def prepare(self) -> None:  # noqa: B027  most parts have nothing to do
         """Makes the tensors whole before they are read. Called at the start of every publish on every rank, so it may
         communicate as the trainer does."""
@@ -86,7 +89,13 @@ class Shard:
         }
         if self.into:
             entry["into"] = [
-                {"name": made.name, "shape": list(made.shape), "from": list(made.start)} for made in self.into
+                {
+                    "name": made.name,
+                    "shape": list(made.shape),
+                    "from": list(made.start),
+                    **({"at": list(made.at), "size": list(made.size)} if made.at else {}),
+                }
+                for made in self.into
             ]
         return entry
 

@@ -132,16 +132,29 @@ class Publisher:
     @takes(ShardedOptions)
     def from_megatron(
         model_chunks: Any,
-        hf_config: Any,
+        hf_config: Any = None,
         *,
         model: str,
         place: "Mapping[str, int] | None" = None,
         convert: bool = False,
         frozen: Frozen = None,
+        recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None" = None,
         **options: "Unpack[ShardedOptions]",
     ) -> "Publisher":
-        """A Megatron-core model, on every rank. Arguments also as for ``lockstep.megatron``."""
-        part = megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)
+        """A Megatron-core model, on every rank, by the rules of its family, or as its bridge exports it.
+
+        Args:
+            model_chunks, hf_config, place, convert, frozen: as for ``lockstep.megatron``.
+            recorded_from: returns a bridge's generator of (HuggingFace name, whole tensor) over ``model_chunks``, which every rank
+                gives the same names in the same order. It runs some times, over values that say where they are; from then on each
+                rank copies its own parts, without a gather. ``hf_config`` and ``place`` are not needed then.
+        """
+        if recorded_from is not None:
+            from lockstep.export._recorded import RecordedPart  # which needs PyTorch
+
+            part: Part = RecordedPart(model_chunks, recorded_from, convert=convert, frozen=frozen)
+        else:
+            part = megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)
         return Publisher.from_parts([part], model=model, **options)
 
     @staticmethod

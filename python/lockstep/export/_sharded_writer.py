@@ -54,6 +54,8 @@ class ShardedWriter(Writer):
         self._group = resolved(group)
         self._finds_out = on_agent_host is None
         self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
+        for part in self._parts:
+            part.open(self._group, self._on_agent_host)
         ranks = gather_descriptions(self._describe, self._group)
         if not _any_on_agent_host(ranks) and self._comes_on_agent_host():
             ranks = gather_descriptions(self._describe, self._group)

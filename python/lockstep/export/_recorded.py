@@ -1,0 +1,285 @@
+"""The part of a model whose HuggingFace tensors a trainer's own exporter makes of its parameters: of what, is recorded once, by values. For
+Publisher.from_megatron."""
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Tuple
+
+import torch
+
+from lockstep.core.dtypes import safetensors_dtype
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import CheckpointTensor
+from lockstep.export._agreement import all_gather, rank_of, reason_of, require_agreement
+from lockstep.export._index_boxes import boxes_of
+from lockstep.export._megatron import chunks_of, finish_gathers, keep_router_biases_exact
+from lockstep.export._parts import Box, Frozen, Shard, ShardsPart, frozen_predicate
+
+Exporter = Callable[[], "Iterable[Tuple[str, Any]]"]
+
+_BITS = 8  # of a digit; 1 to 256 are exact in every floating type of 8 bits of precision
+_BLOCK = 1 << 22  # elements that are looked at together
+_MOST_BOXES = 4096  # of a tensor
+_GAP = 1  # between sources: an index beyond one is none of the next
+
+
+class Source(NamedTuple):
+    """A tensor of one rank, and the index of its first element among all ranks' elements."""
+
+    rank: int
+    name: str
+    elements: int
+    begin: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a HuggingFace tensor that is one of a source: ``start`` and ``strides`` are in its elements.
+
+    ``shape`` and ``at`` are the box's; ``whole`` is the HuggingFace tensor's shape.
+    """
+
+    tensor: str
+    number: int  # of that tensor
+    dtype: str
+    whole: Tuple[int, ...]
+    at: Tuple[int, ...]
+    shape: Tuple[int, ...]
+    source: Source
+    start: int
+    strides: Tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its own among those of all ranks."""
+        return f"{self.tensor}{list(self.at)} of rank {self.source.rank}"
+
+
+class RecordedPart(ShardsPart):
+    """Model chunks of which an exporter knows what HuggingFace's tensors are made of. It runs some times, on all ranks together.
+
+    Args:
+        model_chunks: as for ``lockstep.megatron``. Values of parameters and buffers are what they were afterwards.
+        export: gives (HuggingFace name, whole tensor), on every rank the same names in the same order.
+        convert: float32 parameters may be rounded to the bfloat16 that the exporter gives.
+        frozen: as for ``lockstep.fsdp``, by the names of parameters, with the chunk's number before them.
+    """
+
+    def __init__(self, model_chunks: Any, export: Exporter, *, convert: bool, frozen: Frozen) -> None:
+        super().__init__(self._views, self._shard, self._frozen, converts=convert)
+        self._chunks, self._export, self._is_frozen_source = chunks_of(model_chunks), export, frozen_predicate(frozen)
+        for chunk in self._chunks:
+            keep_router_biases_exact(chunk)
+        self._pieces: "dict[str, Piece]" = {}  # this rank's, each a tensor of its own name
+
+    def open(self, group: Any, on_agent_host: bool) -> None:
+        """BadDataError: a HuggingFace tensor is no copy of parameters, comes twice, or not in every pass; the text names it."""
+        self.prepare()
+        found, failure = [], None
+        try:
+            found = _pieces(_tensors(self._chunks), self._export, group, on_agent_host)
+        except Exception as error:
+            failure = error
+        answers = all_gather((reason_of(failure), found), group)
+        require_agreement([(reason, ()) for reason, _ in answers], failure)
+        own = [piece for _, pieces in answers for piece in pieces if piece.source.rank == rank_of(group)]
+        self._pieces = {piece.name: piece for piece in sorted(own, key=lambda piece: piece.number)}
+
+    def prepare(self) -> None:
+        finish_gathers(self._chunks)
+
+    def _views(self) -> "Iterator[Tuple[str, Any]]":
+        tensors = _tensors(self._chunks)
+        for name, own in self._pieces.items():
+            whole = tensors[own.source.name].detach()
+            yield name, whole.as_strided(own.shape, own.strides, whole.storage_offset() + own.start)
+
+    def _shard(self, name: str, tensor: Any) -> Shard:
+        own = self._pieces[name]
+        zeros = (0,) * len(own.shape)
+        made = CheckpointTensor(own.tensor, own.whole, zeros, own.at, own.shape)
+        box = Box(zeros, zeros, own.shape)
+        return Shard(name, own.dtype, own.shape, own.shape, [box], self._frozen(name, tensor), [made])
+
+    def _frozen(self, name: str, tensor: Any) -> bool:
+        return self._is_frozen_source(self._pieces[name].source.name, tensor)
+
+
+def _tensors(chunks: "Sequence[Any]") -> "dict[str, Any]":
+    """Parameters and buffers that an exporter may read, by the chunk's number and their names."""
+    named = [
+        (f"{number}.{name}", tensor)
+        for number, chunk in enumerate(chunks)
+        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers())
+    ]
+    return {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.numel()}
+
+
+def _pieces(tensors: "dict[str, Any]", export: Exporter, group: Any, on_agent_host: bool) -> "list[Piece]":
+    """Those of the tensors that this rank looks at. Of several equal sources, each rank sees its own."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise BadDataError(f'parameter "{name}" is not contiguous; what an exporter makes of it cannot be recorded')
+    ranks = all_gather(([(name, tensor.numel()) for name, tensor in tensors.items()], on_agent_host), group)
+    sources, end = [], 1  # a constant 1 would be the element 0
+    for rank, (of_rank, _) in enumerate(ranks):
+        for name, elements in of_rank:
+            sources.append(Source(rank, name, elements, end))
+            end += elements + _GAP
+    looking = [rank for rank, (_, here) in enumerate(ranks) if here] or list(range(len(ranks)))
+    own = [source for source in sources if source.rank == rank_of(group)]
+    look = _Look(rank_of(group), looking)
+    with torch.no_grad(), _stand_ins(tensors) as fill:
+        for number in range(-(-end.bit_length() // _BITS)):
+            fill(own, functools.partial(_digit, number))
+            look.digit(export())
+        fill(own, _hash)
+        look.check(export())
+    return [
+        piece
+        for number, name in enumerate(look.names)
+        if name in look.seen
+        for piece in look.seen[name].pieces(name, number, sources)
+    ]
+
+
+def _digit(number: int, index: Any) -> Any:
+    return index >> number * _BITS
+
+
+@contextlib.contextmanager
+def _stand_ins(tensors: "dict[str, Any]") -> "Iterator[Callable[[Sequence[Source], Callable[[Any], Any]], None]]":
+    """Others in place of the tensors' data; what it gives fills them, with the low bits of a function of the indexes."""
+    data = {name: tensor.data for name, tensor in tensors.items()}
+
+    def fill(sources: "Sequence[Source]", value: "Callable[[Any], Any]") -> None:
+        for source in sources:
+            tensor = tensors[source.name].data
+            index = torch.arange(source.begin, source.begin + source.elements, device=tensor.device)
+            tensor.copy_(((value(index) & ((1 << _BITS) - 1)) + 1).view(tensor.shape))
+
+    try:
+        for tensor in tensors.values():
+            tensor.data = torch.empty_like(tensor.data)
+        yield fill
+    finally:
+        for name, tensor in tensors.items():
+            tensor.data = data[name]
+
+
+def _hash(index: Any) -> Any:
+    mixed = index * -0x61C8864680B583EB
+    return (mixed >> 29) ^ (mixed >> 47)
+
+
+class _Look:
+    """What the exporter gives in its passes. Each rank that looks keeps its share of the tensors.
+
+    Attributes:
+        names: of all tensors.
+        seen: of the rank's own share.
+    """
+
+    def __init__(self, rank: int, looking: "Sequence[int]") -> None:
+        self._rank, self._looking = rank, looking
+        self.names: "list[str]" = []
+        self.seen: "dict[str, _Seen]" = {}
+
+    def digit(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
+        """Keeps the next digit of each element's index."""
+        for name, tensor in self._each(tensors):
+            seen = self.seen.setdefault(name, _Seen(safetensors_dtype(name, tensor.dtype), tuple(tensor.shape), []))
+            if tuple(tensor.shape) != seen.shape:
+                raise BadDataError(
+                    f'the exporter gives "{name}" {list(tensor.shape)}, and gave it {list(seen.shape)} before'
+                )
+            seen.digits.append(_digits(name, tensor))
+
+    def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
+        """Compares each element with the hash of the index that its digits give."""
+        for name, tensor in self._each(tensors):
+            self.seen[name].check(name, _digits(name, tensor))
+
+    def _each(self, tensors: "Iterable[Tuple[str, Any]]") -> "Iterator[Tuple[str, Any]]":
+        names: "list[str]" = []
+        for name, tensor in tensors:
+            if self._looking[len(names) % len(self._looking)] == self._rank:
+                yield name, tensor.detach()
+            names.append(name)
+        if not self.names:
+            twice = (
+                [name for number, name in enumerate(names) if name in set(names[:number])]
+                if len(set(names)) < len(names)
+                else []
+            )
+            if twice:
+                raise BadDataError(f'the exporter gives "{twice[0]}" twice')
+            self.names = names
+        if names != self.names:
+            other = sorted(set(names) ^ set(self.names))
+            raise BadDataError(
+                f"the exporter gives other tensors each time{': ' if other else ''}{', '.join(other[:3])}"
+            )
+
+
+class _Seen(NamedTuple):
+    """A HuggingFace tensor, and the digits of the index of each element's source."""
+
+    dtype: str
+    shape: Tuple[int, ...]
+    digits: "list[Any]"
+
+    def check(self, name: str, values: Any) -> None:
+        """BadDataError: an element is not the hash of its index."""
+        for block in _blocks(values.numel()):
+            if not torch.equal(
+                values.view(-1)[block], (_hash(self._places(block)) & ((1 << _BITS) - 1)).to(torch.uint8)
+            ):
+                raise _no_copy(name)
+
+    def pieces(self, name: str, number: int, sources: "Sequence[Source]") -> "Iterator[Piece]":
+        begins = torch.tensor([source.begin for source in sources])
+        ends = torch.tensor([source.begin + source.elements for source in sources])
+        row = torch.Size(self.shape[1:]).numel()
+
+        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
+            index = self._places(slice(begin * row, end * row))
+            source = torch.bucketize(index, begins, right=True) - 1
+            if not bool(((source >= 0) & (index < ends[source.clamp(min=0)])).all()):
+                raise _no_copy(name)
+            shape = (end - begin, *self.shape[1:]) if self.shape else ()
+            return index.view(shape), source.view(shape)
+
+        boxes = boxes_of(self.shape, rows)
+        if len(boxes) > _MOST_BOXES:
+            raise BadDataError(
+                f'the exporter gives "{name}", whose elements lie in {len(boxes)} places; publish what the exporter gives, by from_stream'
+            )
+        for box in boxes:
+            source = sources[box.source]
+            start = box.start - source.begin
+            yield Piece(name, number, self.dtype, self.shape, box.at, box.shape, source, start, box.strides)
+
+    def _places(self, block: slice) -> Any:
+        """The indexes of a stretch of elements."""
+        digits = [digit.view(-1)[block].to(torch.int64) << number * _BITS for number, digit in enumerate(self.digits)]
+        return functools.reduce(torch.add, digits)
+
+
+def _blocks(elements: int) -> "Iterator[slice]":
+    return (slice(begin, begin + _BLOCK) for begin in range(0, elements, _BLOCK))
+
+
+def _digits(name: str, tensor: Any) -> Any:
+    value = tensor.to(torch.float32) - 1
+    digits = value.clamp(0, 255).to(torch.uint8)
+    if not torch.equal(digits.to(torch.float32), value):
+        raise _no_copy(name)
+    return digits.cpu().contiguous()
+
+
+def _no_copy(name: str) -> BadDataError:
+    return BadDataError(
+        f'the exporter gives "{name}", whose elements are no copies of parameters; publish what the exporter gives, by from_stream'
+    )
