@@ -6,6 +6,7 @@ import pytest
 import torch
 import trainer
 from cases import Case
+from harness import MODEL
 from hf_models import MIXTURES
 from megatron_models import weights
 from ranks import Rank, Ranks
@@ -42,11 +43,17 @@ def exported(rank: Rank) -> "dict[str, torch.Tensor]":
     return {name: tensor.clone() for name, tensor in each_once(rank)}
 
 
-def open_by_bridge(rank: Rank, socket, model: str) -> None:
+def one_is_computed(rank: Rank):
+    """As bridges give norms that Megatron centres at zero."""
+    for name, tensor in each_once(rank):
+        yield name, tensor + 1 if name == "model.norm.weight" else tensor
+
+
+def open_by_bridge(rank: Rank, socket, model: str, export=each_once) -> None:
     """And the weights stay as they are."""
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for chunk in rank.chunks for _, tensor in weights(chunk)]
     rank.exporter = lockstep.Publisher.from_megatron(
-        rank.chunks, recorded_from=lambda: each_once(rank), socket=socket, model=model, call_timeout=30
+        rank.chunks, recorded_from=lambda: export(rank), socket=socket, model=model, call_timeout=30
     )
     for tensor, address, value in before:
         assert tensor.data_ptr() == address and torch.equal(tensor, value)
@@ -62,6 +69,17 @@ def daemons(module_cluster):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_receiver_holds_what_mbridge_exports(daemons, checkpoints, case):
     follow(*daemons, checkpoints, case)
+
+
+def test_a_tensor_that_is_no_copy_is_refused_on_every_rank(cluster, checkpoints):
+    agent, checkpoint = cluster.agent(), checkpoints.get("llama")
+    with Ranks(CASES[0].topology) as ranks:
+        ranks.call(trainer.build, checkpoint, te_names=True)
+        ranks.call(trainer.load_by_mbridge, checkpoint)
+        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, export=one_is_computed)
+        assert sorted(kind for kind, _ in refused) == ["AbortedError"] * 3 + ["BadDataError"]
+        assert all('"model.norm.weight", whose elements are no copies' in why for _, why in refused)
+        ranks.call(open_by_bridge, agent.socket, MODEL)
 
 
 @pytest.mark.nightly

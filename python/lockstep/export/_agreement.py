@@ -1,8 +1,10 @@
 """What the ranks of a trainer send each other when a publisher is made, so that they succeed or fail together."""
 
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
 from lockstep.core.errors import AbortedError
+
+_Made = TypeVar("_Made")
 
 
 class Ranks(NamedTuple):
@@ -22,14 +24,20 @@ def resolved(group: Any) -> Any:
 
 def gather_descriptions(describe: "Callable[[], str]", group: Any) -> Ranks:
     """Every rank's description; just this one without torch.distributed. AbortedError: another rank could not make one."""
-    description, failure = "", None
+    return Ranks([description.encode() for description in gather(describe, group)], rank_of(group))
+
+
+def gather(make: "Callable[[], _Made]", group: Any) -> "list[_Made]":
+    """What each rank of the group makes, in rank order. Raises on every rank if it fails on one: what it raised here, else
+    AbortedError."""
+    made, failure = None, None
     try:
-        description = describe()
+        made = make()
     except Exception as error:  # sent to the other ranks, which wait for this one, and raised below
         failure = error
-    answers = all_gather((reason_of(failure), description), group)
+    answers = all_gather((reason_of(failure), made), group)
     require_agreement([(reason, ()) for reason, _ in answers], failure)
-    return Ranks([description.encode() for _, description in answers], rank_of(group))
+    return [own for _, own in answers]
 
 
 def rank_of(group: Any) -> int:

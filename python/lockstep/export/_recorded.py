@@ -3,6 +3,7 @@ Publisher.from_megatron."""
 
 import contextlib
 import functools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
@@ -11,7 +12,7 @@ import torch
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
-from lockstep.export._agreement import all_gather, rank_of, reason_of, require_agreement
+from lockstep.export._agreement import gather, rank_of
 from lockstep.export._index_boxes import boxes_of
 from lockstep.export._megatron import chunks_of, finish_gathers, keep_router_biases_exact
 from lockstep.export._parts import Box, Frozen, Shard, ShardsPart, frozen_predicate
@@ -76,15 +77,25 @@ class RecordedPart(ShardsPart):
     def open(self, group: Any, on_agent_host: bool) -> None:
         """BadDataError: a HuggingFace tensor is no copy of parameters, comes twice, or not in every pass; the text names it."""
         self.prepare()
-        found, failure = [], None
-        try:
-            found = _pieces(_tensors(self._chunks), self._export, group, on_agent_host)
-        except Exception as error:
-            failure = error
-        answers = all_gather((reason_of(failure), found), group)
-        require_agreement([(reason, ()) for reason, _ in answers], failure)
-        own = [piece for _, pieces in answers for piece in pieces if piece.source.rank == rank_of(group)]
-        self._pieces = {piece.name: piece for piece in sorted(own, key=lambda piece: piece.number)}
+        tensors = _tensors(self._chunks)
+        ranks = gather(lambda: (_sizes(tensors), on_agent_host), group)
+        sources, end = [], 1  # a constant 1 would be the element 0
+        for rank, (sizes, _) in enumerate(ranks):
+            for name, elements in sizes:
+                sources.append(Source(rank, name, elements, end))
+                end += elements + _GAP
+        looking = [rank for rank, (_, here) in enumerate(ranks) if here] or list(range(len(ranks)))
+        look = _Look(rank_of(group), looking)
+        own = [source for source in sources if source.rank == rank_of(group)]
+        with torch.no_grad(), _stand_ins(tensors) as fill:
+            for number in range(-(-end.bit_length() // _BITS)):
+                fill(own, functools.partial(_digit, number))
+                gather(lambda: look.digit(self._export()), group)
+            fill(own, _hash)
+            gather(lambda: look.check(self._export()), group)
+        found = [piece for pieces in gather(lambda: look.pieces(sources), group) for piece in pieces]
+        mine = [piece for piece in found if piece.source.rank == rank_of(group)]
+        self._pieces = {piece.name: piece for piece in sorted(mine, key=lambda piece: piece.number)}
 
     def prepare(self) -> None:
         finish_gathers(self._chunks)
@@ -116,32 +127,11 @@ def _tensors(chunks: "Sequence[Any]") -> "dict[str, Any]":
     return {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.numel()}
 
 
-def _pieces(tensors: "dict[str, Any]", export: Exporter, group: Any, on_agent_host: bool) -> "list[Piece]":
-    """Those of the tensors that this rank looks at. Of several equal sources, each rank sees its own."""
+def _sizes(tensors: "dict[str, Any]") -> "list[Tuple[str, int]]":
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise BadDataError(f'parameter "{name}" is not contiguous; what an exporter makes of it cannot be recorded')
-    ranks = all_gather(([(name, tensor.numel()) for name, tensor in tensors.items()], on_agent_host), group)
-    sources, end = [], 1  # a constant 1 would be the element 0
-    for rank, (of_rank, _) in enumerate(ranks):
-        for name, elements in of_rank:
-            sources.append(Source(rank, name, elements, end))
-            end += elements + _GAP
-    looking = [rank for rank, (_, here) in enumerate(ranks) if here] or list(range(len(ranks)))
-    own = [source for source in sources if source.rank == rank_of(group)]
-    look = _Look(rank_of(group), looking)
-    with torch.no_grad(), _stand_ins(tensors) as fill:
-        for number in range(-(-end.bit_length() // _BITS)):
-            fill(own, functools.partial(_digit, number))
-            look.digit(export())
-        fill(own, _hash)
-        look.check(export())
-    return [
-        piece
-        for number, name in enumerate(look.names)
-        if name in look.seen
-        for piece in look.seen[name].pieces(name, number, sources)
-    ]
+    return [(name, tensor.numel()) for name, tensor in tensors.items()]
 
 
 def _digit(number: int, index: Any) -> Any:
@@ -174,7 +164,8 @@ def _hash(index: Any) -> Any:
 
 
 class _Look:
-    """What the exporter gives in its passes. Each rank that looks keeps its share of the tensors.
+    """What the exporter gives in its passes. Each rank that looks keeps its share of the tensors; of several equal sources it sees its
+    own. A pass is taken to its end whatever is found, for other ranks take part in the exporter's collectives.
 
     Attributes:
         names: of all tensors.
@@ -188,7 +179,8 @@ class _Look:
 
     def digit(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
         """Keeps the next digit of each element's index."""
-        for name, tensor in self._each(tensors):
+
+        def keep(name: str, tensor: Any) -> None:
             seen = self.seen.setdefault(name, _Seen(safetensors_dtype(name, tensor.dtype), tuple(tensor.shape), []))
             if tuple(tensor.shape) != seen.shape:
                 raise BadDataError(
@@ -196,23 +188,31 @@ class _Look:
                 )
             seen.digits.append(_digits(name, tensor))
 
+        self._pass(tensors, keep)
+
     def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
         """Compares each element with the hash of the index that its digits give."""
-        for name, tensor in self._each(tensors):
-            self.seen[name].check(name, _digits(name, tensor))
+        self._pass(tensors, lambda name, tensor: self.seen[name].check(name, _digits(name, tensor)))
 
-    def _each(self, tensors: "Iterable[Tuple[str, Any]]") -> "Iterator[Tuple[str, Any]]":
+    def pieces(self, sources: "Sequence[Source]") -> "list[Piece]":
+        """Of the rank's own share."""
+        numbers = {name: number for number, name in enumerate(self.names)}
+        return [piece for name, seen in self.seen.items() for piece in seen.pieces(name, numbers[name], sources)]
+
+    def _pass(self, tensors: "Iterable[Tuple[str, Any]]", look: "Callable[[str, Any], None]") -> None:
         names: "list[str]" = []
+        failure = None
         for name, tensor in tensors:
-            if self._looking[len(names) % len(self._looking)] == self._rank:
-                yield name, tensor.detach()
+            mine = self._looking[len(names) % len(self._looking)] == self._rank
+            expected = not self.names or self.names[len(names) : len(names) + 1] == [name]
             names.append(name)
+            if mine and expected and failure is None:
+                try:
+                    look(name, tensor.detach())
+                except BadDataError as error:
+                    failure = error
         if not self.names:
-            twice = (
-                [name for number, name in enumerate(names) if name in set(names[:number])]
-                if len(set(names)) < len(names)
-                else []
-            )
+            twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise BadDataError(f'the exporter gives "{twice[0]}" twice')
             self.names = names
@@ -221,6 +221,8 @@ class _Look:
             raise BadDataError(
                 f"the exporter gives other tensors each time{': ' if other else ''}{', '.join(other[:3])}"
             )
+        if failure is not None:
+            raise failure
 
 
 class _Seen(NamedTuple):
