@@ -49,6 +49,13 @@ def one_is_computed(rank: Rank):
         yield name, tensor + 1 if name == "model.norm.weight" else tensor
 
 
+def one_less_on_the_last(rank: Rank):
+    last = torch.distributed.get_world_size() - 1
+    for name, tensor in each_once(rank):
+        if rank.number != last or name != "model.norm.weight":
+            yield name, tensor
+
+
 def open_by_bridge(rank: Rank, socket, model: str, export=each_once) -> None:
     """And the weights stay as they are."""
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for chunk in rank.chunks for _, tensor in weights(chunk)]
@@ -79,6 +86,9 @@ def test_a_tensor_that_is_no_copy_is_refused_on_every_rank(cluster, checkpoints)
         refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, export=one_is_computed)
         assert sorted(kind for kind, _ in refused) == ["AbortedError"] * 3 + ["BadDataError"]
         assert all('"model.norm.weight", whose elements are no copies' in why for _, why in refused)
+        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, export=one_less_on_the_last)
+        assert {kind for kind, _ in refused} == {"BadDataError"}
+        assert all("gives other tensors on rank 3 than on rank 0" in why for _, why in refused)
         ranks.call(open_by_bridge, agent.socket, MODEL)
 
 

@@ -46,7 +46,8 @@ class Placement:
         """Adds a draft's parameters, as "draft.NAME"."""
         self.parameters += [replace(own, name=f"draft.{own.name}") for own in draft.parameters]
         self.computed += draft.computed
-        self.unused = [name for name in self.unused if name in draft.unused]
+        unused = set(draft.unused)
+        self.unused = [name for name in self.unused if name in unused]
 
 
 class Recorded:
@@ -103,7 +104,7 @@ class Recorded:
 
     def _placed(self, compare_only: bool, held: "Set[Tuple[Any, ...]]") -> Placement:
         """``held``: where the tensors lie that another model has."""
-        live = _every_tensor(self._module)
+        live = _by_every_name(self._module)
         recording = self._recorded()
         twin = tensors_of(self._twin)  # with what the loader made beside the parameters
         beside = self._beside(live, recording)
@@ -330,7 +331,7 @@ def _hole(shape: "Tuple[int, ...]", pieces: "Sequence[Piece]") -> "Box | None":
     return next((box for box in last_wins(boxes) if box.copy is whole), None)
 
 
-def _every_tensor(module: Any) -> "dict[str, torch.Tensor]":
+def _by_every_name(module: Any) -> "dict[str, torch.Tensor]":
     """Those of ``tensors_of``, and shared parameters and buffers under each of their names."""
     return {
         **tensors_of(module),

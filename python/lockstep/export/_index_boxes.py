@@ -19,9 +19,10 @@ class IndexBox(NamedTuple):
 
 
 def boxes_of(
-    shape: "Tuple[int, ...]", rows: "Callable[[int, int], Tuple[torch.Tensor, torch.Tensor]]"
-) -> "list[IndexBox]":
-    """Few of them that are the whole of a tensor of ``shape``, so that each element is in one. Steps are positive.
+    shape: "Tuple[int, ...]", rows: "Callable[[int, int], Tuple[torch.Tensor, torch.Tensor]]", most: int
+) -> "list[IndexBox] | None":
+    """Few of them that are the whole of a tensor of ``shape``, so that each element is in one. Steps are positive. None: there are
+    more than ``most``.
 
     Args:
         rows: rows(begin, end) gives indexes and sources of these rows, along the first dimension, or of a scalar.
@@ -36,6 +37,8 @@ def boxes_of(
         end = min(height, begin + at_once)
         now: "dict[Tuple[object, ...], IndexBox]" = {}
         for box in _boxes(*rows(begin, end)):
+            if len(done) + len(now) + len(last) > most:
+                return None
             own = box._replace(at=(box.at[0] + begin, *box.at[1:])) if shape else box
             before = last.get(_beside(own)) if own.at[:1] == (begin,) else None
             joined = None if before is None else _joined(before, own)
@@ -75,15 +78,15 @@ def _boxes(index: torch.Tensor, source: torch.Tensor) -> "Iterator[IndexBox]":
             for box in _boxes(index[..., begin], source[..., begin]):
                 yield IndexBox((*box.at, begin), (*box.shape, length), box.start, (*box.strides, by), box.source)
         return
+    if index.dim() > 2:
+        for row in range(len(index)):
+            for box in _boxes(index[row], source[row]):
+                yield IndexBox((row, *box.at), (1, *box.shape), box.start, (1, *box.strides), box.source)
+        return
     rows = step.reshape(step.shape[0], -1)
     differ = (rows[1:] != rows[:-1]).any(1).nonzero().reshape(-1).tolist()
     begins = [0, *(row + 1 for row in differ)]
     for begin, end in zip(begins, [*begins[1:], len(rows)]):
-        if index.dim() > 2:  # rows of one index of the first dimension differ
-            for row in range(begin, end):
-                for box in _boxes(index[row], source[row]):
-                    yield IndexBox((row, *box.at), (1, *box.shape), box.start, (1, *box.strides), box.source)
-            continue
         for box in _boxes(index[begin:end], source[begin:end]):
             yield box._replace(at=(box.at[0] + begin, *box.at[1:]))
 

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
-from lockstep.core.errors import StateError
+from lockstep.core.errors import BadDataError, StateError
 from lockstep.core.keywords import takes
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
@@ -149,6 +149,8 @@ class Publisher:
                 gives the same names in the same order. It runs some times, over values that say where they are; from then on each
                 rank copies its own parts, without a gather. ``hf_config`` and ``place`` are not needed then.
         """
+        if (hf_config is None) == (recorded_from is None):
+            raise BadDataError("from_megatron: give hf_config or recorded_from, one of them")
         if recorded_from is not None:
             from lockstep.export._recorded import RecordedPart  # which needs PyTorch
 

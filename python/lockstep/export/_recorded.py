@@ -3,23 +3,35 @@ Publisher.from_megatron."""
 
 import contextlib
 import functools
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
-from lockstep.export._agreement import gather, rank_of
+from lockstep.export._adapter import refuse_adapters
+from lockstep.export._agreement import all_gather, gather, rank_of
 from lockstep.export._index_boxes import boxes_of
 from lockstep.export._megatron import chunks_of, finish_gathers, keep_router_biases_exact
-from lockstep.export._parts import Box, Frozen, Shard, ShardsPart, frozen_predicate
+from lockstep.export._parts import (
+    Box,
+    Frozen,
+    Shard,
+    ShardsPart,
+    any_requires_gradient,
+    frozen_predicate,
+    goes_by_gradient,
+    names_of,
+)
 
 Exporter = Callable[[], "Iterable[Tuple[str, Any]]"]
 
-_BITS = 8  # of a digit; 1 to 256 are exact in every floating type of 8 bits of precision
+_BITS, _DIGIT = 8, 0xFF  # of a digit; 1 to 256 are exact in every floating type of 8 bits of precision
 _BLOCK = 1 << 22  # elements that are looked at together
 _MOST_BOXES = 4096  # of a tensor
 _GAP = 1  # between sources: an index beyond one is none of the next
@@ -64,21 +76,24 @@ class RecordedPart(ShardsPart):
         model_chunks: as for ``lockstep.megatron``. Values of parameters and buffers are what they were afterwards.
         export: gives (HuggingFace name, whole tensor), on every rank the same names in the same order.
         convert: float32 parameters may be rounded to the bfloat16 that the exporter gives.
-        frozen: as for ``lockstep.fsdp``, by the names of parameters, with the chunk's number before them.
+        frozen: as for ``lockstep.fsdp``, by HuggingFace names.
     """
 
     def __init__(self, model_chunks: Any, export: Exporter, *, convert: bool, frozen: Frozen) -> None:
+        predicate = frozen_predicate(frozen)
         super().__init__(self._views, self._shard, self._frozen, converts=convert)
-        self._chunks, self._export, self._is_frozen_source = chunks_of(model_chunks), export, frozen_predicate(frozen)
+        self.frozen_names, self.frozen_by_gradient = names_of(predicate), goes_by_gradient(predicate)
+        self._chunks, self._export, self._is_frozen_tensor = chunks_of(model_chunks), export, predicate
         for chunk in self._chunks:
+            refuse_adapters(chunk)
             keep_router_biases_exact(chunk)
         self._pieces: "dict[str, Piece]" = {}  # this rank's, each a tensor of its own name
 
     def open(self, group: Any, on_agent_host: bool) -> None:
         """BadDataError: a HuggingFace tensor is no copy of parameters, comes twice, or not in every pass; the text names it."""
-        self.prepare()
+        gather(self.prepare, group)
         tensors = _tensors(self._chunks)
-        ranks = gather(lambda: (_sizes(tensors), on_agent_host), group)
+        ranks = all_gather(([(name, tensor.numel()) for name, tensor in tensors.items()], on_agent_host), group)
         sources, end = [], 1  # a constant 1 would be the element 0
         for rank, (sizes, _) in enumerate(ranks):
             for name, elements in sizes:
@@ -89,9 +104,10 @@ class RecordedPart(ShardsPart):
         own = [source for source in sources if source.rank == rank_of(group)]
         with torch.no_grad(), _stand_ins(tensors) as fill:
             for number in range(-(-end.bit_length() // _BITS)):
-                fill(own, functools.partial(_digit, number))
+                gather(functools.partial(fill, own, functools.partial(_digit, number)), group)
                 gather(lambda: look.digit(self._export()), group)
-            fill(own, _hash)
+            _check_alike(all_gather(hashlib.sha256("\0".join(look.names).encode()).digest(), group))
+            gather(functools.partial(fill, own, _proof), group)
             gather(lambda: look.check(self._export()), group)
         found = [piece for pieces in gather(lambda: look.pieces(sources), group) for piece in pieces]
         mine = [piece for piece in found if piece.source.rank == rank_of(group)]
@@ -100,11 +116,19 @@ class RecordedPart(ShardsPart):
     def prepare(self) -> None:
         finish_gathers(self._chunks)
 
+    def trains(self) -> bool:
+        return any_requires_gradient(_tensors(self._chunks).items())
+
     def _views(self) -> "Iterator[Tuple[str, Any]]":
         tensors = _tensors(self._chunks)
         for name, own in self._pieces.items():
-            whole = tensors[own.source.name].detach()
-            yield name, whole.as_strided(own.shape, own.strides, whole.storage_offset() + own.start)
+            whole = tensors.get(own.source.name)
+            if whole is None or whole.numel() != own.source.elements or not whole.untyped_storage().nbytes():
+                raise BadDataError(
+                    f'parameter "{own.source.name}" has no memory, or not as much as when the publisher was made; publish while the '
+                    "model has its weights, or make a new publisher"
+                )
+            yield name, whole.detach().as_strided(own.shape, own.strides, whole.storage_offset() + own.start)
 
     def _shard(self, name: str, tensor: Any) -> Shard:
         own = self._pieces[name]
@@ -113,54 +137,81 @@ class RecordedPart(ShardsPart):
         box = Box(zeros, zeros, own.shape)
         return Shard(name, own.dtype, own.shape, own.shape, [box], self._frozen(name, tensor), [made])
 
-    def _frozen(self, name: str, tensor: Any) -> bool:
-        return self._is_frozen_source(self._pieces[name].source.name, tensor)
+    def _frozen(self, name: str, _: Any) -> bool:
+        own = self._pieces[name]
+        return self._is_frozen_tensor(own.tensor, self._parameters().get(own.source.name))
+
+    def _parameters(self) -> "dict[str, Any]":
+        """By name, where it matters whether they require gradients."""
+        return _tensors(self._chunks) if self.frozen_by_gradient else {}
 
 
 def _tensors(chunks: "Sequence[Any]") -> "dict[str, Any]":
-    """Parameters and buffers that an exporter may read, by the chunk's number and their names."""
+    """Parameters and buffers that an exporter may copy, by the chunk's number and their names."""
     named = [
         (f"{number}.{name}", tensor)
         for number, chunk in enumerate(chunks)
         for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers())
     ]
-    return {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.numel()}
+    return {
+        name: tensor
+        for name, tensor in named
+        if tensor.is_floating_point() and tensor.numel() and tensor.is_contiguous()
+    }
 
 
-def _sizes(tensors: "dict[str, Any]") -> "list[Tuple[str, int]]":
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise BadDataError(f'parameter "{name}" is not contiguous; what an exporter makes of it cannot be recorded')
-    return [(name, tensor.numel()) for name, tensor in tensors.items()]
+def _check_alike(names: "Sequence[bytes]") -> None:
+    for rank, own in enumerate(names):
+        if own != names[0]:
+            raise BadDataError(
+                f"the exporter gives other tensors on rank {rank} than on rank 0; every rank must give the same names in the same order"
+            )
 
 
-def _digit(number: int, index: Any) -> Any:
-    return index >> number * _BITS
+def _digit(number: int, index: Any, _: Any) -> Any:
+    return ((index >> number * _BITS) & _DIGIT) + 1
 
 
-@contextlib.contextmanager
-def _stand_ins(tensors: "dict[str, Any]") -> "Iterator[Callable[[Sequence[Source], Callable[[Any], Any]], None]]":
-    """Others in place of the tensors' data; what it gives fills them, with the low bits of a function of the indexes."""
-    data = {name: tensor.data for name, tensor in tensors.items()}
+def _proof(index: Any, dtype: Any) -> Any:
+    """Negative fractions, which arithmetic and constants do not give by chance: of all the bits that float32 has, or of a digit."""
+    return _fine(_hash(index)) if dtype == torch.float32 else _coarse(_hash(index))
 
-    def fill(sources: "Sequence[Source]", value: "Callable[[Any], Any]") -> None:
-        for source in sources:
-            tensor = tensors[source.name].data
-            index = torch.arange(source.begin, source.begin + source.elements, device=tensor.device)
-            tensor.copy_(((value(index) & ((1 << _BITS) - 1)) + 1).view(tensor.shape))
 
-    try:
-        for tensor in tensors.values():
-            tensor.data = torch.empty_like(tensor.data)
-        yield fill
-    finally:
-        for name, tensor in tensors.items():
-            tensor.data = data[name]
+def _fine(value: Any) -> Any:
+    return ((value & 0xFFFFFF) + 1).to(torch.float32) * -(2.0**-24)
+
+
+def _coarse(value: Any) -> Any:
+    return ((value & _DIGIT) + 1).to(torch.float32) * -(2.0**-8)
 
 
 def _hash(index: Any) -> Any:
     mixed = index * -0x61C8864680B583EB
     return (mixed >> 29) ^ (mixed >> 47)
+
+
+@contextlib.contextmanager
+def _stand_ins(tensors: "dict[str, Any]") -> "Iterator[Callable[[Sequence[Source], Callable[[Any, Any], Any]], None]]":
+    """What it gives fills others in place of the tensors' data, with a function of the indexes and the dtype."""
+    data = {name: tensor.data for name, tensor in tensors.items()}
+
+    def fill(sources: "Sequence[Source]", value: "Callable[[Any, Any], Any]") -> None:
+        for source in sources:
+            tensor = tensors[source.name]
+            if tensor.data_ptr() == data[source.name].data_ptr():
+                tensor.data = torch.empty_like(tensor.data)
+            flat = tensor.data.view(-1)
+            for begin in range(0, source.elements, _BLOCK):
+                end = min(source.elements, begin + _BLOCK)
+                index = torch.arange(source.begin + begin, source.begin + end, device=tensor.device)
+                flat[begin:end].copy_(value(index, tensor.dtype))
+
+    try:
+        yield fill
+    finally:
+        with delayed_interrupt():
+            for name, tensor in tensors.items():
+                tensor.data = data[name]
 
 
 class _Look:
@@ -181,6 +232,8 @@ class _Look:
         """Keeps the next digit of each element's index."""
 
         def keep(name: str, tensor: Any) -> None:
+            if not tensor.numel():
+                raise BadDataError(f'the exporter gives "{name}" without elements; leave it out')
             seen = self.seen.setdefault(name, _Seen(safetensors_dtype(name, tensor.dtype), tuple(tensor.shape), []))
             if tuple(tensor.shape) != seen.shape:
                 raise BadDataError(
@@ -191,8 +244,8 @@ class _Look:
         self._pass(tensors, keep)
 
     def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
-        """Compares each element with the hash of the index that its digits give."""
-        self._pass(tensors, lambda name, tensor: self.seen[name].check(name, _digits(name, tensor)))
+        """Compares each element with the proof of the index that its digits give."""
+        self._pass(tensors, lambda name, tensor: self.seen[name].check(name, tensor))
 
     def pieces(self, sources: "Sequence[Source]") -> "list[Piece]":
         """Of the rank's own share."""
@@ -209,7 +262,7 @@ class _Look:
             if mine and expected and failure is None:
                 try:
                     look(name, tensor.detach())
-                except BadDataError as error:
+                except Exception as error:
                     failure = error
         if not self.names:
             twice = [name for name, count in Counter(names).items() if count > 1]
@@ -233,11 +286,13 @@ class _Seen(NamedTuple):
     digits: "list[Any]"
 
     def check(self, name: str, values: Any) -> None:
-        """BadDataError: an element is not the hash of its index."""
+        """BadDataError: an element is not the proof of its index, as it is or rounded to bfloat16."""
+        if tuple(values.shape) != self.shape:
+            raise _no_copy(name)
         for block in _blocks(values.numel()):
-            if not torch.equal(
-                values.view(-1)[block], (_hash(self._places(block)) & ((1 << _BITS) - 1)).to(torch.uint8)
-            ):
+            value, proof = values.reshape(-1)[block].to(torch.float32).cpu(), _hash(self._places(block))
+            fine = _fine(proof) if self.dtype == "F32" else _fine(proof).to(torch.bfloat16).to(torch.float32)
+            if not bool(((value == _coarse(proof)) | (value == fine)).all()):
                 raise _no_copy(name)
 
     def pieces(self, name: str, number: int, sources: "Sequence[Source]") -> "Iterator[Piece]":
@@ -253,10 +308,11 @@ class _Seen(NamedTuple):
             shape = (end - begin, *self.shape[1:]) if self.shape else ()
             return index.view(shape), source.view(shape)
 
-        boxes = boxes_of(self.shape, rows)
-        if len(boxes) > _MOST_BOXES:
+        boxes = boxes_of(self.shape, rows, _MOST_BOXES)
+        if boxes is None:
             raise BadDataError(
-                f'the exporter gives "{name}", whose elements lie in {len(boxes)} places; publish what the exporter gives, by from_stream'
+                f'the exporter gives "{name}", whose elements lie in more than {_MOST_BOXES} places; publish what the exporter gives, '
+                "by from_stream"
             )
         for box in boxes:
             source = sources[box.source]
@@ -265,7 +321,7 @@ class _Seen(NamedTuple):
 
     def _places(self, block: slice) -> Any:
         """The indexes of a stretch of elements."""
-        digits = [digit.view(-1)[block].to(torch.int64) << number * _BITS for number, digit in enumerate(self.digits)]
+        digits = [digit[block].to(torch.int64) << number * _BITS for number, digit in enumerate(self.digits)]
         return functools.reduce(torch.add, digits)
 
 
@@ -274,11 +330,14 @@ def _blocks(elements: int) -> "Iterator[slice]":
 
 
 def _digits(name: str, tensor: Any) -> Any:
-    value = tensor.to(torch.float32) - 1
-    digits = value.clamp(0, 255).to(torch.uint8)
-    if not torch.equal(digits.to(torch.float32), value):
-        raise _no_copy(name)
-    return digits.cpu().contiguous()
+    digits = torch.empty(tensor.numel(), dtype=torch.uint8)
+    for block in _blocks(tensor.numel()):
+        value = tensor.reshape(-1)[block].to(torch.float32) - 1
+        own = value.clamp(0, _DIGIT).to(torch.uint8)
+        if not torch.equal(own.to(torch.float32), value):
+            raise _no_copy(name)
+        digits[block] = own.cpu()
+    return digits
 
 
 def _no_copy(name: str) -> BadDataError:

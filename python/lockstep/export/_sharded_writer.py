@@ -198,7 +198,8 @@ class ShardedWriter(Writer):
             if not wanted:
                 continue
             parts = [json.loads(description)["parts"][position] for description in self._descriptions]
-            known = {entry["name"] for own in parts for entry in own.get("tensors") or own.get("parameters") or ()}
+            entries = [entry for own in parts for entry in own.get("tensors") or own.get("parameters") or ()]
+            known = {made["name"] for entry in entries for made in (entry, *entry.get("into", ()))}
             for name in sorted(wanted - known):
                 near = "".join(f'; did you mean "{close}"?' for close in difflib.get_close_matches(name, known, 1))
                 raise BadDataError(f'frozen: no rank has a tensor "{name}"{near}')
