@@ -4,12 +4,13 @@ import ctypes
 import json
 import os
 import re
-from typing import Any, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 
 from lockstep.core import abi, arguments
 from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
+from lockstep.export._chunks import chunks_of, finish_gathers, keep_router_biases_exact
 from lockstep.export._parts import (
     DESCRIPTION_FORMAT,
     Frozen,
@@ -80,13 +81,14 @@ def _read_config(path: str) -> "dict[str, Any]":
 
 def megatron(
     model_chunks: Any,
-    hf_config: Any,
+    hf_config: Any = None,
     *,
     place: "Mapping[str, int] | None" = None,
     convert: bool = False,
     frozen: Frozen = None,
+    recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None" = None,
 ) -> Part:
-    """The parameters of Megatron-core model chunks, to be exported by their family's rules.
+    """The parameters of Megatron-core model chunks, to be exported by their family's rules, or as a bridge exports them.
 
     Args:
         model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine.
@@ -95,8 +97,17 @@ def megatron(
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
             tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
-        frozen: as for ``lockstep.fsdp``, by their names in the description.
+        frozen: as for ``lockstep.fsdp``, by their names in the description; with ``recorded_from`` by HuggingFace names.
+        recorded_from: in place of ``hf_config`` and ``place``: returns a bridge's generator of (HuggingFace name, whole tensor) over
+            ``model_chunks``. Every rank gives the same names in the same order. It runs some times when the publisher is made, over
+            values that say where they are; from then on each rank copies its own parts, without a gather.
     """
+    if (hf_config is None) == (recorded_from is None):
+        raise BadDataError("megatron: give hf_config or recorded_from, one of them")
+    if recorded_from is not None:
+        from lockstep.export._recorded import RecordedPart  # which needs PyTorch
+
+        return RecordedPart(model_chunks, recorded_from, convert=convert, frozen=frozen)
     chunks = chunks_of(model_chunks)
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
@@ -104,23 +115,6 @@ def megatron(
         _refuse_options(chunk, json.loads(config))
         keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
-
-
-def chunks_of(model_chunks: Any) -> "list[Any]":
-    """A rank's model, or its chunks, as a list of modules. BadDataError: one is no module."""
-    from lockstep.core.checkpoint import check_module
-
-    chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
-    for chunk in chunks:
-        check_module(chunk)
-    return chunks
-
-
-def finish_gathers(chunks: "Sequence[Any]") -> None:
-    """With overlap_param_gather an optimizer's step leaves every rank with its own slice of the new parameters."""
-    for chunk in chunks:
-        if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
-            chunk.start_param_sync(force_sync=True)
 
 
 def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
@@ -274,14 +268,6 @@ def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
             f"tie_word_embeddings is {tied} in hf_config, but the Megatron model was built with "
             f"share_embeddings_and_output_weights={shared}: its head would be missing"
         )
-
-
-def keep_router_biases_exact(chunk: Any) -> None:
-    """As Megatron does before it runs, loads or saves them: in float32, even if the whole model was made bfloat16."""
-    for module in chunk.modules():
-        keep = getattr(module, "_maintain_float32_expert_bias", None)
-        if keep is not None:
-            keep()
 
 
 def process_groups() -> Any:

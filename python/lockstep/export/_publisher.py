@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
-from lockstep.core.errors import BadDataError, StateError
+from lockstep.core.errors import StateError
 from lockstep.core.keywords import takes
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
@@ -141,22 +141,10 @@ class Publisher:
         recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None" = None,
         **options: "Unpack[ShardedOptions]",
     ) -> "Publisher":
-        """A Megatron-core model, on every rank, by the rules of its family, or as its bridge exports it.
-
-        Args:
-            model_chunks, hf_config, place, convert, frozen: as for ``lockstep.megatron``.
-            recorded_from: returns a bridge's generator of (HuggingFace name, whole tensor) over ``model_chunks``, which every rank
-                gives the same names in the same order. It runs some times, over values that say where they are; from then on each
-                rank copies its own parts, without a gather. ``hf_config`` and ``place`` are not needed then.
-        """
-        if (hf_config is None) == (recorded_from is None):
-            raise BadDataError("from_megatron: give hf_config or recorded_from, one of them")
-        if recorded_from is not None:
-            from lockstep.export._recorded import RecordedPart  # which needs PyTorch
-
-            part: Part = RecordedPart(model_chunks, recorded_from, convert=convert, frozen=frozen)
-        else:
-            part = megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)
+        """A Megatron-core model, on every rank. Arguments also as for ``lockstep.megatron``."""
+        part = megatron(
+            model_chunks, hf_config, place=place, convert=convert, frozen=frozen, recorded_from=recorded_from
+        )
         return Publisher.from_parts([part], model=model, **options)
 
     @staticmethod

@@ -1,5 +1,5 @@
 """The part of a model whose HuggingFace tensors a trainer's own exporter makes of its parameters: of what, is recorded once, by values. For
-Publisher.from_megatron."""
+``megatron``."""
 
 import contextlib
 import functools
@@ -16,8 +16,8 @@ from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
 from lockstep.export._adapter import refuse_adapters
 from lockstep.export._agreement import all_gather, gather, rank_of
+from lockstep.export._chunks import chunks_of, finish_gathers, keep_router_biases_exact
 from lockstep.export._index_boxes import boxes_of
-from lockstep.export._megatron import chunks_of, finish_gathers, keep_router_biases_exact
 from lockstep.export._parts import (
     Box,
     Frozen,
@@ -88,6 +88,7 @@ class RecordedPart(ShardsPart):
             refuse_adapters(chunk)
             keep_router_biases_exact(chunk)
         self._pieces: "dict[str, Piece]" = {}  # this rank's, each a tensor of its own name
+        self._now: "dict[str, Any]" = {}  # what is read
 
     def open(self, group: Any, on_agent_host: bool) -> None:
         """BadDataError: a HuggingFace tensor is no copy of parameters, comes twice, or not in every pass; the text names it."""
@@ -120,9 +121,9 @@ class RecordedPart(ShardsPart):
         return any_requires_gradient(_tensors(self._chunks).items())
 
     def _views(self) -> "Iterator[Tuple[str, Any]]":
-        tensors = _tensors(self._chunks)
+        self._now = _tensors(self._chunks)
         for name, own in self._pieces.items():
-            whole = tensors.get(own.source.name)
+            whole = self._now.get(own.source.name)
             if whole is None or whole.numel() != own.source.elements or not whole.untyped_storage().nbytes():
                 raise BadDataError(
                     f'parameter "{own.source.name}" has no memory, or not as much as when the publisher was made; publish while the '
@@ -139,11 +140,7 @@ class RecordedPart(ShardsPart):
 
     def _frozen(self, name: str, _: Any) -> bool:
         own = self._pieces[name]
-        return self._is_frozen_tensor(own.tensor, self._parameters().get(own.source.name))
-
-    def _parameters(self) -> "dict[str, Any]":
-        """By name, where it matters whether they require gradients."""
-        return _tensors(self._chunks) if self.frozen_by_gradient else {}
+        return self._is_frozen_tensor(own.tensor, self._now[own.source.name])
 
 
 def _tensors(chunks: "Sequence[Any]") -> "dict[str, Any]":
