@@ -9,7 +9,7 @@ import torch
 from test_replica import Published
 
 import lockstep
-from lockstep.integrations._replicas import check_reachable, check_room, local_checkpoint, open_replica
+from lockstep.integrations._replicas import check_reachable, check_room, open_replica
 
 
 @pytest.fixture

@@ -2,11 +2,21 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import lockstep.export._index_boxes as index_boxes
-from lockstep.core.errors import BadDataError
+import lockstep.export._recorded as recorded
+from lockstep.core.errors import BadDataError, NotFoundError
 from lockstep.export._agreement import ALONE
+from lockstep.export._megatron import megatron
 from lockstep.export._recorded import RecordedPart
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """One of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lockstep" / "bridges"
 
 
 class Model(torch.nn.Module):
@@ -35,8 +45,8 @@ def export(model: Model):
     yield "bias", model.bias
 
 
-def opened(model: Model, exporter=export) -> RecordedPart:
-    part = RecordedPart(model, lambda: exporter(model), convert=False, frozen=None)
+def opened(model: Model, exporter=export, **options) -> RecordedPart:
+    part = megatron(model, recorded_from=lambda: exporter(model), **options)
     part.open(ALONE, True)
     return part
 
@@ -85,6 +95,10 @@ def _swap(tensors):
     return [*given.items()][:5] + [("experts", given["experts"].flip(0)), *[*given.items()][6:]]
 
 
+def _cut(tensors):
+    return [(name, tensor[:1] if name == "q" else tensor) for name, tensor in tensors]
+
+
 def _raise(tensors):
     yield tensors[0]
     raise RuntimeError("a lost rank")
@@ -103,16 +117,16 @@ def _add(name, tensor):
     ("number", "change", "problem"),
     [
         (2, _swap, '"experts", whose elements are no copies'),
+        (3, _swap, '"experts", whose elements are no copies'),
         (3, lambda tensors: tensors[1:], "other tensors each time: q"),
         (2, lambda tensors: [*tensors[:3], tensors[4], tensors[3], *tensors[5:]], "other tensors each time"),
-        (
-            2,
-            lambda tensors: [(name, tensor[:1] if name == "q" else tensor) for name, tensor in tensors],
-            r'"q" \[1, 6\]',
-        ),
+        (2, lambda tensors: _cut(tensors), r'"q" \[1, 6\], and gave it \[8, 6\] before'),
+        (3, lambda tensors: _cut(tensors), '"q", whose elements are no copies'),
     ],
 )
-def test_an_exporter_that_gives_something_else_in_a_pass_is_refused(number, change, problem):
+def test_an_exporter_that_gives_something_else_in_a_pass_is_refused(number, change, problem, monkeypatch):
+    """Digits are two, and the third pass is the proof."""
+    monkeypatch.setattr(recorded, "WIDE", recorded.WIDE._replace(base=100))
     _refused(Liar(number, change), BadDataError, problem)
 
 
@@ -120,7 +134,8 @@ def test_an_exporter_that_gives_something_else_in_a_pass_is_refused(number, chan
     ("change", "problem"),
     [
         (_add("mean", lambda given: given["q"].float().mean(0)), '"mean", whose elements are no copies'),
-        (_add("plus", lambda given: given["norm"] + 1), '"plus", whose elements are no copies'),
+        (_add("plus", lambda given: given["norm"] + 2), '"plus", whose elements are no copies'),
+        (_add("sum", lambda given: given["norm"] + given["bias"][0]), '"sum", whose elements are no copies'),
         (_add("size", lambda given: given["norm"].abs()), '"size", whose elements are no copies'),
         (_add("whole", lambda given: given["norm"].round()), '"whole", whose elements are no copies'),
         (_add("rounded", lambda given: given["router"].bfloat16().float()), '"rounded", whose elements are no copies'),
@@ -136,6 +151,119 @@ def test_what_is_no_copy_is_refused_by_name(change, problem):
     _refused(lambda model: change(list(export(model))), BadDataError, problem)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_plus_or_minus_one_is_computed_by_the_rank(dtype):
+    def with_norms(model: Model):
+        yield from export(model)
+        yield "plus", model.norm + 1
+        yield "minus", model.router[1] - 1
+
+    model = Model()
+    model.to(dtype)
+    model.router.data = model.router.data.float()
+    part = opened(model, with_norms)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.randn(tensor.shape))
+    got = assembled(part)
+    for name, tensor in with_norms(model):
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+
+
+class Counted:
+    """An exporter that counts how often it runs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: Model):
+        self.calls += 1
+        return export(model)
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"[]", b"0\n[]"])
+def test_what_was_found_is_proved_by_one_pass_at_the_next_start(cache, damage):
+    first, second = Counted(), Counted()
+    pieces = [own.description() for own in opened(Model(), first).locals()]
+    assert first.calls == 2
+    if damage is not None:
+        [file] = cache.iterdir()
+        file.write_bytes(damage)
+    model = Model()
+    part = opened(model, second)
+    assert [own.description() for own in part.locals()] == pieces
+    assert second.calls == (1 if damage is None else 2)
+    for name, tensor in export(model):
+        assert torch.equal(assembled(part)[name], tensor)
+
+
+def test_what_was_found_of_another_exporter_is_found_again():
+    def turned_experts(model: Model):
+        return [(name, tensor[[1, 0]] if name == "experts" else tensor) for name, tensor in export(model)][:-1]
+
+    opened(Model())
+    model = Model()
+    part = opened(model, turned_experts)
+    want, got = dict(turned_experts(model)), assembled(part)
+    assert want.keys() == got.keys() and all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(cache):
+    cache.parent.parent.joinpath("lockstep").write_text("a file")
+    with pytest.warns(UserWarning, match="the next start records the bridge again"):
+        opened(Model())
+
+
+class Bridge:
+    """As mbridge's, of which some give a tensor again."""
+
+    def __init__(self, again) -> None:
+        self._again = again
+
+    def export_weights(self, models):
+        yield from export(models[0])
+        yield "norm", self._again(models[0])
+
+
+def test_a_bridge_may_give_a_tensor_again_if_it_is_the_same():
+    model = Model()
+    part = megatron(model, bridge=Bridge(lambda model: model.norm))
+    part.open(ALONE, True)
+    assert torch.equal(assembled(part)["norm"], model.norm)
+    part = megatron(model, bridge=Bridge(lambda model: model.w2[:, 0]))
+    with pytest.raises(BadDataError, match='"norm" twice, with different values'):
+        part.open(ALONE, True)
+    with pytest.raises(BadDataError, match="a Model has neither export_hf_weights"):
+        megatron(model, bridge=model)
+
+
+def test_names_and_shapes_are_the_checkpoints(tmp_path):
+    def refused(change, problem: str, **options) -> None:
+        model = Model()
+        tensors = {name: tensor.detach().clone() for name, tensor in export(model)}
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(BadDataError, match=problem):
+            opened(model, checkpoint=tmp_path, **options)
+
+    refused(lambda tensors: tensors.update(head=torch.ones(2)), 'does not give "head", which the checkpoint has')
+    refused(lambda tensors: tensors.pop("q"), 'gives "q", which the checkpoint lacks')
+    refused(lambda tensors: tensors.update(q=torch.ones(8, 5)), r'gives "q" \[8, 6\]; the checkpoint has \[8, 5\]')
+    part = opened(Model(), checkpoint=tmp_path, ignore="q")
+    assert assembled(part).keys() == dict(export(Model())).keys() - {"q"}
+    with pytest.raises(NotFoundError, match="there is no"):
+        opened(Model(), checkpoint=tmp_path / "lockstep")
+
+
+def test_tensors_may_be_given_by_a_function():
+    model = Model()
+    held = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    part = megatron(lambda: held, recorded_from=lambda: [("w", held["qkv"].view(2, 6, 6)[1])])
+    part.open(ALONE, True)
+    held["qkv"].fill_(3)
+    assert torch.equal(assembled(part)["w"], torch.full((6, 6), 3, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("now", [lambda w: w[:0], lambda w: w[:3].clone(), lambda w: w.t().contiguous().t()])
 def test_a_parameter_that_lies_otherwise_is_not_read(now):
     model = Model()
@@ -147,13 +275,11 @@ def test_a_parameter_that_lies_otherwise_is_not_read(now):
 
 def test_frozen_tensors_are_named_as_huggingface_names_them():
     model = Model()
-    part = RecordedPart(model, lambda: export(model), convert=False, frozen=["norm"])
-    part.open(ALONE, True)
+    part = opened(model, frozen=["norm"])
     assert [own.name for own in part.locals() if own.frozen] == ["norm[0] of rank 0"]
     assert part.frozen_names == {"norm"}
     model.router.requires_grad_(False)
-    part = RecordedPart(model, lambda: export(model), convert=False, frozen="requires_grad")
-    part.open(ALONE, True)
+    part = opened(model, frozen="requires_grad")
     assert [own.name for own in part.locals() if own.frozen] == ["router[0, 0] of rank 0"] and part.trains()
 
 

@@ -1,10 +1,12 @@
 """What users give as arguments, checked before anything is done with it: BadDataError says what was given and what is
 wanted."""
 
+import fnmatch
 import math
 import operator
 import os
-from typing import Any, Iterable, Mapping, Sequence
+import re
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from lockstep.core import places
 from lockstep.core.errors import BadDataError
@@ -93,6 +95,12 @@ def patterns(what: str, given: "str | Iterable[str]") -> "list[str]":
     for pattern in some:
         text(what, pattern, 'patterns of names, such as "mtp.*"')
     return some
+
+
+def matching(what: str, given: "str | Iterable[str]") -> "Callable[[str], bool]":
+    """Whether a name is one of such patterns."""
+    matcher = re.compile("|".join(map(fnmatch.translate, patterns(what, given))) or r"\Z.")
+    return lambda name: matcher.match(name) is not None
 
 
 def entries(what: str, value: Any, keys: str) -> "dict[str, list[dict[str, Any]]]":

@@ -13,6 +13,15 @@ _WHOLE = "model.safetensors"
 _MAX_HEADER_BYTES = 100 << 20  # safetensors' own bound
 
 
+def local_checkpoint(checkpoint: "str | os.PathLike[str]") -> str:
+    """The directory of ``checkpoint``, which is one, or a model of the HuggingFace hub that was downloaded before."""
+    if os.path.isdir(checkpoint):
+        return os.fspath(checkpoint)
+    from huggingface_hub import snapshot_download
+
+    return str(snapshot_download(os.fspath(checkpoint), local_files_only=True))
+
+
 class StoredTensor(NamedTuple):
     """A tensor of a checkpoint, and where its bytes are."""
 

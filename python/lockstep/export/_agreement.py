@@ -56,6 +56,24 @@ def all_gather(what: Any, group: Any) -> "list[Any]":
     return gathered
 
 
+def made_by(rank: int, make: "Callable[[], _Made]", group: Any) -> "_Made":
+    """What that rank of the group makes. Raises on every rank as ``gather`` does."""
+    sent: "list[Any]" = [None]
+    here = rank_of(group) == rank
+
+    def fill() -> None:
+        if here:
+            sent[0] = make()
+
+    gather(fill, group)
+    distributed = _distributed_of(group)
+    if distributed is not None:
+        source = rank if group is None else distributed.get_global_rank(group, rank)
+        distributed.broadcast_object_list(sent, src=source, group=group)
+    made: "_Made" = sent[0]
+    return made
+
+
 def reason_of(failure: "BaseException | None") -> str:
     """What the other ranks are sent; "" for none."""
     return f"{type(failure).__name__}: {failure}" if failure is not None else ""

@@ -26,3 +26,12 @@ def keep_router_biases_exact(chunk: Any) -> None:
         keep = getattr(module, "_maintain_float32_expert_bias", None)
         if keep is not None:
             keep()
+
+
+def tensors_of(chunks: "Sequence[Any]") -> "dict[str, Any]":
+    """Parameters and buffers, by the chunk's number and their names."""
+    return {
+        f"{number}.{name}": tensor
+        for number, chunk in enumerate(chunks)
+        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers())
+    }

@@ -10,7 +10,8 @@ from lockstep.core import abi, arguments
 from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._chunks import chunks_of, finish_gathers, keep_router_biases_exact
+from lockstep.export._bridges import exporter_by, exporter_of
+from lockstep.export._chunks import chunks_of, finish_gathers, keep_router_biases_exact, tensors_of
 from lockstep.export._parts import (
     DESCRIPTION_FORMAT,
     Frozen,
@@ -86,28 +87,40 @@ def megatron(
     place: "Mapping[str, int] | None" = None,
     convert: bool = False,
     frozen: Frozen = None,
+    bridge: Any = None,
     recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None" = None,
+    checkpoint: "str | os.PathLike[str] | None" = None,
+    ignore: "str | Iterable[str]" = (),
 ) -> Part:
     """The parameters of Megatron-core model chunks, to be exported by their family's rules, or as a bridge exports them.
 
+    A bridge's exporter runs some times when the publisher is made, on all ranks together, over values that say where they are. From
+    then on each rank copies its own parts, without a gather. What was found is kept in ``$XDG_CACHE_HOME/lockstep``, or
+    ``~/.cache/lockstep``. The next start proves it by one pass.
+
     Args:
-        model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine.
+        model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine. With
+            ``recorded_from`` also a function that returns the rank's tensors, by name, of which the generator is made.
         hf_config: the HuggingFace configuration of the model: a transformers object, a dict or a path. MTP layers that
             it has and the trainer was built without are no part of what is exported.
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
             tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
-        frozen: as for ``lockstep.fsdp``, by their names in the description; with ``recorded_from`` by HuggingFace names.
-        recorded_from: in place of ``hf_config`` and ``place``: returns a bridge's generator of (HuggingFace name, whole tensor) over
-            ``model_chunks``. Every rank gives the same names in the same order. It runs some times when the publisher is made, over
-            values that say where they are; from then on each rank copies its own parts, without a gather.
+        frozen: as for ``lockstep.fsdp``, by their names in the description; with a bridge by HuggingFace names.
+        bridge: in place of ``hf_config`` and ``place``: a Megatron-Bridge or mbridge object of the model.
+        recorded_from: in place of ``bridge``: returns a generator of (HuggingFace name, whole tensor) over ``model_chunks``. Every
+            rank gives the same names in the same order.
+        checkpoint: a directory, or a model of the HuggingFace hub that was downloaded, read on rank 0: a bridge must give the names
+            and shapes that it has. None: what the bridge was made from, if it is on that host.
+        ignore: patterns of names that are no part of what is published, be they in the checkpoint, given by the bridge or both.
     """
-    if (hf_config is None) == (recorded_from is None):
-        raise BadDataError("megatron: give hf_config or recorded_from, one of them")
-    if recorded_from is not None:
-        from lockstep.export._recorded import RecordedPart  # which needs PyTorch
-
-        return RecordedPart(model_chunks, recorded_from, convert=convert, frozen=frozen)
+    if sum(given is not None for given in (hf_config, bridge, recorded_from)) != 1:
+        raise BadDataError("megatron: give hf_config, bridge or recorded_from, one of them")
+    if hf_config is None:
+        ignored = arguments.matching("ignore", ignore)
+        return _recorded_part(model_chunks, bridge, recorded_from, checkpoint, ignored, convert, frozen)
+    if checkpoint is not None or ignore:
+        raise BadDataError("megatron: checkpoint and ignore are of a bridge; leave them out")
     chunks = chunks_of(model_chunks)
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
@@ -115,6 +128,34 @@ def megatron(
         _refuse_options(chunk, json.loads(config))
         keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
+
+
+def _recorded_part(
+    model_chunks: Any,
+    bridge: Any,
+    recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None",
+    checkpoint: "str | os.PathLike[str] | None",
+    ignored: "Callable[[str], bool]",
+    convert: bool,
+    frozen: Frozen,
+) -> Part:
+    from lockstep.export._recorded import RecordedPart  # which needs PyTorch
+
+    if recorded_from is not None and callable(model_chunks) and not hasattr(model_chunks, "named_parameters"):
+        exporter = exporter_by(recorded_from, checkpoint, ignored)
+        return RecordedPart(model_chunks, lambda: None, exporter, convert=convert, frozen=frozen)
+    chunks = chunks_of(model_chunks)
+    for chunk in chunks:
+        refuse_adapters(chunk)
+        keep_router_biases_exact(chunk)
+    exporter = (
+        exporter_of(bridge, chunks, checkpoint, ignored)
+        if recorded_from is None
+        else exporter_by(recorded_from, checkpoint, ignored)
+    )
+    return RecordedPart(
+        lambda: tensors_of(chunks), lambda: finish_gathers(chunks), exporter, convert=convert, frozen=frozen
+    )
 
 
 def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":

@@ -138,12 +138,23 @@ class Publisher:
         place: "Mapping[str, int] | None" = None,
         convert: bool = False,
         frozen: Frozen = None,
+        bridge: Any = None,
         recorded_from: "Callable[[], Iterable[Tuple[str, Any]]] | None" = None,
+        checkpoint: "str | os.PathLike[str] | None" = None,
+        ignore: Patterns = (),
         **options: "Unpack[ShardedOptions]",
     ) -> "Publisher":
         """A Megatron-core model, on every rank. Arguments also as for ``lockstep.megatron``."""
         part = megatron(
-            model_chunks, hf_config, place=place, convert=convert, frozen=frozen, recorded_from=recorded_from
+            model_chunks,
+            hf_config,
+            place=place,
+            convert=convert,
+            frozen=frozen,
+            bridge=bridge,
+            recorded_from=recorded_from,
+            checkpoint=checkpoint,
+            ignore=ignore,
         )
         return Publisher.from_parts([part], model=model, **options)
 

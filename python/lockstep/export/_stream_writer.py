@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import fnmatch
 import itertools
 import os
-import re
 import threading
 import traceback
 from collections import deque
@@ -58,9 +56,9 @@ class StreamWriter(InPlaceWriter):
         self._dtype = dtype
         self._publishing = threading.Lock()  # held while a version is written
         self._places: "dict[str, Tuple[TensorMeta, int]]" = {}  # of the layout, by name
-        self._ignored = _matching("ignore", ignore)
+        self._ignored = arguments.matching("ignore", ignore)
         self._writes = rank < writers
-        metas, self._kept = _metas(layout, dtype, self._writes, self._ignored, _matching("keep", keep))
+        metas, self._kept = _metas(layout, dtype, self._writes, self._ignored, arguments.matching("keep", keep))
         if writers < 1 or rank < 0:  # not before: a stream is taken to its end
             raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
         if not self._writes:
@@ -209,13 +207,6 @@ def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
                 deque(entries, maxlen=0)
             raise
         deque(entries, maxlen=0)
-
-
-def _matching(what: str, patterns: Patterns) -> "Callable[[str], bool]":
-    """Whether a name is one of ``patterns``."""
-    given = arguments.patterns(what, patterns)
-    matcher = re.compile("|".join(map(fnmatch.translate, given)) or r"\Z.")
-    return lambda name: matcher.match(name) is not None
 
 
 def _metas(

@@ -15,15 +15,6 @@ _POLL_SECONDS = 0.01
 _STATUS_SECONDS = 5.0
 
 
-def local_checkpoint(checkpoint: str) -> str:
-    """The directory of ``checkpoint``, which is one, or a model of the HuggingFace hub that was downloaded before."""
-    if os.path.isdir(checkpoint):
-        return checkpoint
-    from huggingface_hub import snapshot_download
-
-    return str(snapshot_download(checkpoint, local_files_only=True))
-
-
 def check_reachable(agent: str, its_host: str, here: str) -> None:
     """BadDataError: a receiver on the host ``here`` cannot call ``agent``, which listens on its own host alone."""
     if agent.startswith("unix:") and here != its_host:
