@@ -5,7 +5,9 @@ proved.
 
 with a file of what is not as usual: ``lockstep_model`` ("actor"); ``lockstep_socket``, of the agent on the host of the
 trainer's rank 0; ``lockstep_root``, the ``--root`` of the receivers, one on every host of SGLang; ``lockstep_receivers``,
-how many these are or their names, where a server is on several hosts; ``lockstep_timeout_s`` (600). Servers load the receiver's ``current`` in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
+how many these are or their names, where a server is on several hosts; ``lockstep_timeout_s`` (600); ``lockstep_shards``
+(false): every rank publishes its own shards, by a record of what slime makes of them. Servers load the receiver's ``current`` in
+place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
 """
 
 import os
@@ -17,10 +19,11 @@ import torch
 import torch.distributed as dist
 
 from lockstep.core import arguments
-from lockstep.core.errors import BadDataError
+from lockstep.core.errors import AbortedError, BadDataError
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.export import Publisher
+from lockstep.integrations._stored import as_stored
 
 
 def install(args: Any) -> None:
@@ -30,14 +33,18 @@ def install(args: Any) -> None:
         raise BadDataError("lockstep takes the place of slime's NCCL; give neither --colocate nor --update-weight-*")
     if hasattr(args, "lockstep_replica"):
         raise BadDataError("lockstep_replica, <root>/<model>, is lockstep_root now, the <root> alone")
+    if getattr(args, "lockstep_shards", False) and args.offload_train:
+        raise BadDataError("lockstep_shards keeps a process group, which --offload-train destroys; give one of the two")
     from slime.backends.megatron_utils import actor
 
     actor.UpdateWeightFromDistributed = UpdateWeightByLockstep
 
 
 class UpdateWeightByLockstep:
-    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until every connected
-    receiver holds the version, and as many as there are hosts of servers, and has the servers load it. ``weight_version``, slime's, is the version's label."""
+    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering, and rank 0 publishes; with
+    ``lockstep_shards`` every rank publishes its own shards. Rank 0 waits until every connected receiver holds the version,
+    and as many as there are hosts of servers, and has the servers load it. ``weight_version``, slime's, is the version's
+    label."""
 
     def __init__(
         self, args: Any, model: "Sequence[torch.nn.Module]", weights_getter: Any, *, model_name: str, **options: Any
@@ -52,13 +59,8 @@ class UpdateWeightByLockstep:
         self._timeout_s: float = getattr(args, "lockstep_timeout_s", 600.0)
         self._receivers: "Receivers | None" = getattr(args, "lockstep_receivers", None)
         self._iterator = HfWeightIteratorBase.create(args=args, model=model, model_name=model_name, **options)
-        self._publisher = Publisher.from_stream(
-            args.hf_checkpoint,
-            model=self._model_name,
-            socket=getattr(args, "lockstep_socket", None),
-            rank=dist.get_rank(),
-            dtype=torch.bfloat16,
-        )
+        self._shards: bool = getattr(args, "lockstep_shards", False)
+        self._publisher = self._publisher_of(args)
 
     def connect_rollout_engines(self, rollout_engines: "Sequence[Any]", *_: Any, **__: Any) -> None:
         """Remembers which engines to notify; there is no group to join."""
@@ -73,17 +75,47 @@ class UpdateWeightByLockstep:
 
     @torch.no_grad()
     def update_weights(self) -> None:
-        """On every rank; returns when every server has loaded. Raises on rank 0 as ``Publisher.publish`` and
-        ``wait``, and what a server answers."""
+        """On every rank; returns when every server has loaded. Raises what ``Publisher.publish`` does, on other ranks
+        AbortedError; and on rank 0 as ``wait``, and what a server answers."""
         from slime.utils.distributed_utils import get_gloo_group
 
         self.weight_version += 1
+        failure = ""
         try:
-            publication = self._publisher.publish(self.weight_version, tensors=self._stream())
-            if self._publisher.writes:
+            tensors = None if self._shards else self._stream()
+            publication = self._publisher.publish(self.weight_version, tensors=tensors)
+        except BaseException as error:
+            failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            failures: "list[str]" = [""] * dist.get_world_size()
+            dist.all_gather_object(failures, failure, group=get_gloo_group())
+        for rank, reason in enumerate(failures):
+            if reason:
+                raise AbortedError(f"rank {rank} could not publish: {reason}")
+        try:
+            if dist.get_rank() == 0:
                 self._load(publication)
         finally:
             dist.barrier(group=get_gloo_group())
+
+    def _publisher_of(self, args: Any) -> Publisher:
+        socket = getattr(args, "lockstep_socket", None)
+        if not self._shards:
+            return Publisher.from_stream(
+                args.hf_checkpoint, model=self._model_name, socket=socket, rank=dist.get_rank(), dtype=torch.bfloat16
+            )
+        from slime.utils.distributed_utils import get_gloo_group
+
+        return Publisher.from_megatron(
+            self._weights_getter,
+            recorded_from=as_stored(self._stream, args.hf_checkpoint),
+            checkpoint=args.hf_checkpoint,
+            convert=True,
+            model=self._model_name,
+            socket=socket,
+            group=get_gloo_group(),
+        )
 
     def _stream(self) -> "Iterator[tuple[str, torch.Tensor]]":
         for chunk in self._iterator.get_hf_weight_chunks(self._weights_getter()):
