@@ -71,8 +71,9 @@ def te_name(name: str, names: Any) -> str:
     return name
 
 
-def _bridge(hf: PretrainedConfig, topology: Topology) -> Bridge:
+def bridge_of(hf: PretrainedConfig, topology: Topology) -> Bridge:
     """The family's bridge; parallel state must be set up."""
+    hf = hf.__class__.from_dict(hf.to_dict())
     if not hasattr(hf, "rope_theta"):
         hf.rope_theta = rope_theta(hf)
     if getattr(hf, "head_dim", 0) is None:
@@ -92,7 +93,7 @@ def load(chunks: "list[Any]", hf: PretrainedConfig, topology: Topology, director
     """Fills this rank's chunks from a checkpoint. All ranks call it together."""
     with warnings.catch_warnings(), megatron_on_cpu(), torch.no_grad():
         warnings.simplefilter("ignore")
-        bridge = _bridge(hf.__class__.from_dict(hf.to_dict()), topology)
+        bridge = bridge_of(hf, topology)
         bridge.load_weights(chunks if te_names else [TeNamed(chunk) for chunk in chunks], str(directory))
 
 
@@ -101,4 +102,4 @@ def exported(chunks: "list[Any]", hf: PretrainedConfig, topology: Topology) -> "
     """mbridge's generator of (name, whole tensor), of chunks with TransformerEngine's names; used inside the block. All
     ranks take it together."""
     with megatron_on_cpu(), torch.no_grad():
-        yield _bridge(hf.__class__.from_dict(hf.to_dict()), topology).export_weights(chunks)
+        yield bridge_of(hf, topology).export_weights(chunks)

@@ -7,18 +7,19 @@ import torch
 import trainer
 from cases import Case
 from harness import MODEL
-from hf_models import MIXTURES
+from hf_models import MIXTURES, has_mtp
 from megatron_models import weights
 from ranks import Rank, Ranks
 
 import lockstep
 
+LATENT = ("deepseek_v3", "moonlight")
 CASES = [
     Case(model, topology, te_names=True)
     for model, topology in (
         ("llama", "tp2pp2"),
         ("qwen3_moe", "ep2etp2"),
-        ("deepseek_v3", "tp2ep2"),
+        ("deepseek_v3", "pp2vpp2"),
         ("glm4_moe", "tp2pp2ep2"),
     )
 ]
@@ -26,42 +27,57 @@ MORE = [
     Case(model, topology, te_names=True)
     for model in (*cases.EVERYWHERE, *cases.SOMEWHERE)
     for topology in ("tp2", "tp2pp2", "pp2vpp2", *(("tp2ep2", "ep2etp2", "tp2pp2ep2") if model in MIXTURES else ()))
+    if model not in LATENT or topology == "pp2vpp2"
 ]
 
 
-def each_once(rank: Rank):
-    """What mbridge exports. It gives an embedding again that is tied, or that layers for multi-token prediction have, too."""
-    seen = set()
-    with mbridge_loader.exported(rank.chunks, rank.hf, rank.topology) as generator:
-        for name, tensor in generator:
-            if name not in seen:
-                yield name, tensor
-            seen.add(name)
+# Layers for multi-token prediction share these with the model. Checkpoints have them again, and mbridge gives the model's again.
+SHARED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
 
 
 def exported(rank: Rank) -> "dict[str, torch.Tensor]":
-    return {name: tensor.clone() for name, tensor in each_once(rank)}
+    """Of a tensor that mbridge gives again, as one that is tied, the first."""
+    found: "dict[str, torch.Tensor]" = {}
+    with mbridge_loader.megatron_on_cpu(), torch.no_grad():
+        for name, tensor in mbridge_loader.bridge_of(rank.hf, rank.topology).export_weights(rank.chunks):
+            found.setdefault(name, tensor.clone())
+    return found
 
 
-def one_is_computed(rank: Rank):
-    """As bridges give norms that Megatron centres at zero."""
-    for name, tensor in each_once(rank):
-        yield name, tensor + 1 if name == "model.norm.weight" else tensor
+class Doubling:
+    """A bridge that computes one tensor."""
+
+    def __init__(self, bridge) -> None:
+        self._bridge = bridge
+
+    def export_weights(self, chunks):
+        for name, tensor in self._bridge.export_weights(chunks):
+            yield name, tensor * 2 if name == "model.norm.weight" else tensor
 
 
-def one_less_on_the_last(rank: Rank):
-    last = torch.distributed.get_world_size() - 1
-    for name, tensor in each_once(rank):
-        if rank.number != last or name != "model.norm.weight":
-            yield name, tensor
+class LessOnTheLast(Doubling):
+    """A bridge that leaves a tensor out on the last rank."""
+
+    def export_weights(self, chunks):
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        for name, tensor in self._bridge.export_weights(chunks):
+            if not last or name != "model.norm.weight":
+                yield name, tensor
 
 
-def open_by_bridge(rank: Rank, socket, model: str, export=each_once) -> None:
+def open_by_bridge(rank: Rank, socket, model: str, changed=None, **options) -> None:
     """And the weights stay as they are."""
+    bridge = mbridge_loader.bridge_of(rank.hf, rank.topology)
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for chunk in rank.chunks for _, tensor in weights(chunk)]
-    rank.exporter = lockstep.Publisher.from_megatron(
-        rank.chunks, recorded_from=lambda: export(rank), socket=socket, model=model, call_timeout=30
-    )
+    with mbridge_loader.megatron_on_cpu():
+        rank.exporter = lockstep.Publisher.from_megatron(
+            rank.chunks,
+            bridge=changed(bridge) if changed else bridge,
+            socket=socket,
+            model=model,
+            call_timeout=30,
+            **options,
+        )
     for tensor, address, value in before:
         assert tensor.data_ptr() == address and torch.equal(tensor, value)
 
@@ -83,13 +99,25 @@ def test_a_tensor_that_is_no_copy_is_refused_on_every_rank(cluster, checkpoints)
     with Ranks(CASES[0].topology) as ranks:
         ranks.call(trainer.build, checkpoint, te_names=True)
         ranks.call(trainer.load_by_mbridge, checkpoint)
-        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, export=one_is_computed)
+        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, changed=Doubling)
         assert sorted(kind for kind, _ in refused) == ["AbortedError"] * 3 + ["BadDataError"]
         assert all('"model.norm.weight", whose elements are no copies' in why for _, why in refused)
-        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, export=one_less_on_the_last)
+        refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, changed=LessOnTheLast)
         assert {kind for kind, _ in refused} == {"BadDataError"}
         assert all("gives other tensors on rank 3 than on rank 0" in why for _, why in refused)
         ranks.call(open_by_bridge, agent.socket, MODEL)
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", pytest.param("moonlight", marks=pytest.mark.nightly)])
+def test_shapes_are_those_of_the_checkpoint(cluster, checkpoints, model):
+    """mbridge joins what latent attention has whole on every rank, as if each had a part."""
+    agent, checkpoint = cluster.agent(), checkpoints.get(model)
+    with Ranks(Case(model, "tp2").topology) as ranks:
+        ranks.call(trainer.build, checkpoint, te_names=True)
+        ranks.call(trainer.load_by_mbridge, checkpoint)
+        for kind, why in ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, ignore=SHARED):
+            assert kind == "AbortedError" or kind == "BadDataError" and "_proj" in why
+            assert 'the exporter gives "model.layers.' in why and "; the checkpoint has [" in why
 
 
 @pytest.mark.nightly
@@ -103,7 +131,7 @@ def follow(agent, receiver, checkpoints, case: Case) -> None:
     with Ranks(case.topology) as ranks:
         ranks.call(trainer.build, checkpoint, te_names=True)
         ranks.call(trainer.load_by_mbridge, checkpoint)
-        ranks.call(open_by_bridge, agent.socket, str(case))
+        ranks.call(open_by_bridge, agent.socket, str(case), ignore=SHARED if has_mtp(case.model) else ())
         for version, seed in enumerate((1, 2), start=1):
             ranks.call(trainer.load_by_mbridge, checkpoints.get(case.model, seed=seed))
             stats = ranks.call(trainer.publish, version)

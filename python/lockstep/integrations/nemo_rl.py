@@ -17,9 +17,10 @@ import torch
 from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
 
 from lockstep.core import arguments
+from lockstep.core.checkpoint_files import local_checkpoint
 from lockstep.core.errors import BadDataError
 from lockstep.export import Publisher
-from lockstep.integrations._replicas import local_checkpoint, open_replica
+from lockstep.integrations._replicas import open_replica
 
 
 class LockstepCheckpointEngine(CheckpointEngine):

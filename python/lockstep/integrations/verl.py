@@ -4,12 +4,14 @@
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=lockstep.integrations.verl
     '+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.lockstep.checkpoint=${actor_rollout_ref.model.path}'
 
-Written against the sources of verl 0.9.1.
+With ``engine_kwargs.lockstep.shards=true`` every rank of the trainer publishes its own shards. That takes verl's training engine,
+which its workers make by a registry: ``actor_rollout_ref.model.external_lib=lockstep.integrations.verl`` and the trainer's
+VERL_ENGINE_VENDOR=lockstep have them make the one of this module. Written against the sources of verl 0.9.1.
 """
 
 import os
 from collections import deque
-from typing import Any, AsyncIterator, Iterator, Mapping, NamedTuple
+from typing import Any, AsyncIterator, ClassVar, Iterator, Mapping, NamedTuple, Tuple
 
 import ray
 import torch
@@ -17,11 +19,16 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.utils.device import get_device_name
 
 from lockstep.core import arguments
+from lockstep.core.checkpoint_files import local_checkpoint
 from lockstep.core.errors import BadDataError, StateError
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.engine import Replica
-from lockstep.export import Publisher
-from lockstep.integrations._replicas import check_reachable, check_room, local_checkpoint, open_replica
+from lockstep.export import Part, Publisher, fsdp, megatron
+from lockstep.export._agreement import made_by
+from lockstep.integrations._replicas import check_reachable, check_room, open_replica
+from lockstep.integrations._stored import as_stored
+
+_VENDOR = "lockstep"  # of the engines that _register_engines registers
 
 
 class _Announced(NamedTuple):
@@ -46,7 +53,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
     that fails leaves rollouts with the version before, and the next one works.
 
     Args:
-        bucket_size, is_master: as verl gives them; there are no buckets.
+        bucket_size, is_master: as verl gives them, the latter to the trainer's ranks alone; there are no buckets.
         checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
             dtypes and shapes.
         model: what the model is called.
@@ -60,12 +67,13 @@ class LockstepCheckpointEngine(CheckpointEngine):
             usual one.
         dtype: that of the checkpoint, to which the trainer's float32 tensors are rounded.
         timeout_s: how long a rollout waits for a version.
+        shards: every rank publishes its own shards of FSDP2 or Megatron, in place of what verl gathers.
     """
 
     def __init__(
         self,
         bucket_size: int,
-        is_master: bool = False,
+        is_master: "bool | None" = None,
         *,
         checkpoint: str,
         model: str = "actor",
@@ -76,6 +84,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         root: "str | None" = None,
         dtype: str = "bfloat16",
         timeout_s: float = 600.0,
+        shards: bool = False,
     ) -> None:
         if root is not None and not socket:
             raise BadDataError(f"root is {root!r} without a socket; give both, or none to start daemons")
@@ -88,22 +97,21 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._receiver: "str | None" = None
         self._dtype = getattr(torch, dtype)
         self._timeout_s = timeout_s
+        self._shards = shards
         self._publisher: "Publisher | None" = None
         self._version = 0
         self._awaited: "_Announced | None" = None
 
     def prepare(self) -> "_Announced | None":
-        """On rank 0 of the trainer, what this update will publish. A worker that still waits for the version of an
+        """On ranks of the trainer that publish, what this update will. A worker that still waits for the version of an
         update before, which failed, gives it up."""
         self._awaited = None
-        if not self._is_master:
+        if self._is_master is None or not (self._is_master or self._shards):
             return None
-        agent = self._ensure_agent() if self._starts_daemons else ""
+        agent, self._socket, host = self._find_agent()
         if self._publisher is None:
-            layout = local_checkpoint(self._checkpoint)
-            self._publisher = Publisher.from_stream(layout, model=self._model, socket=self._socket, dtype=self._dtype)
+            self._publisher = self._open(host)
         self._version += 1
-        host = ray.util.get_node_ip_address()
         return _Announced(self._publisher.run, self._version, agent, host, self._publisher.data_bytes)
 
     @classmethod
@@ -126,11 +134,12 @@ class LockstepCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: "Iterator[tuple[str, torch.Tensor]]", global_steps: "int | None" = None
     ) -> None:
-        """On every rank of the trainer. Raises on rank 0 what ``Publisher.publish`` does."""
+        """On every rank of the trainer. Raises on those that publish what ``Publisher.publish`` does."""
         if self._publisher is None:
             deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
         else:
-            self._publisher.publish(global_steps, tensors=weights, version=self._version)
+            tensors = None if self._shards else weights
+            self._publisher.publish(global_steps, tensors=tensors, version=self._version)
 
     async def receive_weights(self, global_steps: "int | None" = None) -> "AsyncIterator[tuple[str, torch.Tensor]]":
         """Whole tensors on verl's device. Raises as ``open_replica``."""
@@ -151,9 +160,61 @@ class LockstepCheckpointEngine(CheckpointEngine):
     def finalize(self) -> None:
         """Nothing: the publisher stays open, and the replica was closed when it was read."""
 
-    def _ensure_agent(self) -> str:
-        """The agent's address, for receivers."""
-        listen = "" if self._port is None else f"{ray.util.get_node_ip_address()}:{self._port}"
-        agent = ensure_agent(listen=listen, end_with_owner=True, **self._agent_options)
-        self._socket = agent.socket
-        return agent.grpc or agent.control
+    def _find_agent(self) -> "Tuple[str, str, str]":
+        """The agent's address, for receivers, its socket, and its host, which is that of rank 0."""
+
+        def find() -> "Tuple[str, str, str]":
+            host = ray.util.get_node_ip_address()
+            if not self._starts_daemons:
+                return "", self._socket, host
+            listen = "" if self._port is None else f"{host}:{self._port}"
+            agent = ensure_agent(listen=listen, end_with_owner=True, **self._agent_options)
+            return agent.grpc or agent.control, agent.socket, host
+
+        return made_by(0, find, None) if self._shards else find()
+
+    def _open(self, host: str) -> Publisher:
+        layout = local_checkpoint(self._checkpoint)
+        if not self._shards:
+            return Publisher.from_stream(layout, model=self._model, socket=self._socket, dtype=self._dtype)
+        here = ray.util.get_node_ip_address() == host
+        return Publisher.from_parts([self._part(layout)], model=self._model, socket=self._socket, on_agent_host=here)
+
+    def _part(self, layout: str) -> Part:
+        engine = _Trained.engine
+        if engine is None:
+            raise BadDataError(
+                f"shards needs an engine of verl's for FSDP2 or Megatron that {__name__} makes: set the trainer's "
+                f"VERL_ENGINE_VENDOR={_VENDOR}, and actor_rollout_ref.model.external_lib={__name__}"
+            )
+        weights, _ = engine.get_per_tensor_param()  # on the GPU from here on, also where verl offloads them
+        del weights
+        if not isinstance(engine.module, list):
+            return fsdp(engine.module, dtype=self._dtype)
+        export = as_stored(lambda: engine.get_per_tensor_param()[0], layout)
+        return megatron(engine.module, recorded_from=export, checkpoint=layout, convert=True)
+
+
+class _Trained:
+    """Before a class of verl's engines: says which engine of this process is trained."""
+
+    engine: "ClassVar[Any]" = None
+
+    def initialize(self: Any) -> None:
+        super().initialize()  # type: ignore[misc]
+        if not self.engine_config.forward_only:
+            _Trained.engine = self
+
+
+def _register_engines() -> None:
+    """verl then makes these in place of its own."""
+    from verl.workers import engine as engines
+
+    for backend, engine in (("fsdp2", engines.FSDPEngineWithLMHead), ("megatron", engines.MegatronEngineWithLMHead)):
+        if engine is not None:  # verl has it where Megatron is
+            register = engines.EngineRegistry.register("language_model", backend, vendor=_VENDOR)
+            register(type(engine.__name__, (_Trained, engine), {}))
+
+
+if os.environ.get("VERL_ENGINE_VENDOR") == _VENDOR:
+    _register_engines()
