@@ -1,4 +1,5 @@
-"""Real Megatron models, published as mbridge exports them: its exporter is recorded once, and each rank copies its own shards."""
+"""Real Megatron models, published as mbridge exports them: its exporter is recorded once, and each rank copies its own shards. The same
+models by their families' rules are the same."""
 
 import cases
 import mbridge_loader
@@ -86,7 +87,8 @@ def open_by_bridge(rank: Rank, socket, model: str, changed=None, **options) -> N
 def daemons(module_cluster):
     """One agent and one receiver for all cases; each is a model of its own name."""
     agent = module_cluster.agent()
-    return agent, module_cluster.receiver(agent, models=[str(case) for case in {*CASES, *MORE}])
+    cases = {*CASES, *MORE}
+    return agent, module_cluster.receiver(agent, models=[*map(str, cases), *map(by_rules, cases)])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -131,9 +133,25 @@ def follow(agent, receiver, checkpoints, case: Case) -> None:
     with Ranks(case.topology) as ranks:
         ranks.call(trainer.build, checkpoint, te_names=True)
         ranks.call(trainer.load_by_mbridge, checkpoint)
+        ranks.call(open_by_rules, agent.socket, by_rules(case))
         ranks.call(open_by_bridge, agent.socket, str(case), ignore=SHARED if has_mtp(case.model) else ())
         for version, seed in enumerate((1, 2), start=1):
             ranks.call(trainer.load_by_mbridge, checkpoints.get(case.model, seed=seed))
             stats = ranks.call(trainer.publish, version)
-            receiver.wait_for(ranks.call(exported)[0], model=str(case))
+            ranks.call(publish_by_rules, version)
+            tensors = ranks.call(exported)[0]
+            receiver.wait_for(tensors, model=str(case))
+            receiver.wait_for(tensors, model=by_rules(case))
             assert {(rank.bytes_sent, rank.bytes_received) for rank in stats} == {(0, 0)}
+
+
+def by_rules(case: Case) -> str:
+    return f"{case}-by-rules"
+
+
+def open_by_rules(rank: Rank, socket, model: str) -> None:
+    rank.ruled = lockstep.Publisher.from_megatron(rank.chunks, rank.hf, socket=socket, model=model, call_timeout=30)
+
+
+def publish_by_rules(rank: Rank, version: int) -> None:
+    rank.ruled.publish(version=version)

@@ -25,13 +25,13 @@ def exporter_of(bridge: Any, chunks: "Sequence[Any]", checkpoint: Any, ignored: 
     if callable(getattr(bridge, "export_hf_weights", None)):  # Megatron-Bridge
 
         def export() -> "Iterable[Tuple[str, Any]]":
-            return bridge.export_hf_weights(list(chunks), show_progress=False)
+            yield from bridge.export_hf_weights(list(chunks), show_progress=False)
 
         own = getattr(getattr(bridge, "hf_pretrained", None), "model_name_or_path", None)
     elif callable(getattr(bridge, "export_weights", None)):  # mbridge
 
         def export() -> "Iterable[Tuple[str, Any]]":
-            return bridge.export_weights(list(chunks))
+            yield from bridge.export_weights(list(chunks))
 
         own = getattr(getattr(bridge, "hf_config", None), "name_or_path", None)
     else:
