@@ -3,7 +3,7 @@
 # and draws plots.
 #
 #   tests/bench/run.sh                 everything: about 25 minutes on two cores, and up to 20 GiB of memory
-#   tests/bench/run.sh --only NAME     one figure (several times: several)
+#   tests/bench/run.sh --only NAME     one figure, or all of a program such as bridge (several times: several)
 #   tests/bench/run.sh --quick         small and few: whether the benchmarks still work, no figures to quote; a minute
 #   tests/bench/run.sh --json FILE     {"machine", "quick", "finished": whether the run came to its end,
 #                                       "results": [{"name", "value", "unit", "baseline", "ratio", "spread", "model_bytes"}],

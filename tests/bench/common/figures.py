@@ -17,6 +17,10 @@ class Program:
     seconds: int  # that a whole run takes, roughly, on two cores
     figures: "tuple[Figure, ...]"  # none: it has series only
 
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2].removesuffix(".py").removesuffix("_bench")
+
 
 PROGRAMS = (
     Program(
@@ -96,6 +100,17 @@ PROGRAMS = (
         ),
     ),
     Program(
+        "sync/bridge_bench.py",
+        240,
+        (
+            Figure("bridge_open", "<= 12", "a publisher of a recorded bridge, against one export by it"),
+            Figure("bridge_open_again", "<= 4", "the same, recorded before"),
+            Figure("bridge_open_memory", "<= 8", "of a rank while it is recorded, against an export's"),
+            Figure("bridge_publish", "<= 0.1", "by the record, against from_stream over the bridge"),
+            Figure("bridge_publish_rules", "<= 1.1", "by the record, against the family's rules"),
+        ),
+    ),
+    Program(
         "sync/fanout_bench.py",
         120,
         (
@@ -144,6 +159,7 @@ PROGRAMS = (
     Program("delta/delta_sweep", 270, ()),
 )
 NAMES = tuple(figure.name for program in PROGRAMS for figure in program.figures)
+GROUPS = tuple(program.name for program in PROGRAMS if program.figures and program.name not in NAMES)
 
 
 def overview() -> str:

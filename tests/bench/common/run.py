@@ -22,7 +22,7 @@ from pathlib import Path
 
 import paths
 import plots
-from figures import NAMES, PROGRAMS, Program
+from figures import GROUPS, NAMES, PROGRAMS, Program
 from report import Report, describe_machine
 
 BINARIES = paths.ROOT / "bazel-bin/tests/bench"
@@ -34,7 +34,7 @@ LIMIT_S, ENDING_S = 1800, 30
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/bench/run.sh", add_help=False, allow_abbrev=False)
-    parser.add_argument("--only", action="append", choices=NAMES)
+    parser.add_argument("--only", action="append", choices=(*NAMES, *GROUPS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path)
@@ -52,7 +52,8 @@ def main() -> int:
     report.print_heading()
     succeeded = True
     for program in PROGRAMS:
-        wanted = {figure.name for figure in program.figures if options.only is None or figure.name in options.only}
+        whole = options.only is None or program.name in options.only and program.name in GROUPS
+        wanted = {figure.name for figure in program.figures if whole or figure.name in options.only}
         if wanted or options.only is None:
             succeeded = run_program(program, wanted, report) and succeeded
     report.finished = True
