@@ -16,22 +16,26 @@ import struct
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import mbridge_loader
 import program
 import torch
 import torch.distributed as dist
 from harness import Agent, Cluster
 from hf_models import tiny_config
-from megatron_models import build_chunks, megatron_on_cpu
 from ranks import Rank, Ranks
-from topologies import topology_of
 
 import lockstep
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # they miss Transformer Engine
+    import mbridge_loader
+    from megatron_models import build_chunks, megatron_on_cpu
+    from topologies import topology_of
 
 LAYER = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "dtype": "bfloat16"}
 EXPERTS = {"num_experts": 16, "moe_intermediate_size": 768}
@@ -44,14 +48,20 @@ WARMING = 2  # publishes of each kind: both slots were written then
 CHANGED = 97  # of so many elements one changes from version to version
 BYTES_RECEIVED = 128  # its place in Linux's struct tcp_info
 BY_RECORD, BY_RULES, BY_STREAM = "by_record", "by_rules", "from_stream"  # models of the agent
-EXPORT, OPEN, OPEN_AGAIN, OPEN_BY_RULES = "one export", "open by the bridge", "open again", "open by rules"
+EXPORT, OPEN_BY_RULES = "one export by the bridge", "opening by the family's rules"
+OPEN, OPEN_AGAIN = "opening, the bridge recorded", "opening again, recorded before"
+PUBLISH = {
+    BY_RECORD: "`publish` by the record",
+    BY_RULES: "`publish` by rules",
+    BY_STREAM: "`publish` by `from_stream` over the bridge",
+}
 # name, of what, which of its costs, against that of what
 FIGURES = (
     ("bridge_open", OPEN, "seconds", EXPORT),
     ("bridge_open_again", OPEN_AGAIN, "seconds", EXPORT),
     ("bridge_open_memory", OPEN, "memory", EXPORT),
-    ("bridge_publish", f"publish {BY_RECORD}", "seconds", f"publish {BY_STREAM}"),
-    ("bridge_publish_rules", f"publish {BY_RECORD}", "seconds", f"publish {BY_RULES}"),
+    ("bridge_publish", PUBLISH[BY_RECORD], "seconds", PUBLISH[BY_STREAM]),
+    ("bridge_publish_rules", PUBLISH[BY_RECORD], "seconds", PUBLISH[BY_RULES]),
 )
 
 
@@ -75,6 +85,7 @@ def median(costs: "list[Cost]") -> Cost:
 
 def build(rank: Rank, config: Any) -> None:
     rank.hf, rank.publishers, rank.passes = config, {}, 0
+    warnings.simplefilter("ignore")
     rank.chunks = build_chunks(config, rank.topology, te_names=True)
 
 
@@ -204,7 +215,7 @@ def publishes(ranks: Ranks, agent: Agent, repeats: int) -> "dict[str, list[Cost]
         for kind, of_kind in costs.items():
             of_kind.append(together(ranks, publish, kind, version))
             agent.wait_for(version, kind)
-    return {f"publish {kind}": of_kind[WARMING:] for kind, of_kind in costs.items()}
+    return {PUBLISH[kind]: of_kind[WARMING:] for kind, of_kind in costs.items()}
 
 
 def measure(layers: int, repeats: int) -> "tuple[int, dict[str, list[Cost]]]":
@@ -225,19 +236,31 @@ def row(what: str, costs: "list[Cost]", export: Cost) -> "dict[str, Any]":
     return {"what": what, **asdict(cost), "exports": cost.seconds / export.seconds}
 
 
+def two_digits(number: float) -> str:
+    return f"{number:.2g}" if number < 10 else f"{number:.0f}"
+
+
+def of_bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
 def print_table(total: int, rows: "list[dict[str, Any]]") -> None:
-    """In the form of docs/performance.md."""
-    print(f"\n| {total / 1e9:.2f} GB | time | exports | passes | between ranks | memory |", file=sys.stderr)
-    print("|---|---:|---:|---:|---:|---:|", file=sys.stderr)
+    """As docs/performance.md has it."""
+    head = f"\n{of_bytes(total)}:\n| what | time | of an export | passes of the bridge | between ranks | memory of a rank |"
+    print(head, "|---|---:|---:|---:|---:|---:|", sep="\n", file=sys.stderr)
     for of in rows:
         figures = (
-            f"{of['seconds']:.3g} s",
-            f"{of['exports']:.2f}",
+            of["what"],
+            f"{two_digits(of['seconds'])} s",
+            two_digits(of["exports"]),
             f"{of['passes']:.0f}",
-            f"{of['bytes_between_ranks'] / 1e6:.3g} MB",
-            f"{of['memory'] / 1e6:.0f} MB",
+            of_bytes(of["bytes_between_ranks"]),
+            of_bytes(of["memory"]),
         )
-        print(f"| {of['what']} | {' | '.join(figures)} |", file=sys.stderr)
+        print(f"| {' | '.join(figures)} |", file=sys.stderr)
 
 
 def main() -> None:
