@@ -2,7 +2,7 @@
 # Builds and runs the benchmarks; each measures its baseline in the same run. Prints every figure when it is measured,
 # and draws plots.
 #
-#   tests/bench/run.sh                 everything: about 25 minutes on two cores, and up to 20 GiB of memory
+#   tests/bench/run.sh                 everything: about 30 minutes on two cores, and up to 20 GiB of memory
 #   tests/bench/run.sh --only NAME     one figure, or all of a program such as bridge (several times: several)
 #   tests/bench/run.sh --quick         small and few: whether the benchmarks still work, no figures to quote; a minute
 #   tests/bench/run.sh --json FILE     {"machine", "quick", "finished": whether the run came to its end,
