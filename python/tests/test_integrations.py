@@ -9,6 +9,7 @@ import torch
 from test_replica import Published
 
 import lockstep
+from lockstep.core.checkpoint_files import local_checkpoint
 from lockstep.integrations._replicas import check_reachable, check_room, open_replica
 
 

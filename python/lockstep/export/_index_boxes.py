@@ -1,4 +1,5 @@
-"""Boxes of a tensor of indexes in which the index goes by one step along each dimension. For what an exporter's values say."""
+"""Boxes of a tensor of indexes in which the index goes by one step along each dimension. For what an exporter's values say, in
+``_look``."""
 
 from typing import Callable, Iterator, NamedTuple, Tuple
 
@@ -16,6 +17,30 @@ class IndexBox(NamedTuple):
     start: int
     strides: Tuple[int, ...]
     source: int
+
+
+def likely_boxes(
+    shape: "Tuple[int, ...]", line: "Callable[[Tuple[int | slice, ...]], Tuple[torch.Tensor, torch.Tensor]]", most: int
+) -> "list[IndexBox] | None":
+    """As ``boxes_of``, by few of the elements: right if lines beside one another are cut in the same places.
+
+    Args:
+        line: gives indexes and sources of the elements that a tensor of ``shape`` has there.
+    """
+    boxes: "list[IndexBox]" = []
+
+    def cut(dims: int, rest: "Tuple[int, ...]", last: "list[Tuple[int, int, int]]") -> bool:
+        """Boxes of what the first ``dims`` dimensions have at ``rest``; ``last``: the runs of the others."""
+        if dims == 0:
+            index, source = line(rest)
+            at, sizes, strides = zip(*last) if last else ((), (), ())
+            boxes.append(IndexBox(at, sizes, int(index), strides, int(source)))
+            return len(boxes) <= most
+        index, source = line((*(0,) * (dims - 1), slice(None), *rest))
+        steps = _steps(index, source, 0)
+        return all(cut(dims - 1, (run[0], *rest), [run, *last]) for run in _runs(steps))
+
+    return boxes if cut(len(shape), (), []) else None
 
 
 def boxes_of(

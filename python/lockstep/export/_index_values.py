@@ -4,78 +4,79 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-NO_DIGIT = -(1 << 15)
+UNIT_BITS = 14
+UNIT = 1 << UNIT_BITS  # indexes; those of a source begin at a multiple of it
 # An exporter may add one of these to each element: norms that Megatron centres at zero are HuggingFace's minus one.
 SUMMANDS = (0, 1, -1)
 
 
 class Digits(NamedTuple):
-    """A way to write digits as values. ``write`` makes values of an int64 tensor of digits. ``read`` makes digits, int16, of float32
-    values: NO_DIGIT where a value is none; where the exporter added to it, the digit and as much."""
+    """A way to write digits as values of bfloat16. ``bits`` of a digit divide those of a unit.
 
-    base: int
+    ``write`` makes values of int64 digits. ``read`` makes digits of values; where the exporter added to a value, so is added to the
+    digit. A value that is no digit's gives any number.
+    """
+
+    bits: int
     write: "Callable[[Any], Any]"
     read: "Callable[[Any], Any]"
 
     def passes(self, end: int) -> int:
         """How many digits the indexes below ``end`` have."""
-        number = 1
-        while self.base**number < end:
-            number += 1
-        return number
+        return -(-(end - 1).bit_length() // self.bits)
 
-    def value(self, number: int, index: Any, _: Any) -> Any:
-        """That of the digit ``number`` of each index."""
-        return self.write(index // self.base**number % self.base)
+    def indexes(self, values: "list[Any]", summand: int) -> Any:
+        """Those that the values of each digit tell; -1: of no element."""
+        index, known = 0, True
+        for number, value in enumerate(values):
+            digit = self.read(value) - summand
+            known = known & (digit >= 0) & (digit < 1 << self.bits)
+            index = index | digit << number * self.bits
+        return torch.where(torch.as_tensor(known), index, -1)
 
-
-def _wide_value(digit: Any) -> Any:
-    return (digit + _FIRST_NORMAL).to(torch.int16).view(torch.bfloat16)
-
-
-def _wide_digit(value: Any) -> Any:
-    rounded = value.to(torch.bfloat16)
-    digit = rounded.view(torch.int16) - _FIRST_NORMAL
-    return torch.where((rounded.to(torch.float32) == value) & (digit >= 0) & (digit < WIDE.base), digit, NO_DIGIT)
-
-
-def _narrow_value(digit: Any) -> Any:
-    return (digit + 1).to(torch.float32)
-
-
-def _narrow_digit(value: Any) -> Any:
-    digit = value.clamp(-1, NARROW.base + 1).to(torch.int16) - 1
-    return torch.where((digit + 1).to(torch.float32) == value, digit, NO_DIGIT)
+    def values(self, number: int, begin: int, end: int, _: Any, device: Any) -> Any:
+        """The values of that digit of the indexes from ``begin``."""
+        units = _units(begin, end, device)
+        shift, mask = number * self.bits, (1 << self.bits) - 1
+        if shift < UNIT_BITS:
+            digits = torch.arange(UNIT, device=device)[None] >> shift & mask
+        else:
+            digits = units >> shift - UNIT_BITS & mask
+        return _cut(self.write(digits).expand(len(units), UNIT), begin, end)
 
 
 _FIRST_NORMAL = 1 << 7  # the bits of the smallest normal number of bfloat16
-# Whatever is positive and normal in bfloat16. Sums are not exact.
-WIDE = Digits(254 << 7, _wide_value, _wide_digit)
-# 1 to 254: exact in every type of eight bits of precision, also after 1 is added or taken away.
-NARROW = Digits(254, _narrow_value, _narrow_digit)
+# The positive numbers of bfloat16 from the smallest normal one. Sums are not exact.
+WIDE = Digits(
+    14,
+    lambda digit: (digit + _FIRST_NORMAL).to(torch.int16).view(torch.bfloat16),
+    lambda value: value.view(torch.int16).to(torch.int64) - _FIRST_NORMAL,
+)
+# 1 to 128: exact in every type of eight bits of precision, also after 1 is added or taken away.
+NARROW = Digits(7, lambda digit: (digit + 1).to(torch.bfloat16), lambda value: value.to(torch.int64) - 1)
 
 
-def proof(index: Any, dtype: Any) -> Any:
-    """Negative numbers, which arithmetic and constants do not give by chance. Other elements' are others: with all bits of precision
-    that float32 has, or with those that bfloat16 and float16 have between 2**-8 and 2**8."""
-    return _fine(_hash(index)) if dtype == torch.float32 else _coarse(_hash(index))
+def proofs(begin: int, end: int, dtype: Any, device: Any) -> Any:
+    """Negative numbers, which arithmetic and constants do not give by chance. Others' are others: with all the bits of precision that
+    float32 has, or with those that bfloat16 and float16 have between 2**-8 and 2**8."""
+    units = _mixed(_units(begin, end, device) + UNIT) | 1
+    offsets = _mixed(torch.arange(UNIT, device=device))[None] | 1
+    if dtype == torch.float32:
+        bits = (units & 0xFFFFFFFF) * (offsets & 0x7FFFFFFF) >> 8 & 0xFFFFFF
+        return _cut((bits + 1).to(torch.float32) * -(2.0**-24), begin, end)
+    bits = (units.to(torch.int16) * offsets.to(torch.int16) >> 5 & 0x7FF) + (119 << 7)
+    return _cut(-bits.view(torch.bfloat16), begin, end)
 
 
-def is_proof(value: Any, index: Any, summand: int, dtype: Any) -> Any:
-    """Whether each value, of ``dtype``, is the proof of its index plus the summand, rounded to its dtype."""
-    hashed = _hash(index)
-    coarse, fine = _coarse(hashed).to(torch.float32) + summand, _fine(hashed) + summand
-    return (value == coarse.to(dtype)) | (value == fine.to(dtype))
+def _units(begin: int, end: int, device: Any) -> Any:
+    return torch.arange(begin >> UNIT_BITS, (end - 1 >> UNIT_BITS) + 1, device=device)[:, None]
 
 
-def _fine(hashed: Any) -> Any:
-    return ((hashed & 0xFFFFFF) + 1).to(torch.float32) * -(2.0**-24)
+def _cut(units: Any, begin: int, end: int) -> Any:
+    skipped = begin & UNIT - 1
+    return units.reshape(-1)[skipped : skipped + end - begin]
 
 
-def _coarse(hashed: Any) -> Any:
-    return -((hashed & 0x7FF) + (119 << 7)).to(torch.int16).view(torch.bfloat16)
-
-
-def _hash(index: Any) -> Any:
-    mixed = index * -0x61C8864680B583EB
+def _mixed(number: Any) -> Any:
+    mixed = number * -0x61C8864680B583EB
     return (mixed >> 29) ^ (mixed >> 47)

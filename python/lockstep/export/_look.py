@@ -9,8 +9,8 @@ import torch
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
-from lockstep.export._index_boxes import boxes_of
-from lockstep.export._index_values import NO_DIGIT, Digits, is_proof
+from lockstep.export._index_boxes import IndexBox, boxes_of, likely_boxes
+from lockstep.export._index_values import Digits, proofs
 
 _BLOCK = 1 << 22  # elements that are looked at together
 _MOST_BOXES = 4096  # of a tensor
@@ -21,6 +21,7 @@ class Source(NamedTuple):
 
     rank: int
     name: str
+    dtype: Any
     elements: int
     begin: int
 
@@ -56,26 +57,29 @@ class Piece:
     def is_proved_by(self, tensor: Any) -> bool:
         """Whether the HuggingFace tensor has the proofs of the source's elements in the box."""
         box = tensor[tuple(slice(at, at + size) for at, size in zip(self.at, self.shape))]
-        height = self.shape[0] if self.shape else 1
-        at_once = max(1, _BLOCK * height // box.numel())
-        for begin in range(0, height, at_once):
-            rows = box[begin : begin + at_once] if self.shape else box
-            index = torch.tensor(self.source.begin + self.start + (begin * self.strides[0] if self.shape else 0))
-            for size, stride in zip(rows.shape, self.strides):
-                index = index.unsqueeze(-1) + torch.arange(size) * stride
-            if not bool(is_proof(rows, index.to(rows.device), self.summand, rows.dtype).all()):
+        strides = self.strides if self.shape else (1,)
+        box = box if self.shape else box.reshape(1)
+        dim = strides.index(max(strides))
+        at_once = max(1, _BLOCK * box.shape[dim] // box.numel())
+        for begin in range(0, box.shape[dim], at_once):
+            part = box.narrow(dim, begin, min(at_once, box.shape[dim] - begin))
+            first = self.source.begin + self.start + begin * strides[dim]
+            end = first + sum((size - 1) * stride for size, stride in zip(part.shape, strides)) + 1
+            proof = proofs(first, end, self.source.dtype, part.device).to(self.source.dtype)
+            wanted = proof.as_strided(part.shape, strides, proof.storage_offset())
+            if not torch.equal(part, (wanted + self.summand if self.summand else wanted).to(part.dtype)):
                 return False
         return True
 
 
 @dataclass
 class _Seen:
-    """A HuggingFace tensor of this rank's share: digits of the index of each element's source, or what it may be made of."""
+    """A HuggingFace tensor of this rank's share: the values of the digits of each element's index, and what it may be made of."""
 
     number: int
     dtype: str
     shape: Tuple[int, ...]
-    digits: "list[Any]" = field(default_factory=list)
+    values: "list[Any]" = field(default_factory=list)
     candidates: "list[list[Piece]]" = field(default_factory=list)
     proved: bool = False
     scattered: bool = False  # it has more boxes than one tensor may have
@@ -119,8 +123,8 @@ class Look:
             seen = self._seen.setdefault(piece.tensor, _Seen(piece.number, piece.dtype, piece.whole))
             seen.candidates = [[*(seen.candidates[0] if seen.candidates else ()), piece]]
 
-    def take(self, digits: Digits, tensors: "Iterable[Tuple[str, Any]]") -> None:
-        """Keeps the next digit of each element's index, of tensors that are not proved."""
+    def take(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
+        """Keeps the values of the next digit, of tensors that are not proved."""
 
         def keep(name: str, number: int, tensor: Any) -> None:
             shape = tuple(tensor.shape)
@@ -134,17 +138,25 @@ class Look:
             if shape != seen.shape:
                 raise BadDataError(f'the exporter gives "{name}" {list(shape)}, and gave it {list(seen.shape)} before')
             if not seen.proved:
-                seen.digits.append(_read(tensor, digits))
+                seen.values.append(tensor.to(torch.bfloat16).to("cpu", copy=True))
 
         self._pass(tensors, keep)
 
-    def find(self, digits: Digits, summands: "Sequence[int]") -> None:
-        """Makes candidates of the digits that were taken."""
+    def forget(self) -> None:
+        """Drops the values that were taken."""
+        for seen in self._seen.values():
+            seen.values.clear()
+
+    def find(self, digits: Digits, summands: "Sequence[int]", likely: bool) -> bool:
+        """Makes candidates of the values that were taken, by ``likely_boxes`` or by ``boxes_of``. Whether there are others now."""
+        others = False
         for name, seen in self._seen.items():
             if not seen.proved:
-                made = (self._made_of(name, seen, digits, summand) for summand in summands)
-                seen.candidates = [pieces for pieces in made if pieces]
-                seen.digits.clear()
+                made = (self._made_of(name, seen, digits, summand, likely) for summand in summands)
+                candidates = [pieces for pieces in made if pieces]
+                others = others or candidates != seen.candidates
+                seen.candidates = candidates
+        return others
 
     def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
         """Keeps what the proofs show to be true."""
@@ -238,53 +250,29 @@ class Look:
                 has = "which the checkpoint has" if some is missing else "which the checkpoint lacks"
                 raise BadDataError(f'the exporter {trouble} "{some[0]}"{more}, {has}; leave it out by ignore=')
 
-    def _made_of(self, name: str, seen: _Seen, digits: Digits, summand: int) -> "list[Piece] | None":
-        row = torch.Size(seen.shape[1:]).numel()
-
-        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
-            index = torch.zeros((), dtype=torch.int64)
-            for power, taken in enumerate(seen.digits):
-                own = taken[begin * row : end * row].to(torch.int64) - summand
-                if not bool(((own >= 0) & (own < digits.base)).all()):
-                    raise _NoSource
-                index = index + own * digits.base**power
+    def _made_of(self, name: str, seen: _Seen, digits: Digits, summand: int, likely: bool) -> "list[Piece] | None":
+        def where(place: Any) -> "Tuple[Any, Any]":
+            index = digits.indexes([values[place] for values in seen.values], summand)
             source = torch.bucketize(index, self._begins, right=True) - 1
             if not bool(((source >= 0) & (index < self._ends[source.clamp(min=0)])).all()):
                 raise _NoSource
-            shape = (end - begin, *seen.shape[1:]) if seen.shape else ()
-            return index.view(shape), source.view(shape)
+            return index, source
+
+        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
+            return where(slice(begin, end) if seen.shape else ())
 
         try:
-            boxes = boxes_of(seen.shape, rows, _MOST_BOXES)
+            boxes = likely_boxes(seen.shape, where, _MOST_BOXES) if likely else boxes_of(seen.shape, rows, _MOST_BOXES)
         except _NoSource:
             return None
-        if boxes is None:
-            seen.scattered = True
-            return None
-        return [
-            Piece(
-                name,
-                seen.number,
-                seen.dtype,
-                seen.shape,
-                box.at,
-                box.shape,
-                self._sources[box.source],
-                box.start - self._sources[box.source].begin,
-                box.strides,
-                summand,
-            )
-            for box in boxes
-        ]
+        seen.scattered = boxes is None
+        return None if boxes is None else [self._piece(name, seen, box, summand) for box in boxes]
+
+    def _piece(self, name: str, seen: _Seen, box: IndexBox, summand: int) -> Piece:
+        source = self._sources[box.source]
+        start = box.start - source.begin
+        return Piece(name, seen.number, seen.dtype, seen.shape, box.at, box.shape, source, start, box.strides, summand)
 
 
 class _NoSource(Exception):
     """An index is no source's."""
-
-
-def _read(tensor: Any, digits: Digits) -> Any:
-    taken = torch.full((tensor.numel(),), NO_DIGIT, dtype=torch.int16)
-    for begin in range(0, len(taken), _BLOCK):
-        value = tensor.reshape(-1)[begin : begin + _BLOCK].to(torch.float32)
-        taken[begin : begin + _BLOCK] = digits.read(value).cpu()
-    return taken

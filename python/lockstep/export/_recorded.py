@@ -13,7 +13,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
 from lockstep.export._agreement import all_gather, gather, made_by, rank_of
 from lockstep.export._bridges import Exporter, versions
-from lockstep.export._index_values import NARROW, SUMMANDS, WIDE, Digits, proof
+from lockstep.export._index_values import NARROW, SUMMANDS, UNIT, UNIT_BITS, WIDE, Digits, proofs
 from lockstep.export._look import Look, Piece, Source
 from lockstep.export._parts import (
     Box,
@@ -27,9 +27,8 @@ from lockstep.export._parts import (
 )
 from lockstep.export._plan_cache import cache_file, load, save
 
-_Value = Callable[[Any, Any], Any]  # of indexes and a dtype
+_Values = Callable[[int, int, Any, Any], Any]  # of the indexes from one to another, for a dtype, on a device
 _BLOCK = 1 << 22  # elements that are filled together
-_GAP = 1  # between sources: an index beyond one is none of the next
 
 
 class RecordedPart(ShardsPart):
@@ -107,19 +106,20 @@ class _Recording:
 
     def __init__(self, exporter: Exporter, tensors: "Mapping[str, Any]", group: Any, on_agent_host: bool) -> None:
         self._exporter, self._tensors, self._group, self._rank = exporter, tensors, group, rank_of(group)
-        own = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+        own = [(name, str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)) for name, tensor in tensors.items()]
         ranks = all_gather((own, on_agent_host), group)
         self._looking = [rank for rank, (_, here) in enumerate(ranks) if here] or list(range(len(ranks)))
         self._sources: "list[Source]" = []
-        self._end = 1  # a constant 1 would be the element 0
+        self._end = UNIT  # no source has an element 0
         for rank, (entries, _) in enumerate(ranks):
-            for name, _, shape in entries:
-                self._sources.append(Source(rank, name, torch.Size(shape).numel(), self._end))
-                self._end += self._sources[-1].elements + _GAP
-        self._holds_wide = not any(dtype == "torch.float16" for entries, _ in ranks for _, dtype, _ in entries)
+            for name, dtype, shape in entries:
+                elements = torch.Size(shape).numel()
+                self._sources.append(Source(rank, name, getattr(torch, dtype), elements, self._end))
+                self._end += -(-elements >> UNIT_BITS) << UNIT_BITS
+        self._all_hold_wide = all(source.dtype != torch.float16 for source in self._sources)
         self._shapes = made_by(0, exporter.shapes, group)
         self._file = cache_file([versions(), ranks, self._rank])
-        self._fill: "Callable[[Sequence[Source], _Value], None]"
+        self._fill: "Callable[[Sequence[Source], _Values], None]"
 
     def pieces(self) -> "list[Piece]":
         """What this rank copies."""
@@ -141,7 +141,7 @@ class _Recording:
 
     def _found(self) -> Look:
         look = self._new_look()
-        if self._holds_wide:
+        if self._all_hold_wide:
             whole = self._finds(look, WIDE, SUMMANDS[:1]) or self._finds(look, NARROW, SUMMANDS[1:])
         else:
             whole = self._finds(look, NARROW, SUMMANDS)
@@ -151,12 +151,16 @@ class _Recording:
 
     def _finds(self, look: Look, digits: Digits, summands: "Sequence[int]") -> bool:
         for number in range(digits.passes(self._end)):
-            self._pass(functools.partial(digits.value, number), functools.partial(look.take, digits))
-        gather(functools.partial(look.find, digits, summands), self._group)
-        return self._proves(look)
+            self._pass(functools.partial(digits.values, number), look.take)
+        for likely in (True, False):
+            others = gather(functools.partial(look.find, digits, summands, likely), self._group)
+            if any(others) and self._proves(look):
+                return True
+        look.forget()
+        return False
 
     def _proves(self, look: Look) -> bool:
-        self._pass(proof, look.check)
+        self._pass(proofs, look.check)
         names = all_gather(hashlib.sha256("\0".join(look.names).encode()).digest(), self._group)
         for rank, own in enumerate(names):
             if own != names[0]:
@@ -166,9 +170,9 @@ class _Recording:
                 )
         return not any(gather(look.unproved, self._group))
 
-    def _pass(self, value: _Value, look: "Callable[[Any], None]") -> None:
+    def _pass(self, values: _Values, look: "Callable[[Any], None]") -> None:
         own = [source for source in self._sources if source.rank == self._rank]
-        gather(lambda: self._fill(own, value), self._group)
+        gather(lambda: self._fill(own, values), self._group)
         gather(lambda: look(self._exporter.export()), self._group)
 
     def _new_look(self) -> Look:
@@ -183,11 +187,11 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def _stand_ins(tensors: "Mapping[str, Any]") -> "Iterator[Callable[[Sequence[Source], _Value], None]]":
-    """What it gives fills others in place of the tensors' data, with a function of the indexes and the dtype."""
+def _stand_ins(tensors: "Mapping[str, Any]") -> "Iterator[Callable[[Sequence[Source], _Values], None]]":
+    """What it gives fills others in place of the tensors' data, which tell their indexes."""
     data = {name: tensor.data for name, tensor in tensors.items()}
 
-    def fill(sources: "Sequence[Source]", value: _Value) -> None:
+    def fill(sources: "Sequence[Source]", values: _Values) -> None:
         for source in sources:
             tensor = tensors[source.name]
             if tensor.data_ptr() == data[source.name].data_ptr():
@@ -195,8 +199,7 @@ def _stand_ins(tensors: "Mapping[str, Any]") -> "Iterator[Callable[[Sequence[Sou
             flat = tensor.data.view(-1)
             for begin in range(0, source.elements, _BLOCK):
                 end = min(source.elements, begin + _BLOCK)
-                index = torch.arange(source.begin + begin, source.begin + end, device=tensor.device)
-                flat[begin:end].copy_(value(index, tensor.dtype))
+                flat[begin:end].copy_(values(source.begin + begin, source.begin + end, tensor.dtype, tensor.device))
 
     try:
         yield fill
