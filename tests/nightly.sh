@@ -9,6 +9,7 @@
 #     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
 #     distributions   the wheel inside other releases of Debian; the kernels for AArch64
 #     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters, the demo
+#     layouts         families and topologies of Megatron's bridges
 #     frameworks      trainers' frameworks that are not among the packages of tests/run.sh
 #     sweep           every causal model of transformers
 #     bench           every benchmark, small, and its plots
@@ -21,7 +22,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz damage tidy cuda distributions engines frameworks sweep bench soak radosgw slurm rehearsal)
+STAGES=(asan tsan fuzz damage tidy cuda distributions engines layouts frameworks sweep bench soak radosgw slurm rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -45,6 +46,7 @@ run_stage() {
         --deselect tests/integration/test_demo.py
       ;;
     engines) pytest tests/engines tests/integration/test_demo.py ;;
+    layouts) pytest tests/layouts ;;
     frameworks) tests/frameworks.sh ;;
     sweep) tests/sweep.sh --all ;;
     bench) bazel build //tests/bench/... && pytest tests/bench ;;

@@ -1,0 +1,268 @@
+"""Tiny models of the families that Megatron-Bridge has, built by its own providers and exported by its own exporter, in ranks of
+ranks.Ranks that megatron_bridge_stand_ins.use_megatron_bridge prepares. For test_recorded_megatron_bridge.py.
+
+Functions import Megatron and transformers themselves: the process of the tests has others.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron_bridge_stand_ins import forget_attention_settings
+from ranks import Rank
+
+if TYPE_CHECKING:
+    from topologies import Topology
+
+_COMMON: "dict[str, Any]" = {
+    "vocab_size": 125,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: "dict[str, Any]" = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_FIRST_DENSE: "dict[str, Any]" = {
+    **_EXPERTS,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_LATENT: "dict[str, Any]" = {
+    **_FIRST_DENSE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_nextn_predict_layers": 0,
+}
+_MROPE: "dict[str, Any]" = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+
+
+def _with_vision(text: "dict[str, Any]", **vision: Any) -> "dict[str, Any]":
+    own = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, **vision}
+    return {"text_config": {**_COMMON, "head_dim": 16, **text}, "vision_config": own, "tie_word_embeddings": False}
+
+
+# family -> (transformers' architecture, model_type, what differs from the common configuration)
+FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
+    "llama": ("LlamaForCausalLM", "llama", {"head_dim": 16}),
+    "mistral": ("MistralForCausalLM", "mistral", {"head_dim": 16}),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", {"head_dim": 32}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "qwen3_moe", {"head_dim": 32, "num_experts": 4, **_EXPERTS}),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 40,
+            "full_attention_interval": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            **_EXPERTS,
+        },
+    ),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "deepseek_v2", _LATENT),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", "deepseek_v3", {**_LATENT, "scoring_func": "sigmoid"}),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **_FIRST_DENSE},
+    ),
+    "gemma": ("GemmaForCausalLM", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"vocab_size": 126, "head_dim": 16, "tie_word_embeddings": True}),
+    "gpt_oss": ("GptOssForCausalLM", "gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    "nemotron": ("NemotronForCausalLM", "nemotron", {"head_dim": 16}),
+    "gemma3_vl": (
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        _with_vision(
+            {"vocab_size": 126, "tie_word_embeddings": True},
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=16,
+            model_type="siglip_vision_model",
+        ),
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2_5_vl",
+        _with_vision(
+            {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+            out_hidden_size=64,
+            fullatt_block_indexes=[1],
+        ),
+    ),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl",
+        _with_vision(
+            {"rope_scaling": _MROPE}, out_hidden_size=64, num_position_embeddings=16, deepstack_visual_indexes=[0, 1]
+        ),
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe",
+        _with_vision(
+            {"rope_scaling": _MROPE, "num_experts": 4, **_EXPERTS},
+            out_hidden_size=64,
+            num_position_embeddings=16,
+            deepstack_visual_indexes=[0, 1],
+        ),
+    ),
+    "glm4v_moe": (
+        "Glm4vMoeForConditionalGeneration",
+        "glm4v_moe",
+        _with_vision(
+            {
+                "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+                "attention_bias": True,
+                "use_qk_norm": False,
+                **_FIRST_DENSE,
+            },
+            out_hidden_size=64,
+            image_size=16,
+        ),
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        _with_vision(
+            {"model_type": "mistral"}, num_hidden_layers=2, num_attention_heads=2, image_size=16, model_type="pixtral"
+        ),
+    ),
+}
+
+
+def build(rank: Rank, family: str, topology: "Topology", checkpoints: Path, store: str) -> None:
+    """Joins a world of this topology and builds this rank's chunks, in bfloat16."""
+    from topologies import join
+
+    forget_attention_settings()
+    rank.topology = topology
+    join(topology, rank.number, store)
+    from megatron.bridge import AutoBridge
+
+    checkpoint = checkpoints / family
+    if rank.number == 0 and not checkpoint.exists():
+        _write_checkpoint(checkpoint, family)
+    torch.distributed.barrier()
+    rank.bridge = AutoBridge.from_hf_pretrained(checkpoint, trust_remote_code=True)
+    provider = rank.bridge.to_megatron_provider(load_weights=False)
+    for name, value in _options(topology).items():
+        setattr(provider, name, value)
+    provider.finalize()
+    with contextlib.redirect_stdout(None):
+        rank.chunks = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True, bf16=True)
+
+
+def _options(topology: "Topology") -> "dict[str, Any]":
+    return {
+        "tensor_model_parallel_size": topology.tp,
+        "pipeline_model_parallel_size": topology.pp,
+        "virtual_pipeline_model_parallel_size": topology.vpp,
+        "expert_model_parallel_size": topology.ep,
+        "expert_tensor_parallel_size": topology.etp or topology.tp,
+        "num_layers_in_first_pipeline_stage": topology.first_layers,
+        "params_dtype": torch.bfloat16,
+        "pipeline_dtype": torch.bfloat16,
+        "should_pad_vocab": True,
+        "perform_initialization": False,
+        "apply_rope_fusion": False,
+        "moe_permute_fusion": False,
+        "gradient_accumulation_fusion": False,
+    }
+
+
+def _write_checkpoint(directory: Path, family: str) -> None:
+    """Only names and shapes of its tensors are read."""
+    import transformers
+
+    architecture, model_type, special = FAMILIES[family]
+    config = transformers.AutoConfig.for_model(
+        model_type, **(special if "text_config" in special else {**_COMMON, **special})
+    )
+    config.dtype = torch.bfloat16
+    with torch.device("cpu"):
+        model = getattr(transformers, architecture)(config).to(torch.bfloat16)
+    model.save_pretrained(directory)
+
+
+def leave(rank: Rank) -> None:
+    """Forgets the model, and leaves the world for another."""
+    from megatron.core import parallel_state
+
+    for name in ("exporter", "chunks", "bridge"):
+        rank.__dict__.pop(name, None)
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def fill(rank: Rank, version: int) -> None:
+    """New random weights, different on every rank, in replicas, too: of which rank a tensor comes is seen."""
+    with torch.no_grad():
+        for number, chunk in enumerate(rank.chunks):
+            for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+                if tensor.is_floating_point():
+                    seed = hashlib.sha256(f"{version} {rank.number} {number} {name}".encode()).digest()
+                    generator = torch.Generator().manual_seed(int.from_bytes(seed[:4], "little"))
+                    tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+
+def tensors_of(rank: Rank) -> "Iterator[tuple[str, torch.Tensor]]":
+    """What Megatron-Bridge exports."""
+    for weight in rank.bridge.export_hf_weights(rank.chunks, cpu=True, show_progress=False):
+        yield weight.param_name, weight.weight
+
+
+def exported(rank: Rank) -> "dict[str, torch.Tensor]":
+    return {name: tensor.clone() for name, tensor in tensors_of(rank)}
+
+
+def refusal(rank: Rank, *arguments: Any) -> str:
+    """What building and exporting raise."""
+    try:
+        build(rank, *arguments)
+        exported(rank)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def open_publisher(rank: Rank, socket: Path, model: str) -> None:
+    import lockstep
+
+    rank.exporter = lockstep.Publisher.from_megatron(
+        rank.chunks, recorded_from=lambda: tensors_of(rank), socket=socket, model=model, call_timeout=30
+    )
+
+
+def publish(rank: Rank, version: int) -> "tuple[int, int]":
+    """The bytes that ranks exchanged: sent, and received."""
+    rank.exporter.publish(version=version)
+    return rank.exporter.stats["lockstep/bytes_sent"], rank.exporter.stats["lockstep/bytes_received"]
+
+
+def has_experts(family: str) -> bool:
+    """Whether it is a mixture."""
+    special = FAMILIES[family][2]
+    return "num_experts_per_tok" in special.get("text_config", special)
