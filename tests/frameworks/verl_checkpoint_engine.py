@@ -24,12 +24,29 @@ def job(request, module_cluster, checkpoints):
     if request.param == "daemons that are there":
         agent = module_cluster.agent()
         options = {"socket": str(agent.socket), "root": str(module_cluster.receiver(agent).root)}
-    with ray_cluster.started(LOCKSTEP_RUNTIME_DIR=str(started)):
+    with ray_cluster.started(LOCKSTEP_RUNTIME_DIR=str(started), VERL_ENGINE_DEVICE="cuda"):
         job = Job(checkpoint, timeout_s=60, **options)
         job.replica = Path(options.get("root", started / "receiver/replicas")) / MODEL
         yield job
     for lock in started.glob("*/lock"):
         wait_until(lambda lock=lock: is_free(lock), f"the daemon of {lock} ends with the workers")
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_with_shards_every_rollout_has_what_each_rank_copies_of_its_own(cluster, checkpoints, backend):
+    environment = {
+        "LOCKSTEP_RUNTIME_DIR": str(cluster.directory / "started"),
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_ENGINE_VENDOR": "lockstep",
+        "XDG_CACHE_HOME": str(cluster.directory / "cache"),
+    }
+    with ray_cluster.started(**environment):
+        job = Job(str(checkpoints.get("llama")), backend, timeout_s=60, shards=True)
+        for step in (0, 1, 1):
+            job.trainer.train()
+            job.update(step)
+            check_every_rollout_has(job, step)
+            job.trainer.spoil_next_stream("the stream ends")  # it is not taken any more
 
 
 def is_free(lock: Path) -> bool:

@@ -16,4 +16,5 @@ def use_cpu() -> None:
         "ray_resource_name": lambda _: "CPU",
         "visible_devices_envvar": lambda _: "CUDA_VISIBLE_DEVICES",
     }
+    torch.cpu.empty_cache = lambda: None  # which a GPU's module has, and verl calls
     set_platform(type("Cpu", (PlatformBase,), methods)())

@@ -1,15 +1,20 @@
 """Ray workers of verl for tests, on the CPU: its FSDP engine, its checkpoint engine's workers and its manager are the
-real ones; a server that takes weights is a stand-in, as in verl's own tests of checkpoint engines."""
+real ones; a server that takes weights is a stand-in, as in verl's own tests of checkpoint engines. Of its Megatron engine
+what builds the model is a stand-in, for verl's takes Transformer Engine."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import mbridge_loader
 import ray
+import topologies
 import torch
 import torch.distributed as dist
 import verl_cpu
 from harness import ROOT
 from hydra import compose, initialize_config_dir
+from megatron.core import tensor_parallel
+from megatron_models import build_chunks, megatron_on_cpu
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -25,9 +30,11 @@ from verl.workers.config import (  # noqa: E402
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
+    McoreEngineConfig,
+    McoreOptimizerConfig,
     RolloutConfig,
 )
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: E402
+from verl.workers.engine import EngineRegistry  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.rollout import BaseRollout, RolloutReplica  # noqa: E402
 
@@ -52,6 +59,7 @@ def rollout_config(checkpoint: str, **engine_kwargs: Any) -> RolloutConfig:
 def model_config(checkpoint: str) -> HFModelConfig:
     return HFModelConfig(
         path=checkpoint,
+        external_lib="lockstep.integrations.verl",
         load_tokenizer=False,
         use_remove_padding=False,
         enable_gradient_checkpointing=False,
@@ -59,8 +67,8 @@ def model_config(checkpoint: str) -> HFModelConfig:
     )
 
 
-class Engine(FSDPEngineWithLMHead):
-    """verl's engine. A test can spoil its stream of weights once."""
+class Spoiled:
+    """Before a class of verl's engines. A test can spoil its stream of weights."""
 
     spoiled_by = ""
 
@@ -68,6 +76,48 @@ class Engine(FSDPEngineWithLMHead):
         stream, adapter = super().get_per_tensor_param(**options)
         how, self.spoiled_by = self.spoiled_by, ""
         return (spoiled(stream, how) if how else stream), adapter
+
+
+class OnCpu:
+    """Before verl's Megatron engine."""
+
+    def _build_tf_config(self) -> None:
+        self.is_value_model = self._qat_enabled = False
+        self.vanilla_bridge, self.provider, self.peft_cls, self.param_dtype = True, None, None, torch.bfloat16
+        self.tf_config, self.share_embeddings_and_output_weights = None, False
+        self.topology = topologies.Topology(tp=dist.get_world_size())
+        self.bridge = mbridge_loader.bridge_of(self.model_config.hf_config, self.topology)
+
+    def _build_megatron_module(self) -> Any:
+        chunks = build_chunks(self.model_config.hf_config, self.topology, te_names=True)
+        self.bridge.load_weights(chunks, self.model_config.local_path)
+        return chunks
+
+    def _build_optimizer(self) -> Any:
+        return SimpleNamespace(step=self._step, zero_grad=lambda: None)
+
+    def _step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.module[0].parameters():
+                parameter.mul_(1.25)
+
+    def _build_lr_scheduler(self) -> None:
+        pass
+
+
+def make_engine(checkpoint: str, backend: str) -> Any:
+    """Of the class that verl's registry has."""
+    model = model_config(checkpoint)
+    found = EngineRegistry.get_engine_cls("language_model", backend)
+    if backend == "fsdp2":
+        config = FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False)
+        optimizer = FSDPOptimizerConfig(lr=0.01, total_training_steps=10)
+        return type("Engine", (Spoiled, found), {})(model, config, optimizer, CheckpointConfig())
+    megatron_on_cpu().__enter__()  # as long as the process lives
+    tensor_parallel.model_parallel_cuda_manual_seed = lambda _: None
+    tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)  # the usual one wants a CUDA generator
+    config = McoreEngineConfig(tensor_model_parallel_size=dist.get_world_size(), use_mbridge=True, vanilla_mbridge=True)
+    return type("Engine", (Spoiled, OnCpu, found), {})(model, config, McoreOptimizerConfig(lr=0.01), CheckpointConfig())
 
 
 def spoiled(stream: Any, how: str) -> Any:
@@ -81,16 +131,11 @@ class Trainer(ActorRolloutRefWorker):
     """A rank of the trainer. ``update_weights`` and ``execute_checkpoint_engine`` are verl's; of its ``init_model`` what
     makes the engine and the checkpoint engine, for the CPU."""
 
-    def __init__(self, checkpoint: str, config: CheckpointEngineConfig) -> None:
+    def __init__(self, checkpoint: str, config: CheckpointEngineConfig, backend: str) -> None:
         Worker.__init__(self)
         dist.init_process_group("gloo")
         self.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=config))
-        engine = Engine(
-            model_config(checkpoint),
-            FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False),
-            FSDPOptimizerConfig(lr=0.01, total_training_steps=10),
-            CheckpointConfig(),
-        )
+        engine = make_engine(checkpoint, backend)
         engine.initialize()
         self.actor = SimpleNamespace(engine=engine)
         import_external_libs(config.custom_backend_module)
@@ -105,13 +150,16 @@ class Trainer(ActorRolloutRefWorker):
     def train(self) -> None:
         """A step of verl's optimizer on tokens of this rank's own."""
         engine, tokens = self.actor.engine, torch.arange(7)[None] + dist.get_rank()
-        engine.module(input_ids=tokens, labels=tokens).loss.backward()
+        if not isinstance(engine.module, list):
+            engine.module(input_ids=tokens, labels=tokens).loss.backward()
         engine.optimizer.step()
         engine.optimizer.zero_grad()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weights(self) -> Tensors:
-        """What is trained, whole, as a bf16 checkpoint has it; of the module itself."""
+        """What is trained, whole, as a bf16 checkpoint has it; of the module itself, or by the bridge."""
+        if isinstance(self.actor.engine.module, list):
+            return {name: tensor.clone() for name, tensor in self.actor.engine.get_per_tensor_param()[0]}
         state = self.actor.engine.module.state_dict()
         return {name: tensor.full_tensor().bfloat16() for name, tensor in state.items()}
 
@@ -162,8 +210,8 @@ def worker_group(cls: type, workers: int, **arguments: Any) -> RayWorkerGroup:
 class Job:
     """A trainer of two ranks and two rollouts of a worker each, with verl's manager between them."""
 
-    def __init__(self, checkpoint: str, **engine_kwargs: Any) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: str, backend: str = "fsdp2", **engine_kwargs: Any) -> None:
+        self._checkpoint, self._backend = checkpoint, backend
         rollout = rollout_config(checkpoint, **engine_kwargs)
         self._config = rollout.checkpoint_engine
         model = model_config(checkpoint)
@@ -174,7 +222,7 @@ class Job:
         self.start_trainer()
 
     def start_trainer(self) -> None:
-        self.trainer = worker_group(Trainer, 2, checkpoint=self._checkpoint, config=self._config)
+        self.trainer = worker_group(Trainer, 2, checkpoint=self._checkpoint, config=self._config, backend=self._backend)
         self.manager = CheckpointEngineManager(self._config, self.trainer, list(self.replicas))
 
     def kill_trainer(self) -> None:

@@ -24,7 +24,7 @@ from lockstep.core.errors import BadDataError, StateError
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.engine import Replica
 from lockstep.export import Part, Publisher, fsdp, megatron
-from lockstep.export._agreement import made_by
+from lockstep.export._agreement import gather, made_by
 from lockstep.integrations._replicas import check_reachable, check_room, open_replica
 from lockstep.integrations._stored import as_stored
 
@@ -174,13 +174,15 @@ class LockstepCheckpointEngine(CheckpointEngine):
         return made_by(0, find, None) if self._shards else find()
 
     def _open(self, host: str) -> Publisher:
-        layout = local_checkpoint(self._checkpoint)
         if not self._shards:
+            layout = local_checkpoint(self._checkpoint)
             return Publisher.from_stream(layout, model=self._model, socket=self._socket, dtype=self._dtype)
+        parts: "list[Part]" = []
+        gather(lambda: parts.append(self._part()), None)  # made on every rank, or on none
         here = ray.util.get_node_ip_address() == host
-        return Publisher.from_parts([self._part(layout)], model=self._model, socket=self._socket, on_agent_host=here)
+        return Publisher.from_parts(parts, model=self._model, socket=self._socket, on_agent_host=here)
 
-    def _part(self, layout: str) -> Part:
+    def _part(self) -> Part:
         engine = _Trained.engine
         if engine is None:
             raise BadDataError(
@@ -191,6 +193,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         del weights
         if not isinstance(engine.module, list):
             return fsdp(engine.module, dtype=self._dtype)
+        layout = local_checkpoint(self._checkpoint)
         export = as_stored(lambda: engine.get_per_tensor_param()[0], layout)
         return megatron(engine.module, recorded_from=export, checkpoint=layout, convert=True)
 
