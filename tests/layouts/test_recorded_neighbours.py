@@ -187,7 +187,6 @@ def failing_exporter(rank: Rank, fail: "Callable[[], None]", tensor: "int | None
 
 def record_and_fail(rank: Rank, folder: Path, fail: "Callable[[], None]", tensor: "int | None") -> "tuple[str, str]":
     """The error of an opening, and its text. The weights are the same afterwards, at the same place."""
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for chunk in rank.chunks for _, tensor in weights(chunk)]
     ended = "", ""
     try:
