@@ -1,8 +1,10 @@
 """NeMo-RL with Lockstep as its refit transport, by configuration alone, on real daemons. Run by tests/frameworks.sh; its
 package on PyPI is a placeholder, so NEMO_RL_SOURCE names a checkout."""
 
+import contextlib
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import ray_cluster
@@ -12,17 +14,23 @@ SOURCE = os.environ.get("NEMO_RL_SOURCE", "")
 pytestmark = pytest.mark.skipif(not SOURCE, reason="NEMO_RL_SOURCE names no checkout of NeMo-RL")
 
 
-@pytest.fixture(scope="module")
-def job(module_cluster, checkpoints):
+@contextlib.contextmanager
+def started(cluster, checkpoint: Path, policy: str = "Policy"):
     """A policy and rollouts that have had no refit yet."""
     sys.path.insert(0, SOURCE)
-    from nemo_rl_workers import Job
+    import nemo_rl_workers
 
-    agent = module_cluster.agent()
-    root = module_cluster.receiver(agent).root
+    agent = cluster.agent()
+    root = cluster.receiver(agent).root
     settings = {"socket": str(agent.socket), "root": str(root), "timeout_s": 30, "release_after_refit": True}
     with ray_cluster.started():
-        yield Job(module_cluster.directory, str(checkpoints.get("llama")), **settings)
+        yield nemo_rl_workers.Job(cluster.directory, str(checkpoint), getattr(nemo_rl_workers, policy), **settings)
+
+
+@pytest.fixture(scope="module")
+def job(module_cluster, checkpoints):
+    with started(module_cluster, checkpoints.get("llama")) as job:
+        yield job
 
 
 def check_every_rollout_has(trained: "dict[str, torch.Tensor]", job) -> None:
@@ -30,6 +38,15 @@ def check_every_rollout_has(trained: "dict[str, torch.Tensor]", job) -> None:
         assert loaded.keys() == trained.keys()
         for name, tensor in loaded.items():
             assert torch.equal(tensor.view(torch.uint8), trained[name].view(torch.uint8)), name
+
+
+def test_by_a_worker_that_gives_its_shards_every_rollout_has_the_policys_bytes(cluster, checkpoints):
+    """First of all, for a process has one Ray, which ``job`` keeps."""
+    with started(cluster, checkpoints.get("llama"), "PolicyOfShards") as job:
+        for _ in range(2):
+            job.train(spoiled=True)  # the policy's generator, which is not taken
+            job.synchronizer.sync_weights()
+            check_every_rollout_has(job.trained(), job)
 
 
 def test_every_rollout_has_the_policys_bytes_after_each_refit(job):

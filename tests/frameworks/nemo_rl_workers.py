@@ -22,6 +22,8 @@ from nemo_rl.weight_sync.checkpoint_engine_weight_synchronizer import Checkpoint
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+import lockstep  # noqa: E402
+
 TRANSPORT = "lockstep.integrations.nemo_rl:LockstepCheckpointEngine"
 POLICY_RANKS, ROLLOUTS, BUCKET_BYTES = 2, 2, 50_000
 
@@ -49,6 +51,16 @@ class Policy(PolicyCheckpointEngineMixin):
 
     def weights(self) -> "dict[str, torch.Tensor]":
         return {name: tensor.full_tensor() for name, tensor in self.model.state_dict().items()}
+
+
+class PolicyOfShards(Policy):
+    """As docs/frameworks/nemo_rl.md shows a worker class of one's own."""
+
+    async def checkpoint_engine_rpc(self, checkpoint_method: str, method_kwargs: Any = None) -> Any:
+        result = await super().checkpoint_engine_rpc(checkpoint_method, method_kwargs)
+        if checkpoint_method == "init_checkpoint_engine":
+            self.checkpoint_engine.publish_shards_of(lockstep.fsdp(self.model))
+        return result
 
 
 class Worker(VllmCheckpointEngineMixin):
@@ -98,8 +110,8 @@ class Group:
 class Job:
     """A policy, rollouts, and NeMo-RL's synchronizer between them."""
 
-    def __init__(self, directory: Path, checkpoint: str, **settings: Any) -> None:
-        policy, rollout = ray.remote(num_cpus=1)(Policy), ray.remote(num_cpus=1)(Rollout)
+    def __init__(self, directory: Path, checkpoint: str, policy: type = Policy, **settings: Any) -> None:
+        policy, rollout = ray.remote(num_cpus=1)(policy), ray.remote(num_cpus=1)(Rollout)
         store = str(directory / "store")
         self.policy = Group([policy.remote(rank, store, checkpoint) for rank in range(POLICY_RANKS)])
         self.rollouts = Group([rollout.remote(f"{store}-{number}") for number in range(ROLLOUTS)])

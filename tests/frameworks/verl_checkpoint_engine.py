@@ -34,6 +34,7 @@ def job(request, module_cluster, checkpoints):
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
 def test_with_shards_every_rollout_has_what_each_rank_copies_of_its_own(cluster, checkpoints, backend):
+    """First of all, for a process has one Ray, which ``job`` keeps."""
     environment = {
         "LOCKSTEP_RUNTIME_DIR": str(cluster.directory / "started"),
         "VERL_ENGINE_DEVICE": "cuda",

@@ -19,13 +19,13 @@ from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
 from lockstep.core import arguments
 from lockstep.core.checkpoint_files import local_checkpoint
 from lockstep.core.errors import BadDataError
-from lockstep.export import Publisher
+from lockstep.export import Part, Publisher
 from lockstep.integrations._replicas import open_replica
 
 
 class LockstepCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the policy publishes what its workers gather; every rollout worker gives vLLM's own loader the whole
-    tensors of the version that this refit published, and of no other.
+    """Rank 0 of the policy publishes what its workers gather, or every rank its own shards; every rollout worker gives
+    vLLM's own loader the whole tensors of the version that this refit published, and of no other.
 
     A version's label is the refit's name, 32 hex digits, which every worker learns before it: NeMo-RL gives no step.
 
@@ -61,17 +61,27 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._checkpoint, self._socket, self._model = checkpoint, socket, model
         self._replica = os.path.join(arguments.replica_root(root), model)
         self._dtype = getattr(torch, dtype)
+        self._part: "Part | None" = None
         self._publisher: "Publisher | None" = None
         self._refit = ""
+
+    def publish_shards_of(self, part: Part) -> None:
+        """Every rank publishes its own shards of ``part``, such as ``lockstep.megatron`` makes, in place of what the policy
+        gathers. For a policy's worker of your own, on every rank, before the first refit."""
+        self._part = part
 
     def prepare(self) -> "dict[str, Any]":
         """A name for the refit; that of the policy's rank 0 counts."""
         return {"refit": uuid.uuid4().hex}
 
     def init_policy_process_group(self, *, worker_rank: int, metadata: "list[dict[str, Any]]", **_: int) -> None:
-        """There is no group. Rank 0 opens the model, once. Raises as ``Publisher.from_stream``."""
+        """There is no group. Ranks that publish open the model, once. Raises as the makers of ``Publisher``."""
         self._refit = metadata[0]["refit"]
-        if worker_rank == 0 and self._publisher is None:
+        if self._publisher is not None:
+            return
+        if self._part is not None:
+            self._publisher = Publisher.from_parts([self._part], model=self._model, socket=self._socket)
+        elif worker_rank == 0:
             self._publisher = Publisher.from_stream(
                 local_checkpoint(self._checkpoint), model=self._model, socket=self._socket, dtype=self._dtype
             )
@@ -81,11 +91,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._refit = metadata[0]["refit"]
 
     async def send_weights(self, weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
-        """On every rank of the policy. Raises on rank 0 what ``Publisher.publish`` does."""
+        """On every rank of the policy. Raises on those that publish what ``Publisher.publish`` does."""
         if self._publisher is None:
             deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
         else:
-            self._publisher.publish(self._refit, tensors=weights)
+            self._publisher.publish(self._refit, tensors=weights if self._part is None else None)
 
     async def receive_weight_batches(self) -> "AsyncIterator[list[tuple[str, torch.Tensor]]]":
         """Whole tensors on ``device``, batch by batch. Raises as ``open_replica``."""
