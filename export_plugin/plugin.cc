@@ -122,7 +122,7 @@ Status TensorsMeta(const char* const* descriptions, uint32_t ranks, char** json)
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, abi::ToDescriptions(descriptions, ranks));
   LS_ASSIGN_OR_RETURN(const std::vector<plan::ShardDescription> parsed, exporter::ParseDescriptions(texts));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(parsed));
-  *json = ::strdup(DescribeTensors(model.tensors).dump().c_str());
+  *json = ::strdup(DescribeTensors(layout::HuggingFaceTensors(model)).dump().c_str());
   return *json != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
 }
 

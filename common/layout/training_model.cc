@@ -91,6 +91,17 @@ Status CheckHolding(const TrainingModel& model, const Holding& holding) {
 
 }  // namespace
 
+std::vector<model::TensorMeta> HuggingFaceTensors(const TrainingModel& model) {
+  std::vector<model::TensorMeta> tensors = model.tensors;
+  if (model.huggingface_shapes.empty()) return tensors;
+  for (model::TensorMeta& tensor : tensors) {
+    if (const auto found = model.huggingface_shapes.find(tensor.name); found != model.huggingface_shapes.end()) {
+      tensor.shape = found->second;
+    }
+  }
+  return tensors;
+}
+
 Status PlaceTensors(TrainingModel& model) {
   std::unordered_map<std::string, uint32_t> before;
   before.reserve(model.tensors.size());

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/layout/piece.h"
@@ -45,7 +46,12 @@ struct TrainingModel {
   std::vector<SourceTensor> sources;
   std::vector<Conversion> conversions;
   std::vector<Holding> holdings;
+  // By name, of tensors that may be planned in another shape, in which dimensions are split.
+  std::unordered_map<std::string, Extents> huggingface_shapes;
 };
+
+// The tensors as HuggingFace has them.
+std::vector<model::TensorMeta> HuggingFaceTensors(const TrainingModel& model);
 
 // Gives the tensors their offsets (AssignOffsets). That may reorder them, and then what counts them follows. kBadData
 // names a tensor that is made twice.

@@ -41,8 +41,8 @@ Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan:
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(descriptions));
   const std::vector<bool> beside = plan::OnAgentHost(descriptions);
   LS_ASSIGN_OR_RETURN(plan_, layout::CompileExport(model, beside));
-  LS_ASSIGN_OR_RETURN(layout_,
-                      model::ModelLayout::Create(model.tensors, model::kDefaultBlockBytes, options.attachments));
+  LS_ASSIGN_OR_RETURN(layout_, model::ModelLayout::Create(layout::HuggingFaceTensors(model), model::kDefaultBlockBytes,
+                                                          options.attachments));
   return SetUpRoles(options, model, beside);
 }
 

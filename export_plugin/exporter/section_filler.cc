@@ -14,7 +14,7 @@ Result<OwnCopies> AllCopies(const std::string& description, std::span<const Loca
   LS_ASSIGN_OR_RETURN(const plan::ShardDescription parsed, plan::ParseDescription(description));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel({parsed}));
   LS_ASSIGN_OR_RETURN(const layout::CopyPlan plan, layout::CompileExport(model, {true}));
-  if (model.tensors != layout.tensors()) {
+  if (layout::HuggingFaceTensors(model) != layout.tensors()) {
     return Status(ErrorCode::kBadData, Cat("this rank by itself describes another model (", model.tensors.size(),
                                            " tensors) than all ranks together (", layout.tensors().size(), ")"));
   }

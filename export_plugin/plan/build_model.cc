@@ -44,6 +44,7 @@ Status Append(PartModel& part, layout::TrainingModel& whole) {
     return {ErrorCode::kBadData, Cat("the model has more than ", model::kMaxTensors, " tensors")};
   }
   for (model::TensorMeta& tensor : part.model.tensors) whole.tensors.push_back(std::move(tensor));
+  whole.huggingface_shapes.merge(part.model.huggingface_shapes);
   for (const uint32_t group : part.model.groups) whole.groups.push_back(first_group + group);
   for (layout::SourceTensor& source : part.model.sources) whole.sources.push_back(std::move(source));
   for (layout::Conversion& conversion : part.model.conversions) {

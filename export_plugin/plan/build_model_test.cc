@@ -195,7 +195,28 @@ TEST_CASE("Tensors of several ranks make one HuggingFace tensor together") {
   TensorDescription longer = half("b", 1);
   longer.into[0].shape = {3, 4};
   CHECK_THAT(build(half("a", 0), longer),
-             FailsWith(ErrorCode::kBadData, "\"w\" is BF16 [2, 4] by another, and BF16 [3, 4] by this one"));
+             FailsWith(ErrorCode::kBadData,
+                       "\"w\" is BF16 [2, 4] as [2, 4] by another, and BF16 [3, 4] as [3, 4] by this one"));
+}
+
+TEST_CASE("Columns of two tensors take turns in a HuggingFace tensor whose dimension is split") {
+  const auto half = [](const std::string& name, uint64_t turn) {
+    TensorDescription tensor = Rows(name, 0, 2, 2);
+    tensor.shape = tensor.local_shape = {2, 4, 1};
+    tensor.boxes = layout::Whole(tensor.shape);
+    tensor.into = {{"w", {2, 8}, {0, 0, 0}, {0, 0, turn}, {2, 4, 1}, {2, 4, 2}}};
+    return tensor;
+  };
+  const auto model = BuildTrainingModel({Tensors({half("a", 0)}), Tensors({half("b", 1)})});
+  REQUIRE(model.ok());
+  CHECK(model->tensors[0].shape == layout::Extents{2, 4, 2});
+  CHECK(layout::HuggingFaceTensors(*model)[0].shape == layout::Extents{2, 8});
+  CHECK(layout::CompileExport(*model, {true, true}).ok());
+  TensorDescription other = half("b", 1);
+  other.into[0].as = {4, 2, 2};
+  CHECK_THAT(
+      BuildTrainingModel({Tensors({half("a", 0)}), Tensors({other})}),
+      FailsWith(ErrorCode::kBadData, "[2, 8] as [2, 4, 2] by another, and BF16 [2, 8] as [4, 2, 2] by this one"));
 }
 
 TEST_CASE("A parameter that no rule covers is named with its rank") {

@@ -33,10 +33,14 @@ struct TensorDescription {
   // A HuggingFace tensor made of this one: its box of `size` at `at` is the one at `from` of this tensor.
   struct Into {
     std::string name;
-    layout::Extents shape;  // may have fewer dimensions than the source: see Promoted()
+    layout::Extents shape;
     layout::Extents from;
     layout::Extents at;    // empty: the tensor is made of this one alone, whole
     layout::Extents size;  // as `at`
+    layout::Extents as;    // the shape that `at` and `size` are in, of as many elements; empty: `shape`
+
+    // May have fewer dimensions than the source: see Promoted().
+    const layout::Extents& planned() const { return as.empty() ? shape : as; }
 
     bool operator==(const Into&) const = default;
   };

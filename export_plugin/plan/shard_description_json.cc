@@ -105,19 +105,24 @@ Status ReadInto(const json::Json& json, const json::JsonPath& path, const layout
                 TensorDescription::Into& into) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", into.name));
-  LS_RETURN_IF_ERROR(object.Read("shape", into.shape));
+  LS_RETURN_IF_ERROR(object.Read("shape", into.shape, ReadShape));
   LS_RETURN_IF_ERROR(object.Read("from", into.from));
   LS_RETURN_IF_ERROR(object.ReadOptional("at", into.at));
   LS_RETURN_IF_ERROR(object.ReadOptional("size", into.size));
+  LS_RETURN_IF_ERROR(object.ReadOptional("as", into.as, ReadShape));
   LS_RETURN_IF_ERROR(object.Finish());
-  if (into.from.size() != source.size() || into.shape.size() > source.size()) {
+  const std::string_view planned = into.as.empty() ? "\"shape\"" : "\"as\"";
+  if (into.from.size() != source.size() || into.planned().size() > source.size()) {
     return path.Bad(
-        Cat("\"from\" must have the ", source.size(), " dimensions of the tensor, \"shape\" at most so many"));
+        Cat("\"from\" must have the ", source.size(), " dimensions of the tensor, ", planned, " at most so many"));
   }
-  if (into.at.size() != into.size.size() || (!into.at.empty() && into.at.size() != into.shape.size())) {
-    return path.Bad(Cat("\"at\" and \"size\" must have the ", into.shape.size(), " dimensions of \"shape\""));
+  if (!into.as.empty() && (into.at.empty() || layout::ElementCount(into.as) != layout::ElementCount(into.shape))) {
+    return path.Bad("\"as\" must have as many elements as \"shape\", and needs \"at\" and \"size\"");
   }
-  if (!into.at.empty()) LS_RETURN_IF_ERROR(CheckInside(path, into.at, into.size, into.shape, "\"shape\""));
+  if (into.at.size() != into.size.size() || (!into.at.empty() && into.at.size() != into.planned().size())) {
+    return path.Bad(Cat("\"at\" and \"size\" must have the ", into.planned().size(), " dimensions of ", planned));
+  }
+  if (!into.at.empty()) LS_RETURN_IF_ERROR(CheckInside(path, into.at, into.size, into.planned(), planned));
   const layout::Extents size = layout::Promoted(into.at.empty() ? into.shape : into.size, source.size());
   return CheckInside(path, into.from, size, source, "the tensor");
 }
@@ -200,6 +205,7 @@ OrderedJson ToJson(const TensorDescription& tensor) {
   for (const TensorDescription::Into& into : tensor.into) {
     OrderedJson made = {{"name", into.name}, {"shape", into.shape}, {"from", into.from}};
     if (!into.at.empty()) made.update({{"at", into.at}, {"size", into.size}});
+    if (!into.as.empty()) made["as"] = into.as;
     entry["into"].push_back(std::move(made));
   }
   return entry;

@@ -196,6 +196,13 @@ TEST_CASE("What tensors are made into must lie inside them") {
   CheckRefused(With2({3, 0}, {2, 8}), into, "ends beyond \"shape\" in dimension 0");
   CheckRefused(With2({0, 0}, {3, 8}), into, "ends beyond the tensor in dimension 0");
   CheckRefused(With2({0}, {2, 8}), into, "\"at\" and \"size\" must have the 2 dimensions");
+  const auto With3 = [](const Json& as, const Json& at) {
+    const Json made = {{"name", "a"}, {"shape", {32}}, {"from", {1, 0}}, {"at", at}, {"size", {2, 8}}, {"as", as}};
+    return With(kTensor + "/into", Json::array({made}));
+  };
+  CHECK(ToJson(Parse(With3({4, 8}, {2, 0}))) == ToJson(Parse(ToJson(Parse(With3({4, 8}, {2, 0}))))));
+  CheckRefused(With3({4, 9}, {2, 0}), into, "\"as\" must have as many elements");
+  CheckRefused(With3({4, 8}, {3, 0}), into, "ends beyond \"as\" in dimension 0");
 }
 
 TEST_CASE("A tensor that is given twice is refused") {

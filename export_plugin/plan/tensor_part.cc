@@ -99,13 +99,15 @@ class TensorPart {
   Result<uint32_t> TensorOf(const TensorDescription& source, const TensorDescription::Into& into) {
     if (into.at.empty()) return AddTensor(into.name, source.dtype, into.shape);
     const auto [known, is_new] = shared_.try_emplace(into.name, 0);
-    if (is_new) known->second = AddTensor(into.name, source.dtype, into.shape);
+    if (is_new) known->second = AddTensor(into.name, source.dtype, into.planned());
+    layout::Extents& shape = part_.model.huggingface_shapes.try_emplace(into.name, into.shape).first->second;
     const model::TensorMeta& made = part_.model.tensors[known->second];
-    if (made.dtype == source.dtype && made.shape == into.shape) return known->second;
+    if (made.dtype == source.dtype && made.shape == into.planned() && shape == into.shape) return known->second;
     return Status(ErrorCode::kBadData,
                   Cat("tensor \"", source.name, "\": HuggingFace tensor \"", into.name, "\" is ",
-                      model::FindDType(made.dtype)->name, " ", layout::ShapeText(made.shape), " by another, and ",
-                      model::FindDType(source.dtype)->name, " ", layout::ShapeText(into.shape), " by this one"));
+                      model::FindDType(made.dtype)->name, " ", layout::ShapeText(shape), " as ",
+                      layout::ShapeText(made.shape), " by another, and ", model::FindDType(source.dtype)->name, " ",
+                      layout::ShapeText(into.shape), " as ", layout::ShapeText(into.planned()), " by this one"));
   }
 
   uint32_t AddTensor(const std::string& name, model::DType dtype, const layout::Extents& shape) {

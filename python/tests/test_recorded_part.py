@@ -57,7 +57,8 @@ def assembled(part: RecordedPart) -> "dict[str, torch.Tensor]":
         [into] = described["into"]
         owner = local.owner
         whole = made.setdefault(into["name"], torch.full(into["shape"], float("nan"), dtype=owner.dtype))
-        whole[tuple(slice(at, at + size) for at, size in zip(into.get("at", ()), into.get("size", ())))] = owner
+        box = tuple(slice(at, at + size) for at, size in zip(into.get("at", ()), into.get("size", ())))
+        whole.view(into.get("as", into["shape"]))[box] = owner
     return made
 
 
@@ -87,6 +88,22 @@ def test_lines_that_are_cut_in_other_places_than_their_neighbours_are_found_too(
     got = assembled(opened(model, stairs))
     for name, tensor in stairs(model):
         assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_columns_that_take_turns_are_a_box_of_a_dimension_that_is_split(turned):
+    """As gpt_oss has gates and up projections."""
+
+    def turns(model: Model):
+        gate, up = model.experts[:, :2, :100], model.experts[:, 2:4, 200:]
+        joined = torch.stack([gate, up], dim=-1).reshape(2, 2, 200)
+        yield "turns", joined.transpose(1, 2).contiguous() if turned else joined
+
+    model = Model()
+    part = opened(model, turns)
+    assert len(part.locals()) == 1
+    [(name, tensor)] = turns(model)
+    assert torch.equal(assembled(part)[name], tensor)
 
 
 class Liar:
@@ -167,6 +184,7 @@ def test_a_norm_plus_or_minus_one_is_computed_by_the_rank(dtype):
         yield from export(model)
         yield "plus", model.norm + 1
         yield "minus", model.router[1] - 1
+        yield "scalar", model.scale + 1
 
     model = Model()
     model.to(dtype)

@@ -218,7 +218,13 @@ def test_an_exporter_that_raises_on_one_rank_after_its_collectives_is_named_on_e
 
 
 @pytest.mark.parametrize(
-    "fail, own", [(die, None), (be_interrupted, ("KeyboardInterrupt", ""))], ids=["killed", "interrupted"]
+    "fail, own",
+    [
+        (fail_by_raising, ("ValueError", "the bridge cannot convert it")),
+        (die, None),
+        (be_interrupted, ("KeyboardInterrupt", "")),
+    ],
+    ids=["raised", "killed", "interrupted"],
 )
 def test_a_rank_lost_inside_the_exporters_collectives_ends_the_others_by_the_groups_timeout(
     tmp_path, checkpoints, fail, own

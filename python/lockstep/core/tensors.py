@@ -39,13 +39,14 @@ class TensorMeta:
 @dataclass(frozen=True)
 class CheckpointTensor:
     """A checkpoint's tensor that is made of a parameter: its box of ``size`` at ``at`` is the parameter's that begins at ``start``.
-    Without ``at``, all of it is."""
+    Without ``at``, all of it is. ``view``: the shape that ``at`` and ``size`` are in."""
 
     name: str
     shape: Tuple[int, ...]
     start: Tuple[int, ...]
     at: Tuple[int, ...] = ()
     size: Tuple[int, ...] = ()
+    view: Tuple[int, ...] = ()
 
 
 class TensorBytes(NamedTuple):

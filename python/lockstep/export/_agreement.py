@@ -35,7 +35,12 @@ def gather(make: "Callable[[], _Made]", group: Any) -> "list[_Made]":
         made = make()
     except Exception as error:  # sent to the other ranks, which wait for this one, and raised below
         failure = error
-    answers = all_gather((reason_of(failure), made), group)
+    try:
+        answers = all_gather((reason_of(failure), made), group)
+    except Exception as error:
+        if failure is not None:  # of which the group's is a consequence
+            raise failure from error
+        raise
     require_agreement([(reason, ()) for reason, _ in answers], failure)
     return [own for _, own in answers]
 

@@ -1,11 +1,13 @@
 """Boxes of a tensor of indexes in which the index goes by one step along each dimension. For what an exporter's values say, in
 ``_look``."""
 
-from typing import Callable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 
 _BLOCK = 1 << 22  # elements that are looked at together
+_FEW_RUNS = 64  # of a line; if there are more, elements may take turns
+_MOST_TURNS = 8
 
 
 class IndexBox(NamedTuple):
@@ -19,28 +21,40 @@ class IndexBox(NamedTuple):
     source: int
 
 
-def likely_boxes(
-    shape: "Tuple[int, ...]", line: "Callable[[Tuple[int | slice, ...]], Tuple[torch.Tensor, torch.Tensor]]", most: int
-) -> "list[IndexBox] | None":
-    """As ``boxes_of``, by few of the elements: right if lines beside one another are cut in the same places.
+def likely_boxes(lines: "Sequence[Tuple[Any, Any]]", most: int) -> "Tuple[Tuple[int, ...], list[IndexBox]] | None":
+    """As ``boxes_of``, by the indexes and sources of the first line along each dimension: right if all other lines are cut as the first.
+    ``source`` is -1.
 
-    Args:
-        line: gives indexes and sources of the elements that a tensor of ``shape`` has there.
+    Also the shape that the boxes are in: where elements take turns, as of a gate and an up projection, a dimension is split.
     """
-    boxes: "list[IndexBox]" = []
+    shape: "list[int]" = []
+    boxes = [IndexBox((), (), 0, (), -1)]
+    for index, source in lines:
+        turns = _turns(index)
+        own_shape = (len(index),) if turns == 1 else (len(index) // turns, turns)
+        own = list(_boxes(index.view(own_shape), source.view(own_shape)))
+        if len(boxes) * len(own) > most:
+            return None
+        first = int(index[0]) if shape else 0  # it is in the lines before, too
+        shape += own_shape
+        boxes = [
+            IndexBox(a.at + b.at, a.shape + b.shape, a.start + b.start - first, a.strides + b.strides, -1)
+            for a in boxes
+            for b in own
+        ]
+    return tuple(shape), boxes
 
-    def cut(dims: int, rest: "Tuple[int, ...]", last: "list[Tuple[int, int, int]]") -> bool:
-        """Boxes of what the first ``dims`` dimensions have at ``rest``; ``last``: the runs of the others."""
-        if dims == 0:
-            index, source = line(rest)
-            at, sizes, strides = zip(*last) if last else ((), (), ())
-            boxes.append(IndexBox(at, sizes, int(index), strides, int(source)))
-            return len(boxes) <= most
-        index, source = line((*(0,) * (dims - 1), slice(None), *rest))
-        steps = _steps(index, source, 0)
-        return all(cut(dims - 1, (run[0], *rest), [run, *last]) for run in _runs(steps))
 
-    return boxes if cut(len(shape), (), []) else None
+def _turns(index: Any) -> int:
+    """How many take turns in a line, so that each has one step."""
+    if len(index) <= _FEW_RUNS or len(list(_runs(index.diff().clamp(min=0)))) <= _FEW_RUNS:
+        return 1
+    for turns in range(2, _MOST_TURNS + 1):
+        if len(index) % turns == 0:
+            step = index[turns:] - index[:-turns]
+            if 2 * int((step == step.mode().values).sum()) > len(step):
+                return turns
+    return 1
 
 
 def boxes_of(
@@ -50,11 +64,10 @@ def boxes_of(
     more than ``most``.
 
     Args:
-        rows: rows(begin, end) gives indexes and sources of these rows, along the first dimension, or of a scalar.
+        shape: with a dimension at least, and elements.
+        rows: rows(begin, end) gives indexes and sources of these rows, along the first dimension.
     """
-    height = shape[0] if shape else 1
-    if torch.Size(shape).numel() == 0:
-        return []
+    height = shape[0]
     at_once = max(2, _BLOCK * height // torch.Size(shape).numel())
     done: "list[IndexBox]" = []
     last: "dict[Tuple[object, ...], IndexBox]" = {}  # boxes that reach the block's begin, by all but their rows
@@ -64,13 +77,13 @@ def boxes_of(
         for box in _boxes(*rows(begin, end)):
             if len(done) + len(now) + len(last) > most:
                 return None
-            own = box._replace(at=(box.at[0] + begin, *box.at[1:])) if shape else box
-            before = last.get(_beside(own)) if own.at[:1] == (begin,) else None
+            own = box._replace(at=(box.at[0] + begin, *box.at[1:]))
+            before = last.get(_beside(own)) if own.at[0] == begin else None
             joined = None if before is None else _joined(before, own)
             if joined is not None:
                 del last[_beside(own)]
                 own = joined
-            if shape and own.at[0] + own.shape[0] == end:
+            if own.at[0] + own.shape[0] == end:
                 now[_beside(own)] = own
             else:
                 done.append(own)

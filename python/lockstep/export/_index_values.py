@@ -1,6 +1,6 @@
 """Values that tell which element they stand in for: a digit of its index, or a proof of it. For ``_look`` and ``_recorded``."""
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ class Digits(NamedTuple):
         """How many digits the indexes below ``end`` have."""
         return -(-(end - 1).bit_length() // self.bits)
 
-    def indexes(self, values: "list[Any]", summand: int) -> Any:
+    def indexes(self, values: "Sequence[Any]", summand: int) -> Any:
         """Those that the values of each digit tell; -1: of no element."""
         index, known = 0, True
         for number, value in enumerate(values):

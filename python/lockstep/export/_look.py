@@ -10,7 +10,7 @@ import torch
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
 from lockstep.export._index_boxes import IndexBox, boxes_of, likely_boxes
-from lockstep.export._index_values import Digits, proofs
+from lockstep.export._index_values import SUMMANDS, Digits, proofs
 
 _BLOCK = 1 << 22  # elements that are looked at together
 _MOST_BOXES = 4096  # of a tensor
@@ -30,13 +30,14 @@ class Source(NamedTuple):
 class Piece:
     """A box of a HuggingFace tensor that is one of a source, plus ``summand``: ``start`` and ``strides`` are in the source's elements.
 
-    ``shape`` and ``at`` are the box's; ``whole`` is the HuggingFace tensor's shape.
+    ``shape`` and ``at`` are the box's, in the HuggingFace tensor seen in the shape ``view``; ``whole`` is its own.
     """
 
     tensor: str
     number: int  # of that tensor
     dtype: str
     whole: Tuple[int, ...]
+    view: Tuple[int, ...]
     at: Tuple[int, ...]
     shape: Tuple[int, ...]
     source: Source
@@ -56,17 +57,15 @@ class Piece:
 
     def is_proved_by(self, tensor: Any) -> bool:
         """Whether the HuggingFace tensor has the proofs of the source's elements in the box."""
-        box = tensor[tuple(slice(at, at + size) for at, size in zip(self.at, self.shape))]
-        strides = self.strides if self.shape else (1,)
-        box = box if self.shape else box.reshape(1)
-        dim = strides.index(max(strides))
+        box = tensor.reshape(self.view)[tuple(slice(at, at + size) for at, size in zip(self.at, self.shape))]
+        dim = self.strides.index(max(self.strides))
         at_once = max(1, _BLOCK * box.shape[dim] // box.numel())
         for begin in range(0, box.shape[dim], at_once):
             part = box.narrow(dim, begin, min(at_once, box.shape[dim] - begin))
-            first = self.source.begin + self.start + begin * strides[dim]
-            end = first + sum((size - 1) * stride for size, stride in zip(part.shape, strides)) + 1
+            first = self.source.begin + self.start + begin * self.strides[dim]
+            end = first + sum((size - 1) * stride for size, stride in zip(part.shape, self.strides)) + 1
             proof = proofs(first, end, self.source.dtype, part.device).to(self.source.dtype)
-            wanted = proof.as_strided(part.shape, strides, proof.storage_offset())
+            wanted = proof.as_strided(part.shape, self.strides, proof.storage_offset())
             if not torch.equal(part, (wanted + self.summand if self.summand else wanted).to(part.dtype)):
                 return False
         return True
@@ -74,12 +73,13 @@ class Piece:
 
 @dataclass
 class _Seen:
-    """A HuggingFace tensor of this rank's share: the values of the digits of each element's index, and what it may be made of."""
+    """A HuggingFace tensor of this rank's share, and what it may be made of. ``values`` has, of each digit of the indexes, those of the
+    first line along each dimension, or of all elements."""
 
     number: int
     dtype: str
     shape: Tuple[int, ...]
-    values: "list[Any]" = field(default_factory=list)
+    values: "list[list[Any]]" = field(default_factory=list)
     candidates: "list[list[Piece]]" = field(default_factory=list)
     proved: bool = False
     scattered: bool = False  # it has more boxes than one tensor may have
@@ -123,40 +123,36 @@ class Look:
             seen = self._seen.setdefault(piece.tensor, _Seen(piece.number, piece.dtype, piece.whole))
             seen.candidates = [[*(seen.candidates[0] if seen.candidates else ()), piece]]
 
-    def take(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
-        """Keeps the values of the next digit, of tensors that are not proved."""
+    def take(self, whole: bool, tensors: "Iterable[Tuple[str, Any]]") -> None:
+        """Keeps the values of the next digit, of tensors that are not proved: of their first lines or of the ``whole``."""
 
         def keep(name: str, number: int, tensor: Any) -> None:
             shape = tuple(tensor.shape)
-            if not tensor.numel():
-                raise BadDataError(f'the exporter gives "{name}" without elements; leave it out')
-            if self._shapes is not None and shape != self._shapes[name]:
-                raise BadDataError(
-                    f'the exporter gives "{name}" {list(shape)}; the checkpoint has {list(self._shapes[name])}'
-                )
             seen = self._seen.setdefault(name, _Seen(number, safetensors_dtype(name, tensor.dtype), shape))
             if shape != seen.shape:
                 raise BadDataError(f'the exporter gives "{name}" {list(shape)}, and gave it {list(seen.shape)} before')
             if not seen.proved:
-                seen.values.append(tensor.to(torch.bfloat16).to("cpu", copy=True))
+                kept = [tensor] if whole else _lines(tensor)
+                seen.values.append([values.to(torch.bfloat16).contiguous().to("cpu", copy=True) for values in kept])
 
         self._pass(tensors, keep)
 
-    def forget(self) -> None:
-        """Drops the values that were taken."""
-        for seen in self._seen.values():
+    def find_likely(self, digits: Digits) -> None:
+        """Makes candidates of the lines that were taken."""
+        for name, seen in self._seen.items():
+            pieces = self._likely(name, seen, digits, seen.values)
+            seen.candidates = [pieces] if pieces else []
             seen.values.clear()
 
-    def find(self, digits: Digits, summands: "Sequence[int]", likely: bool) -> bool:
-        """Makes candidates of the values that were taken, by ``likely_boxes`` or by ``boxes_of``. Whether there are others now."""
-        others = False
+    def find(self, digits: Digits) -> None:
+        """Makes candidates of the whole tensors that were taken, but for those that the lines tell: these were found to be false."""
         for name, seen in self._seen.items():
             if not seen.proved:
-                made = (self._made_of(name, seen, digits, summand, likely) for summand in summands)
-                candidates = [pieces for pieces in made if pieces]
-                others = others or candidates != seen.candidates
-                seen.candidates = candidates
-        return others
+                lines = [_lines(values) for [values] in seen.values]
+                made = [self._cut(name, seen, digits, summand) for summand in SUMMANDS]
+                false = self._likely(name, seen, digits, lines)
+                seen.candidates = [pieces for pieces in made if pieces and pieces != false]
+                seen.values.clear()
 
     def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
         """Keeps what the proofs show to be true."""
@@ -173,7 +169,8 @@ class Look:
 
     def unproved(self) -> "list[str]":
         """Tensors of this rank's share, or expected to be."""
-        return [name for name, seen in self._seen.items() if not seen.proved or name not in self.names]
+        given = set(self.names)
+        return [name for name, seen in self._seen.items() if not seen.proved or name not in given]
 
     def pieces(self) -> "list[Piece]":
         """What this rank's share is made of. BadDataError: one is not made of parameters in this way."""
@@ -221,6 +218,7 @@ class Look:
             mine = self._looking[number % len(self._looking)] == self._rank
             if looked_at and expected and mine and failure is None:
                 try:
+                    self._check_shape(name, tensor)
                     look(name, number, tensor.detach())
                 except Exception as error:
                     failure = error
@@ -234,6 +232,15 @@ class Look:
             )
         if failure is not None:
             raise failure
+
+    def _check_shape(self, name: str, tensor: Any) -> None:
+        if not tensor.numel():
+            raise BadDataError(f'the exporter gives "{name}" without elements; leave it out')
+        shape = tuple(tensor.shape)
+        if self._shapes is not None and shape != self._shapes[name]:
+            raise BadDataError(
+                f'the exporter gives "{name}" {list(shape)}; the checkpoint has {list(self._shapes[name])}'
+            )
 
     def _check_names(self) -> None:
         repeated = sorted(self.repeated())
@@ -250,28 +257,75 @@ class Look:
                 has = "which the checkpoint has" if some is missing else "which the checkpoint lacks"
                 raise BadDataError(f'the exporter {trouble} "{some[0]}"{more}, {has}; leave it out by ignore=')
 
-    def _made_of(self, name: str, seen: _Seen, digits: Digits, summand: int, likely: bool) -> "list[Piece] | None":
-        def where(place: Any) -> "Tuple[Any, Any]":
-            index = digits.indexes([values[place] for values in seen.values], summand)
-            source = torch.bucketize(index, self._begins, right=True) - 1
-            if not bool(((source >= 0) & (index < self._ends[source.clamp(min=0)])).all()):
-                raise _NoSource
-            return index, source
-
-        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
-            return where(slice(begin, end) if seen.shape else ())
-
+    def _likely(self, name: str, seen: _Seen, digits: Digits, values: "Sequence[list[Any]]") -> "list[Piece] | None":
         try:
-            boxes = likely_boxes(seen.shape, where, _MOST_BOXES) if likely else boxes_of(seen.shape, rows, _MOST_BOXES)
+            lines = [self._located(digits, line, 0) for line in zip(*values)]
+            view, boxes = likely_boxes(lines, _MOST_BOXES) or ((), None)
+            if boxes is None:
+                return None
+            starts = torch.tensor([box.start for box in boxes])
+            ends = starts + torch.tensor([sum((n - 1) * by for n, by in zip(box.shape, box.strides)) for box in boxes])
+            sources = self._sources_of(starts)
+            if not torch.equal(sources, self._sources_of(ends)):
+                return None
         except _NoSource:
             return None
-        seen.scattered = boxes is None
-        return None if boxes is None else [self._piece(name, seen, box, summand) for box in boxes]
+        return [
+            self._piece(name, seen, view, box._replace(source=source), 0)
+            for box, source in zip(boxes, sources.tolist())
+        ]
 
-    def _piece(self, name: str, seen: _Seen, box: IndexBox, summand: int) -> Piece:
+    def _cut(self, name: str, seen: _Seen, digits: Digits, summand: int) -> "list[Piece] | None":
+        shape = seen.shape or (1,)
+
+        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
+            return self._located(digits, [values.view(shape)[begin:end] for [values] in seen.values], summand)
+
+        try:
+            boxes = boxes_of(shape, rows, _MOST_BOXES)
+        except _NoSource:
+            return None
+        seen.scattered = seen.scattered or boxes is None
+        return None if boxes is None else [self._piece(name, seen, shape, box, summand) for box in boxes]
+
+    def _located(self, digits: Digits, values: "Sequence[Any]", summand: int) -> "Tuple[Any, Any]":
+        index = digits.indexes(values, summand)
+        return index, self._sources_of(index)
+
+    def _sources_of(self, index: Any) -> Any:
+        """By number. _NoSource: an index is none of them's."""
+        source = torch.bucketize(index, self._begins, right=True) - 1
+        if not bool(((source >= 0) & (index < self._ends[source.clamp(min=0)])).all()):
+            raise _NoSource
+        return source
+
+    def _piece(self, name: str, seen: _Seen, view: "Tuple[int, ...]", box: IndexBox, summand: int) -> Piece:
         source = self._sources[box.source]
-        start = box.start - source.begin
-        return Piece(name, seen.number, seen.dtype, seen.shape, box.at, box.shape, source, start, box.strides, summand)
+        return Piece(
+            name,
+            seen.number,
+            seen.dtype,
+            seen.shape,
+            view,
+            box.at,
+            box.shape,
+            source,
+            box.start - source.begin,
+            box.strides,
+            summand,
+        )
+
+
+def _lines(tensor: Any) -> "list[Any]":
+    """The first along each dimension; a scalar is one."""
+    tensor = tensor if tensor.dim() else tensor.reshape(1)
+    lines = []
+    for dim in range(tensor.dim()):
+        line = tensor
+        for other in range(tensor.dim()):
+            line = line if other == dim else line.narrow(other, 0, 1)
+        lines.append(line.reshape(-1))
+    return lines
 
 
 class _NoSource(Exception):

@@ -94,6 +94,7 @@ class Shard:
                     "shape": list(made.shape),
                     "from": list(made.start),
                     **({"at": list(made.at), "size": list(made.size)} if made.at else {}),
+                    **({"as": list(made.view)} if made.at and made.view != made.shape else {}),
                 }
                 for made in self.into
             ]

@@ -13,7 +13,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
 from lockstep.export._agreement import all_gather, gather, made_by, rank_of
 from lockstep.export._bridges import Exporter, versions
-from lockstep.export._index_values import NARROW, SUMMANDS, UNIT, UNIT_BITS, WIDE, Digits, proofs
+from lockstep.export._index_values import NARROW, UNIT, UNIT_BITS, WIDE, Digits, proofs
 from lockstep.export._look import Look, Piece, Source
 from lockstep.export._parts import (
     Box,
@@ -92,7 +92,7 @@ class RecordedPart(ShardsPart):
     def _shard(self, name: str, tensor: Any) -> Shard:
         own = self._pieces[name]
         zeros = (0,) * len(own.shape)
-        made = CheckpointTensor(own.tensor, own.whole, zeros, own.at, own.shape)
+        made = CheckpointTensor(own.tensor, own.whole, zeros, own.at, own.shape, own.view)
         box = Box(zeros, zeros, own.shape)
         return Shard(name, own.dtype, own.shape, own.shape, [box], self._frozen(name, tensor), [made])
 
@@ -116,7 +116,6 @@ class _Recording:
                 elements = torch.Size(shape).numel()
                 self._sources.append(Source(rank, name, getattr(torch, dtype), elements, self._end))
                 self._end += -(-elements >> UNIT_BITS) << UNIT_BITS
-        self._all_hold_wide = all(source.dtype != torch.float16 for source in self._sources)
         self._shapes = made_by(0, exporter.shapes, group)
         self._file = cache_file([versions(), ranks, self._rank])
         self._fill: "Callable[[Sequence[Source], _Values], None]"
@@ -141,23 +140,21 @@ class _Recording:
 
     def _found(self) -> Look:
         look = self._new_look()
-        if self._all_hold_wide:
-            whole = self._finds(look, WIDE, SUMMANDS[:1]) or self._finds(look, NARROW, SUMMANDS[1:])
-        else:
-            whole = self._finds(look, NARROW, SUMMANDS)
+        first = NARROW if any(source.dtype == torch.float16 for source in self._sources) else WIDE
+        self._takes(look, first, whole=False)
+        gather(functools.partial(look.find_likely, first), self._group)
+        whole = self._proves(look)
+        if not whole:  # lines differ, or an exporter computes
+            self._takes(look, NARROW, whole=True)
+            gather(functools.partial(look.find, NARROW), self._group)
+            whole = self._proves(look)
         if whole and self._rank in self._looking:
             save(self._file, look.pieces(), self._sources)
         return look
 
-    def _finds(self, look: Look, digits: Digits, summands: "Sequence[int]") -> bool:
+    def _takes(self, look: Look, digits: Digits, whole: bool) -> None:
         for number in range(digits.passes(self._end)):
-            self._pass(functools.partial(digits.values, number), look.take)
-        for likely in (True, False):
-            others = gather(functools.partial(look.find, digits, summands, likely), self._group)
-            if any(others) and self._proves(look):
-                return True
-        look.forget()
-        return False
+            self._pass(functools.partial(digits.values, number), functools.partial(look.take, whole))
 
     def _proves(self, look: Look) -> bool:
         self._pass(proofs, look.check)
