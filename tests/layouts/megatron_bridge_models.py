@@ -6,6 +6,7 @@ Functions import Megatron and transformers themselves: the process of the tests 
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from topologies import Topology
 
 _COMMON: "dict[str, Any]" = {
-    "vocab_size": 125,
+    "vocab_size": 124,  # Megatron-Bridge pads none by default, and does not cut what is padded
     "hidden_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -86,9 +87,31 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
         "glm4_moe",
         {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **_FIRST_DENSE},
     ),
+    "glm4_moe_mtp": (
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1, **_FIRST_DENSE},
+    ),
+    "kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3", {**_LATENT, "scoring_func": "sigmoid"}),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        {
+            "head_dim": 16,
+            "hybrid_override_pattern": "M-*M",
+            "mamba_head_dim": 16,
+            "mamba_num_heads": 8,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 4,
+            "layer_norm_epsilon": 1e-5,
+            "mlp_hidden_act": "relu2",
+            "rope_theta": 10000.0,
+        },
+    ),
     "gemma": ("GemmaForCausalLM", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"vocab_size": 126, "head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"head_dim": 16, "tie_word_embeddings": True}),
     "gpt_oss": ("GptOssForCausalLM", "gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("OlmoeForCausalLM", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "nemotron": ("NemotronForCausalLM", "nemotron", {"head_dim": 16}),
@@ -96,7 +119,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
         "Gemma3ForConditionalGeneration",
         "gemma3",
         _with_vision(
-            {"vocab_size": 126, "tie_word_embeddings": True},
+            {"tie_word_embeddings": True},
             num_hidden_layers=2,
             num_attention_heads=2,
             image_size=16,
@@ -152,6 +175,14 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     ),
 }
 
+# Copies that a layer for multi-token prediction has in a checkpoint, of which Megatron-Bridge exports none.
+SHARED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
+# family -> its configuration, as the checkpoint has it in Python
+REMOTE = {
+    "kimi_k2": "from transformers import DeepseekV3Config\n\n\nclass Config(DeepseekV3Config):\n    model_type = 'kimi_k2'\n",
+    "nemotron_h": "from transformers import PretrainedConfig\n\n\nclass Config(PretrainedConfig):\n    model_type = 'nemotron_h'\n",
+}
+
 
 def build(rank: Rank, family: str, topology: "Topology", checkpoints: Path, store: str) -> None:
     """Joins a world of this topology and builds this rank's chunks, in bfloat16."""
@@ -160,8 +191,10 @@ def build(rank: Rank, family: str, topology: "Topology", checkpoints: Path, stor
     forget_attention_settings()
     rank.topology = topology
     join(topology, rank.number, store)
+    import transformers
     from megatron.bridge import AutoBridge
 
+    transformers.dynamic_module_utils.HF_MODULES_CACHE = str(checkpoints / f"modules-{rank.number}")
     checkpoint = checkpoints / family
     if rank.number == 0 and not checkpoint.exists():
         _write_checkpoint(checkpoint, family)
@@ -185,7 +218,6 @@ def _options(topology: "Topology") -> "dict[str, Any]":
         "num_layers_in_first_pipeline_stage": topology.first_layers,
         "params_dtype": torch.bfloat16,
         "pipeline_dtype": torch.bfloat16,
-        "should_pad_vocab": True,
         "perform_initialization": False,
         "apply_rope_fusion": False,
         "moe_permute_fusion": False,
@@ -196,15 +228,75 @@ def _options(topology: "Topology") -> "dict[str, Any]":
 def _write_checkpoint(directory: Path, family: str) -> None:
     """Only names and shapes of its tensors are read."""
     import transformers
+    from safetensors.torch import save_file
 
     architecture, model_type, special = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(
-        model_type, **(special if "text_config" in special else {**_COMMON, **special})
-    )
-    config.dtype = torch.bfloat16
-    with torch.device("cpu"):
-        model = getattr(transformers, architecture)(config).to(torch.bfloat16)
-    model.save_pretrained(directory)
+    options = special if "text_config" in special else {**_COMMON, **special}
+    if family == "nemotron_h":
+        config = transformers.PretrainedConfig(architectures=[architecture], **options)
+        config.save_pretrained(directory)
+        tensors = {
+            name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in _shapes_of_nemotron_h(options).items()
+        }
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    else:
+        config = transformers.AutoConfig.for_model(model_type, **options)
+        config.dtype = torch.bfloat16
+        getattr(transformers, architecture)(config).to(torch.bfloat16).save_pretrained(directory)
+    if options.get("num_nextn_predict_layers"):
+        _add_mtp_layer(directory / "model.safetensors", options["num_hidden_layers"])
+    if family in REMOTE:
+        (directory / "configuration.py").write_text(REMOTE[family])
+        written = json.loads((directory / "config.json").read_text())
+        auto_map = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": f"modeling.{architecture}"}
+        written |= {"model_type": family, "torch_dtype": "bfloat16", "auto_map": auto_map}
+        (directory / "config.json").write_text(json.dumps(written))
+
+
+def _add_mtp_layer(file: Path, number: int) -> None:
+    """As published checkpoints have it: a layer after the last, with a projection and norms of its own, and copies of two tensors."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    last, own = f".layers.{number - 1}.", f".layers.{number}."
+    tensors |= {name.replace(last, own): tensor.clone() for name, tensor in tensors.items() if last in name}
+    whole = tensors["model.norm.weight"]
+    tensors |= {f"model{own}{name}.weight": whole.clone() for name in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"model{own}eh_proj.weight"] = whole.new_zeros(len(whole), 2 * len(whole))
+    tensors[f"model{own}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"model{own}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+
+
+def _shapes_of_nemotron_h(options: "dict[str, Any]") -> "dict[str, tuple[int, ...]]":
+    """transformers 4.57 has no such model."""
+    hidden, vocabulary, wide = options["hidden_size"], options["vocab_size"], options["intermediate_size"]
+    heads, kernel = options["mamba_num_heads"], options["conv_kernel"]
+    inner = heads * options["mamba_head_dim"]
+    mixed = inner + 2 * options["n_groups"] * options["ssm_state_size"]
+    queries = options["num_attention_heads"] * options["head_dim"]
+    keys = options["num_key_value_heads"] * options["head_dim"]
+    mixers: "dict[str, dict[str, tuple[int, ...]]]" = {
+        "M": {
+            **dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)),
+            "conv1d.weight": (mixed, 1, kernel),
+            "conv1d.bias": (mixed,),
+            "in_proj.weight": (inner + mixed + heads, hidden),
+            "norm.weight": (inner,),
+            "out_proj.weight": (hidden, inner),
+        },
+        "-": {"up_proj.weight": (wide, hidden), "down_proj.weight": (hidden, wide)},
+        "*": {
+            "q_proj.weight": (queries, hidden),
+            **dict.fromkeys(("k_proj.weight", "v_proj.weight"), (keys, hidden)),
+            "o_proj.weight": (hidden, queries),
+        },
+    }
+    shapes = {"backbone.embeddings.weight": (vocabulary, hidden), "lm_head.weight": (vocabulary, hidden)}
+    for number, kind in enumerate(options["hybrid_override_pattern"]):
+        own = {f"backbone.layers.{number}.mixer.{name}": shape for name, shape in mixers[kind].items()}
+        shapes |= {**own, f"backbone.layers.{number}.norm.weight": (hidden,)}
+    return {**shapes, "backbone.norm_f.weight": (hidden,)}
 
 
 def leave(rank: Rank) -> None:
@@ -248,11 +340,15 @@ def refusal(rank: Rank, *arguments: Any) -> str:
     return ""
 
 
-def open_publisher(rank: Rank, socket: Path, model: str) -> None:
+def open_publisher(rank: Rank, socket: Path, model: str, by_generator: bool = False) -> None:
+    """By the bridge, or by a generator of its tensors."""
     import lockstep
 
+    exporter: "dict[str, Any]" = {"bridge": rank.bridge}
+    if by_generator:
+        exporter = {"recorded_from": lambda: tensors_of(rank)}
     rank.exporter = lockstep.Publisher.from_megatron(
-        rank.chunks, recorded_from=lambda: tensors_of(rank), socket=socket, model=model, call_timeout=30
+        rank.chunks, **exporter, ignore=SHARED, socket=socket, model=model, call_timeout=30
     )
 
 

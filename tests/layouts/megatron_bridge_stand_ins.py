@@ -216,7 +216,7 @@ class GatedRMSNorm(torch.nn.Module):
 
     def __init__(self, hidden_size: int, *, dtype: "torch.dtype | None" = None, **_: Any) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=dtype))
+        self.weight = torch.nn.Parameter(torch.zeros(hidden_size, dtype=dtype))
 
 
 class _Nothing:
@@ -247,6 +247,13 @@ _MODULES: "dict[str, dict[str, Any]]" = {
     "transformer_engine.pytorch.tensor": {"QuantizedTensor": _Nothing},
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops": dict.fromkeys(  # it needs Triton
         ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
+    ),
+    "mamba_ssm": {"__version__": "2.2.5"},
+    "mamba_ssm.ops": {},
+    "mamba_ssm.ops.triton": {},
+    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedRMSNorm},
+    "mamba_ssm.ops.triton.ssd_combined": dict.fromkeys(
+        ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")
     ),
     "fla": {},
     "fla.modules": {},
