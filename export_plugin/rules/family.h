@@ -1,5 +1,5 @@
 // Family: one model family as data: which Megatron-core parameters it has, their shapes, how they are sharded, which
-// HuggingFace tensors they become, and how its config.json is read. docs/walkthroughs/family.md shows how to add one.
+// HuggingFace tensors they become, and how its config.json is read.
 //
 // Tables are constant and live for the whole process.
 #pragma once

@@ -83,8 +83,7 @@ Status NoRow(const Family& family, const ParameterName& name, const FamilyRow* e
                                                         : "a dense MLP, and this belongs to experts"));
   }
   return Bad(Cat("no rule of family ", family.model_type, " covers it; the nearest is '",
-                 NearestPattern(family, name.pattern),
-                 "' (docs/walkthroughs/family.md shows how to add a row or a family)"));
+                 NearestPattern(family, name.pattern), "'; publish the model by its bridge (docs/howto/trainers.md)"));
 }
 
 // The number of the layer, MTP layers after the decoder's.

@@ -20,7 +20,7 @@ Status UnknownFamily(std::string_view model_type) {
   std::string known;
   for (const std::string_view family : KnownFamilies()) known += Cat(known.empty() ? "" : ", ", family);
   return Bad(Cat("config.json: no family table for model_type '", CleanText(model_type, 64), "'; there are ", known,
-                 " (docs/walkthroughs/family.md shows how to add one)"));
+                 "; any other is published by its bridge (docs/howto/trainers.md)"));
 }
 
 // What makes a model something other than a decoder of plain tensors.
