@@ -131,9 +131,7 @@ def test_the_readme_starts_daemons_and_passes_a_ring(tell):
 
 def test_how_trainers_publish(tell):
     end = "assert publication; publisher.close()"
-    bridge = (
-        "model_chunks, bridge = model, types.SimpleNamespace(export_weights=lambda model: model.state_dict().items())"
-    )
+    bridge = "model_chunks, bridge = [model], types.SimpleNamespace(export_weights=lambda chunks: chunks[0].state_dict().items())"
     arrays = "embed, head = torch.zeros(4, 8), numpy.ones((8, 4), numpy.float16)"
     checkpoint = """
 model.save_pretrained("checkpoint")
