@@ -60,6 +60,10 @@ REFUSED = {
         Case("glm4_moe_mtp", name): "Tensor exists on more than one PP rank"  # the embedding that MTP shares
         for name in ("pp2", "pp2vpp2", "uneven", "tp2pp2")
     },
+    **{
+        Case(family, "pp2vpp2"): "vp_stage must be provided if virtual pipeline model parallel size is set"
+        for family in ("qwen3_vl", "qwen3_vl_moe")
+    },
     Case("nemotron_h", "pp2vpp2"): "Virtual pipeline model parallelism is temporarily unsupported",
     Case("mistral3", "one"): "no attribute 'rope_parameters'",  # transformers 5 has it
 }
