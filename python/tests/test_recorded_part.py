@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import lockstep.export._index_boxes as index_boxes
+import lockstep.export._look as look
 from lockstep.core.errors import BadDataError, NotFoundError
 from lockstep.export._agreement import ALONE
 from lockstep.export._megatron import megatron
@@ -40,6 +40,7 @@ def export(model: Model):
     yield "experts", model.experts.transpose(1, 2).contiguous()
     yield "one", model.experts[1]
     yield "columns", torch.cat([model.w2[:, 4:], model.w2[:, :3]], dim=1)
+    yield "stairs", torch.cat([model.w2[:3, :4], model.w2[3:, 4:]])
     yield "router", model.router.to(torch.float32)
     yield "bias", model.bias
 
@@ -64,7 +65,7 @@ def assembled(part: RecordedPart) -> "dict[str, torch.Tensor]":
 
 @pytest.mark.parametrize("block", [8, 1 << 22])
 def test_each_rank_copies_what_the_exporter_exports(block, monkeypatch):
-    monkeypatch.setattr(index_boxes, "_BLOCK", block)
+    monkeypatch.setattr(look, "BLOCK", block)
     model = Model()
     part = opened(model)
     for _ in range(2):
@@ -75,19 +76,17 @@ def test_each_rank_copies_what_the_exporter_exports(block, monkeypatch):
         assert want.keys() == got.keys()
         for name, tensor in want.items():
             assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
-    assert len(part.locals()) == 12  # two of q's heads, two stretches of columns, and one of each other tensor
+    assert (
+        len(part.locals()) == 14
+    )  # two of q's heads, two stretches of columns, two stairs, and one of each other tensor
 
 
-def test_lines_that_are_cut_in_other_places_than_their_neighbours_are_found_too():
-    def stairs(model: Model):
-        yield from export(model)
-        yield "stairs", torch.cat([model.w2[:3, :4], model.w2[3:, 4:]])
-        yield "deep", torch.stack([model.w2[:, :4], model.w2[:, 4:], model.qkv[:6, 1:5]])
+def test_lines_that_are_cut_in_other_places_than_the_first_are_refused():
+    def uneven(model: Model):
+        rows = [model.w2[0, :4], torch.cat([model.w2[1, :2], model.w2[1, 6:]])]
+        return [*export(model), ("uneven", torch.stack(rows))]
 
-    model = Model()
-    got = assembled(opened(model, stairs))
-    for name, tensor in stairs(model):
-        assert torch.equal(got[name], tensor), name
+    _refused(uneven, BadDataError, '"uneven", which is no copy of boxes of parameters')
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -127,6 +126,10 @@ def _cut(tensors):
     return [(name, tensor[:1] if name == "q" else tensor) for name, tensor in tensors]
 
 
+def _as_float32(tensors):
+    return [(name, tensor.float() if name == "q" else tensor) for name, tensor in tensors]
+
+
 def _raise(tensors):
     yield tensors[0]
     raise RuntimeError("a lost rank")
@@ -144,12 +147,14 @@ def _add(name, tensor):
 @pytest.mark.parametrize(
     ("number", "change", "problem"),
     [
-        (1, _swap, '"experts", whose elements are no copies'),
-        (3, _swap, '"experts", whose elements are no copies'),
+        (1, _swap, '"experts", which is no copy of boxes of parameters'),
+        (3, _swap, '"experts", which is no copy of boxes of parameters'),
         (3, lambda tensors: tensors[1:], "other tensors each time: q"),
         (2, lambda tensors: [*tensors[:3], tensors[4], tensors[3], *tensors[5:]], "other tensors each time"),
-        (2, lambda tensors: _cut(tensors), r'"q" \[1, 6\], and gave it \[8, 6\] before'),
-        (3, lambda tensors: _cut(tensors), '"q", whose elements are no copies'),
+        (2, lambda tensors: _cut(tensors), r'"q" BF16 \[1, 6\], and gave it BF16 \[8, 6\] before'),
+        (2, lambda tensors: _as_float32(tensors), r'"q" F32 \[8, 6\], and gave it BF16 \[8, 6\] before'),
+        (3, lambda tensors: _as_float32(tensors), '"q", which is no copy of boxes of parameters'),
+        (3, lambda tensors: _cut(tensors), '"q", which is no copy of boxes of parameters'),
     ],
 )
 def test_an_exporter_that_gives_something_else_in_a_pass_is_refused(number, change, problem):
@@ -160,18 +165,27 @@ def test_an_exporter_that_gives_something_else_in_a_pass_is_refused(number, chan
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_add("mean", lambda given: given["q"].float().mean(0)), '"mean", whose elements are no copies'),
-        (_add("plus", lambda given: given["norm"] + 2), '"plus", whose elements are no copies'),
-        (_add("sum", lambda given: given["norm"] + given["bias"][0]), '"sum", whose elements are no copies'),
-        (_add("size", lambda given: given["norm"].abs()), '"size", whose elements are no copies'),
-        (_add("whole", lambda given: given["norm"].round()), '"whole", whose elements are no copies'),
-        (_add("rounded", lambda given: given["router"].bfloat16().float()), '"rounded", whose elements are no copies'),
-        (_add("twelve", lambda given: torch.full((3,), 12.0)), '"twelve", whose elements are no copies'),
+        (_add("mean", lambda given: given["q"].float().mean(0)), '"mean", which is no copy of boxes of parameters'),
+        (_add("plus", lambda given: given["norm"] + 2), '"plus", which is no copy of boxes of parameters'),
+        (_add("sum", lambda given: given["norm"] + given["bias"][0]), '"sum", which is no copy of boxes of parameters'),
+        (_add("size", lambda given: given["norm"].abs()), '"size", which is no copy of boxes of parameters'),
+        (_add("whole", lambda given: given["norm"].round()), '"whole", which is no copy of boxes of parameters'),
+        (
+            _add("rounded", lambda given: given["router"].bfloat16().float()),
+            '"rounded", which is no copy of boxes of parameters',
+        ),
+        (_add("twelve", lambda given: torch.full((3,), 12.0)), '"twelve", which is no copy of boxes of parameters'),
         (_add("none", lambda given: torch.zeros(0)), '"none" without elements'),
-        (_add("zeros", lambda given: torch.zeros(3)), '"zeros", whose elements are no copies'),
-        (_add("ones", lambda given: torch.ones(3)), '"ones", whose elements are no copies'),
-        (_add("mixed", lambda given: _mixed(given["columns"])), "in more than 4096 places"),
-        (_add("q", lambda given: given["q"]), '"q" twice'),
+        (_add("zeros", lambda given: torch.zeros(3)), '"zeros", which is no copy of boxes of parameters'),
+        (_add("ones", lambda given: torch.ones(3)), '"ones", which is no copy of boxes of parameters'),
+        (_add("mixed", lambda given: _mixed(given["columns"])), "which is no copy of boxes of parameters"),
+        (_add("q", lambda given: given["q"].flip(0)), '"q" for "q" again, with other values'),
+        (_add("clamped", lambda given: given["q"].clamp(-448, 448)), '"clamped", which is no copy'),
+        (
+            _add("sparse", lambda given: torch.where(given["q"].abs() < 1e-3, 0, given["q"])),
+            '"sparse", which is no copy',
+        ),
+        (_add("half", lambda given: given["q"].half().bfloat16()), '"half", which is no copy'),
     ],
 )
 def test_what_is_no_copy_is_refused_by_name(change, problem):
@@ -258,11 +272,16 @@ def test_a_bridge_may_give_a_tensor_again_if_it_is_the_same():
     part = megatron(model, bridge=Bridge(lambda model: model.norm))
     part.open(ALONE, True)
     assert torch.equal(assembled(part)["norm"], model.norm)
-    part = megatron(model, bridge=Bridge(lambda model: model.w2[:, 0]))
-    with pytest.raises(BadDataError, match='"norm" twice, with different values'):
-        part.open(ALONE, True)
+    _refused_again(model, lambda model: model.w2[:, 0], "with other values")
+    model.norm.data.fill_(1)
+    _refused_again(model, lambda model: model.norm, "and all their elements are 1")
     with pytest.raises(BadDataError, match="a Model has neither export_hf_weights"):
         megatron(model, bridge=model)
+
+
+def _refused_again(model: Model, again, problem: str) -> None:
+    with pytest.raises(BadDataError, match=f'"norm" for "norm" again, {problem}'):
+        megatron(model, bridge=Bridge(again)).open(ALONE, True)
 
 
 def test_names_and_shapes_are_the_checkpoints(tmp_path):
@@ -283,6 +302,17 @@ def test_names_and_shapes_are_the_checkpoints(tmp_path):
         opened(Model(), checkpoint=tmp_path / "lockstep")
 
 
+def test_rows_that_pad_the_vocabulary_are_left_out(tmp_path):
+    model = Model()
+    save_file({"w": model.qkv[:10].detach().clone()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 10}}')
+    part = opened(model, lambda model: [("w", model.qkv)], checkpoint=tmp_path)
+    assert torch.equal(assembled(part)["w"], model.qkv[:10])
+    (tmp_path / "config.json").write_text('{"vocab_size": 11}')
+    with pytest.raises(BadDataError, match=r'gives "w" \[12, 6\]; the checkpoint has \[10, 6\]'):
+        opened(model, lambda model: [("w", model.qkv)], checkpoint=tmp_path)
+
+
 def test_tensors_may_be_given_by_a_function():
     model = Model()
     held = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
@@ -297,7 +327,7 @@ def test_a_parameter_that_lies_otherwise_is_not_read(now):
     model = Model()
     part = opened(model)
     model.w2.data = now(model.w2.data)
-    with pytest.raises(BadDataError, match='parameter "0.w2" has no memory, or not as much'):
+    with pytest.raises(BadDataError, match='parameter "0.w2" has no memory, or is not what it was'):
         part.locals()
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topologies import Topology
 
 _COMMON: "dict[str, Any]" = {
-    "vocab_size": 124,  # Megatron-Bridge pads none by default, and does not cut what is padded
+    "vocab_size": 125,  # Megatron pads it, and Megatron-Bridge does not cut what is padded
     "hidden_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -59,6 +59,7 @@ def _with_vision(text: "dict[str, Any]", **vision: Any) -> "dict[str, Any]":
 
 
 # family -> (transformers' architecture, model_type, what differs from the common configuration)
+_UNPADDED = {"vocab_size": 124}  # these providers pad none
 FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     "llama": ("LlamaForCausalLM", "llama", {"head_dim": 16}),
     "mistral": ("MistralForCausalLM", "mistral", {"head_dim": 16}),
@@ -111,7 +112,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     ),
     "gemma": ("GemmaForCausalLM", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"head_dim": 16, "tie_word_embeddings": True, **_UNPADDED}),
     "gpt_oss": ("GptOssForCausalLM", "gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("OlmoeForCausalLM", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "nemotron": ("NemotronForCausalLM", "nemotron", {"head_dim": 16}),
@@ -119,7 +120,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
         "Gemma3ForConditionalGeneration",
         "gemma3",
         _with_vision(
-            {"tie_word_embeddings": True},
+            {"tie_word_embeddings": True, **_UNPADDED},
             num_hidden_layers=2,
             num_attention_heads=2,
             image_size=16,
@@ -139,14 +140,17 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
         "Qwen3VLForConditionalGeneration",
         "qwen3_vl",
         _with_vision(
-            {"rope_scaling": _MROPE}, out_hidden_size=64, num_position_embeddings=16, deepstack_visual_indexes=[0, 1]
+            {"rope_scaling": _MROPE, **_UNPADDED},
+            out_hidden_size=64,
+            num_position_embeddings=16,
+            deepstack_visual_indexes=[0, 1],
         ),
     ),
     "qwen3_vl_moe": (
         "Qwen3VLMoeForConditionalGeneration",
         "qwen3_vl_moe",
         _with_vision(
-            {"rope_scaling": _MROPE, "num_experts": 4, **_EXPERTS},
+            {"rope_scaling": _MROPE, "num_experts": 4, **_EXPERTS, **_UNPADDED},
             out_hidden_size=64,
             num_position_embeddings=16,
             deepstack_visual_indexes=[0, 1],
@@ -219,6 +223,8 @@ def _options(topology: "Topology") -> "dict[str, Any]":
         "params_dtype": torch.bfloat16,
         "pipeline_dtype": torch.bfloat16,
         "perform_initialization": False,
+        "should_pad_vocab": True,
+        "make_vocab_size_divisible_by": 4,
         "apply_rope_fusion": False,
         "moe_permute_fusion": False,
         "gradient_accumulation_fusion": False,

@@ -103,7 +103,7 @@ def test_a_tensor_that_is_no_copy_is_refused_on_every_rank(cluster, checkpoints)
         ranks.call(trainer.load_by_mbridge, checkpoint)
         refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, changed=Doubling)
         assert sorted(kind for kind, _ in refused) == ["AbortedError"] * 3 + ["BadDataError"]
-        assert all('"model.norm.weight", whose elements are no copies' in why for _, why in refused)
+        assert all('"model.norm.weight", which is no copy of boxes' in why for _, why in refused)
         refused = ranks.call(trainer.refusal, open_by_bridge, agent.socket, MODEL, changed=LessOnTheLast)
         assert {kind for kind, _ in refused} == {"BadDataError"}
         assert all("gives other tensors on rank 3 than on rank 0" in why for _, why in refused)

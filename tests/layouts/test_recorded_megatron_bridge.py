@@ -160,7 +160,7 @@ def follow(agent, receiver, processes: Processes, folder: Path, case: Case, by_g
 
 
 def differing(file: Path, exports: "list[dict[str, torch.Tensor]]") -> "list[str] | None":
-    """The tensors of the file that no rank exports; None before there is a file.
+    """The tensors of the file that no rank exports, but for rows that are padding; None before there is a file.
 
     Replicas have other values on every rank, so a tensor is one rank's export from its first element to its last.
     """
@@ -168,7 +168,9 @@ def differing(file: Path, exports: "list[dict[str, torch.Tensor]]") -> "list[str
         return None
     held = load_file(file)
     return sorted(held.keys() ^ exports[0].keys()) or [
-        name for name, tensor in held.items() if not any(same_bits(tensor, export[name]) for export in exports)
+        name
+        for name, tensor in held.items()
+        if not any(same_bits(tensor, export[name][: len(tensor)]) for export in exports)
     ]
 
 

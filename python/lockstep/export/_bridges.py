@@ -2,6 +2,9 @@
 
 import contextlib
 import importlib.metadata
+import json
+import warnings
+from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 from lockstep.core.checkpoint_files import local_checkpoint, stored_tensors
@@ -10,14 +13,26 @@ from lockstep.core.errors import BadDataError, NotFoundError
 _PACKAGES = ("megatron-core", "megatron-bridge", "mbridge", "transformers", "lockstep")
 
 
+class Stored(NamedTuple):
+    """A model's checkpoint: its tensors' shapes, by name, and how many rows those of its vocabulary have; 0: that is not known."""
+
+    shapes: "Mapping[str, Tuple[int, ...]]"
+    vocabulary: int
+
+    def without_padding(self, name: str, tensor: Any) -> Any:
+        """Without the rows that Megatron adds to a vocabulary. Some bridges leave them."""
+        shape = self.shapes.get(name, ())
+        padded = shape[:1] == (self.vocabulary,) and tensor.shape[1:] == shape[1:] and len(tensor) > self.vocabulary
+        return tensor[: self.vocabulary] if padded else tensor
+
+
 class Exporter(NamedTuple):
-    """``export`` gives (HuggingFace name, whole tensor). ``shapes`` gives those of the model's checkpoint, by name; None: there is no
-    checkpoint. ``ignored``: names that are passed over. ``repeats``: a name may come again, with the same value."""
+    """``export`` gives (HuggingFace name, whole tensor). ``stored`` gives the model's checkpoint; None: there is none. ``ignored``:
+    names that are passed over."""
 
     export: "Callable[[], Iterable[Tuple[str, Any]]]"
-    shapes: "Callable[[], Mapping[str, Tuple[int, ...]] | None]"
+    stored: "Callable[[], Stored | None]"
     ignored: "Callable[[str], bool]"
-    repeats: bool
 
 
 def exporter_of(bridge: Any, chunks: "Sequence[Any]", checkpoint: Any, ignored: "Callable[[str], bool]") -> Exporter:
@@ -39,13 +54,12 @@ def exporter_of(bridge: Any, chunks: "Sequence[Any]", checkpoint: Any, ignored: 
             f"bridge: a {type(bridge).__name__} has neither export_hf_weights, as Megatron-Bridge's, nor export_weights, as mbridge's; "
             "give recorded_from a function that returns its generator"
         )
-    # Both give an embedding once for each stage that has a copy of it.
-    return Exporter(export, _shapes_of(checkpoint, own), ignored, True)
+    return Exporter(export, _stored_in(checkpoint, own), ignored)
 
 
 def exporter_by(function: Any, checkpoint: Any, ignored: "Callable[[str], bool]") -> Exporter:
     """A function that returns a generator of (name, whole tensor)."""
-    return Exporter(function, _shapes_of(checkpoint, None), ignored, False)
+    return Exporter(function, _stored_in(checkpoint, None), ignored)
 
 
 def versions() -> "list[str]":
@@ -57,16 +71,31 @@ def versions() -> "list[str]":
     return found
 
 
-def _shapes_of(checkpoint: Any, own: Any) -> "Callable[[], Mapping[str, Tuple[int, ...]] | None]":
-    def shapes() -> "Mapping[str, Tuple[int, ...]] | None":
+def _stored_in(checkpoint: Any, own: Any) -> "Callable[[], Stored | None]":
+    def stored() -> "Stored | None":
         if checkpoint is None and not own:
             return None
         try:
-            stored = stored_tensors(local_checkpoint(own if checkpoint is None else checkpoint))
-        except (NotFoundError, OSError, ValueError):  # those of the hub's library, too
+            directory = local_checkpoint(own if checkpoint is None else checkpoint)
+            shapes = {tensor.meta.name: tensor.meta.shape for tensor in stored_tensors(directory)}
+        except BadDataError:
+            raise
+        except (NotFoundError, OSError, ValueError) as error:  # those of the hub's library, too
             if checkpoint is not None:
                 raise
+            warnings.warn(
+                f"what the bridge gives is compared with no checkpoint, for {own} is not on the host of rank 0: {error}; give checkpoint=",
+                stacklevel=2,
+            )
             return None
-        return {tensor.meta.name: tensor.meta.shape for tensor in stored}
+        return Stored(shapes, _vocabulary_of(directory))
 
-    return shapes
+    return stored
+
+
+def _vocabulary_of(directory: str) -> int:
+    try:
+        config = json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0

@@ -6,8 +6,6 @@ import torch
 
 UNIT_BITS = 14
 UNIT = 1 << UNIT_BITS  # indexes; those of a source begin at a multiple of it
-# An exporter may add one of these to each element: norms that Megatron centres at zero are HuggingFace's minus one.
-SUMMANDS = (0, 1, -1)
 
 
 class Digits(NamedTuple):
@@ -39,7 +37,7 @@ class Digits(NamedTuple):
         units = _units(begin, end, device)
         shift, mask = number * self.bits, (1 << self.bits) - 1
         if shift < UNIT_BITS:
-            digits = torch.arange(UNIT, device=device)[None] >> shift & mask
+            digits = _offsets(device) >> shift & mask
         else:
             digits = units >> shift - UNIT_BITS & mask
         return _cut(self.write(digits).expand(len(units), UNIT), begin, end)
@@ -56,27 +54,47 @@ WIDE = Digits(
 NARROW = Digits(7, lambda digit: (digit + 1).to(torch.bfloat16), lambda value: value.to(torch.int64) - 1)
 
 
-def proofs(begin: int, end: int, dtype: Any, device: Any) -> Any:
-    """Negative numbers, which arithmetic and constants do not give by chance. Others' are others: with all the bits of precision that
-    float32 has, or with those that bfloat16 and float16 have between 2**-8 and 2**8."""
-    units = _mixed(_units(begin, end, device) + UNIT) | 1
-    offsets = _mixed(torch.arange(UNIT, device=device))[None] | 1
+def wide_proofs(begin: int, end: int, dtype: Any, device: Any) -> Any:
+    """Numbers of either sign and of every exponent, with all bits that the dtype has: what is computed of them is something else."""
+    bits = _hashes(begin, end, device)
     if dtype == torch.float32:
-        bits = (units & 0xFFFFFFFF) * (offsets & 0x7FFFFFFF) >> 8 & 0xFFFFFF
-        return _cut((bits + 1).to(torch.float32) * -(2.0**-24), begin, end)
-    bits = (units.to(torch.int16) * offsets.to(torch.int16) >> 5 & 0x7FF) + (119 << 7)
-    return _cut(-bits.view(torch.bfloat16), begin, end)
+        return _normal(bits, 23).view(torch.float32)
+    return _normal((bits >> 16).to(torch.int16), 7).view(torch.bfloat16)
+
+
+def narrow_proofs(begin: int, end: int, dtype: Any, device: Any) -> Any:
+    """Numbers that float16 has, too, and of which a sum with 1 or -1 still tells most."""
+    bits = _hashes(begin, end, device)
+    if dtype == torch.float32:
+        return (bits >> 8).to(torch.float32) * 2.0**-23
+    bits = (bits >> 16).to(torch.int16)
+    return (bits & -0x8000 | (bits & 0x7FF) + (119 << 7)).view(torch.bfloat16)  # 2**-8 and more, below 2**8
+
+
+def _normal(bits: Any, exponent: int) -> Any:
+    """With an exponent, from that bit on, that is neither the least nor the greatest: its lowest bit is not the next one."""
+    lowest = 1 << exponent
+    return bits & ~lowest | ~bits >> 1 & lowest
+
+
+def _hashes(begin: int, end: int, device: Any) -> Any:
+    units, offsets = _mixed(_units(begin, end, device) + UNIT), _mixed(_offsets(device))
+    return _cut((units ^ offsets) * -0x61C88647, begin, end)
+
+
+def _mixed(number: Any) -> Any:
+    mixed = (number + 1) * -0x61C8864680B583EB
+    return ((mixed >> 29) ^ (mixed >> 47)).to(torch.int32)
 
 
 def _units(begin: int, end: int, device: Any) -> Any:
     return torch.arange(begin >> UNIT_BITS, (end - 1 >> UNIT_BITS) + 1, device=device)[:, None]
 
 
+def _offsets(device: Any) -> Any:
+    return torch.arange(UNIT, device=device)[None]
+
+
 def _cut(units: Any, begin: int, end: int) -> Any:
     skipped = begin & UNIT - 1
     return units.reshape(-1)[skipped : skipped + end - begin]
-
-
-def _mixed(number: Any) -> Any:
-    mixed = number * -0x61C8864680B583EB
-    return (mixed >> 29) ^ (mixed >> 47)

@@ -3,16 +3,18 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
-from lockstep.export._index_boxes import IndexBox, boxes_of, likely_boxes
-from lockstep.export._index_values import SUMMANDS, Digits, proofs
+from lockstep.export._bridges import Exporter, Stored
+from lockstep.export._index_boxes import boxes_of
+from lockstep.export._index_values import Digits
 
-_BLOCK = 1 << 22  # elements that are looked at together
+Values = Callable[[int, int, Any, Any], Any]  # of the indexes from one to another, for a dtype, on a device
+BLOCK = 1 << 22  # elements that are looked at together
 _MOST_BOXES = 4096  # of a tensor
 
 
@@ -22,8 +24,13 @@ class Source(NamedTuple):
     rank: int
     name: str
     dtype: Any
-    elements: int
+    shape: Tuple[int, ...]
+    contiguous: bool
     begin: int
+
+    @property
+    def elements(self) -> int:
+        return int(torch.Size(self.shape).numel())
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,15 @@ class Piece:
         box = source.as_strided(self.shape, self.strides, source.storage_offset() + self.start)
         return box + self.summand if self.summand else box
 
-    def is_proved_by(self, tensor: Any) -> bool:
+    def is_proved_by(self, tensor: Any, proofs: Values) -> bool:
         """Whether the HuggingFace tensor has the proofs of the source's elements in the box."""
         box = tensor.reshape(self.view)[tuple(slice(at, at + size) for at, size in zip(self.at, self.shape))]
-        dim = self.strides.index(max(self.strides))
-        at_once = max(1, _BLOCK * box.shape[dim] // box.numel())
-        for begin in range(0, box.shape[dim], at_once):
-            part = box.narrow(dim, begin, min(at_once, box.shape[dim] - begin))
-            first = self.source.begin + self.start + begin * self.strides[dim]
+        widest = max(range(len(self.shape)), key=lambda dim: self.strides[dim] * (self.shape[dim] > 1))
+        step = self.strides[widest]
+        at_once = max(1, min(BLOCK * box.shape[widest] // box.numel(), BLOCK // step))
+        for begin in range(0, box.shape[widest], at_once):
+            part = box.narrow(widest, begin, min(at_once, box.shape[widest] - begin))
+            first = self.source.begin + self.start + begin * step
             end = first + sum((size - 1) * stride for size, stride in zip(part.shape, self.strides)) + 1
             proof = proofs(first, end, self.source.dtype, part.device).to(self.source.dtype)
             wanted = proof.as_strided(part.shape, self.strides, proof.storage_offset())
@@ -73,8 +81,8 @@ class Piece:
 
 @dataclass
 class _Seen:
-    """A HuggingFace tensor of this rank's share, and what it may be made of. ``values`` has, of each digit of the indexes, those of the
-    first line along each dimension, or of all elements."""
+    """A HuggingFace tensor of this rank's share, and what it may be made of. ``values`` has, for each digit of the indexes, those of the
+    first line along each dimension."""
 
     number: int
     dtype: str
@@ -82,7 +90,6 @@ class _Seen:
     values: "list[list[Any]]" = field(default_factory=list)
     candidates: "list[list[Piece]]" = field(default_factory=list)
     proved: bool = False
-    scattered: bool = False  # it has more boxes than one tensor may have
 
 
 class Look:
@@ -92,12 +99,10 @@ class Look:
     Args:
         rank: this process's; ``looking``: all ranks that look.
         sources: of all ranks.
-        shapes: those of all tensors, by name; None: what the exporter gives is right.
-        ignored: whether a tensor of this name is passed over.
-        repeats: a name may come again; ``check_repeats`` then looks at the values.
+        stored: whose names and shapes the exporter must give; None: what it gives is right.
 
     Attributes:
-        names: of all tensors.
+        names: of all tensors, in the exporter's order.
     """
 
     def __init__(
@@ -105,16 +110,15 @@ class Look:
         rank: int,
         looking: "Sequence[int]",
         sources: "Sequence[Source]",
-        *,
-        shapes: "Mapping[str, Tuple[int, ...]] | None",
-        ignored: "Callable[[str], bool]",
-        repeats: bool,
+        exporter: Exporter,
+        stored: "Stored | None",
     ) -> None:
         self._rank, self._looking, self._sources = rank, looking, sources
-        self._shapes, self._ignored, self._repeats = shapes, ignored, repeats
+        self._exporter, self._stored = exporter, stored
         self._begins = torch.tensor([source.begin for source in sources])
         self._ends = torch.tensor([source.begin + source.elements for source in sources])
         self._seen: "dict[str, _Seen]" = {}
+        self._first: "dict[str, str]" = {}  # of a name that comes again, or is tied: the name whose value it must have
         self.names: "list[str]" = []
 
     def expect(self, pieces: "Sequence[Piece]") -> None:
@@ -123,103 +127,102 @@ class Look:
             seen = self._seen.setdefault(piece.tensor, _Seen(piece.number, piece.dtype, piece.whole))
             seen.candidates = [[*(seen.candidates[0] if seen.candidates else ()), piece]]
 
-    def take(self, whole: bool, tensors: "Iterable[Tuple[str, Any]]") -> None:
-        """Keeps the values of the next digit, of tensors that are not proved: of their first lines or of the ``whole``."""
+    def take(self) -> None:
+        """Keeps the values of the next digit, of lines of tensors that are not proved."""
 
         def keep(name: str, number: int, tensor: Any) -> None:
-            shape = tuple(tensor.shape)
-            seen = self._seen.setdefault(name, _Seen(number, safetensors_dtype(name, tensor.dtype), shape))
-            if shape != seen.shape:
-                raise BadDataError(f'the exporter gives "{name}" {list(shape)}, and gave it {list(seen.shape)} before')
+            form = (safetensors_dtype(name, tensor.dtype), tuple(tensor.shape))
+            seen = self._seen.setdefault(name, _Seen(number, *form))
+            if form != (seen.dtype, seen.shape):
+                raise BadDataError(
+                    f'the exporter gives "{name}" {form[0]} {list(form[1])}, and gave it {seen.dtype} {list(seen.shape)} before'
+                )
             if not seen.proved:
-                kept = [tensor] if whole else _lines(tensor)
-                seen.values.append([values.to(torch.bfloat16).contiguous().to("cpu", copy=True) for values in kept])
+                lines = [line.to(torch.bfloat16).to("cpu", copy=True) for line in _lines(tensor)]
+                seen.values.append(lines)
 
-        self._pass(tensors, keep)
+        self._pass(keep)
 
-    def find_likely(self, digits: Digits) -> None:
+    def find(self, digits: Digits, summands: "Sequence[int]") -> None:
         """Makes candidates of the lines that were taken."""
         for name, seen in self._seen.items():
-            pieces = self._likely(name, seen, digits, seen.values)
-            seen.candidates = [pieces] if pieces else []
-            seen.values.clear()
-
-    def find(self, digits: Digits) -> None:
-        """Makes candidates of the whole tensors that were taken, but for those that the lines tell: these were found to be false."""
-        for name, seen in self._seen.items():
             if not seen.proved:
-                lines = [_lines(values) for [values] in seen.values]
-                made = [self._cut(name, seen, digits, summand) for summand in SUMMANDS]
-                false = self._likely(name, seen, digits, lines)
-                seen.candidates = [pieces for pieces in made if pieces and pieces != false]
+                made = [self._made_of(name, seen, digits, summand) for summand in summands]
+                seen.candidates = [pieces for pieces in made if pieces]
                 seen.values.clear()
 
-    def check(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
+    def check(self, proofs: Values) -> None:
         """Keeps what the proofs show to be true."""
 
         def prove(name: str, number: int, tensor: Any) -> None:
-            seen = self._seen.setdefault(name, _Seen(number, "", ()))
+            form = (safetensors_dtype(name, tensor.dtype), tuple(tensor.shape))
+            seen = self._seen.setdefault(name, _Seen(number, *form))
             seen.proved = False
-            for pieces in seen.candidates:
-                if seen.shape == tuple(tensor.shape) and all(piece.is_proved_by(tensor) for piece in pieces):
+            for pieces in seen.candidates if form == (seen.dtype, seen.shape) else ():
+                if all(piece.is_proved_by(tensor, proofs) for piece in pieces):
                     seen.candidates, seen.proved = [pieces], True
                     break
 
-        self._pass(tensors, prove)
+        self._pass(prove)
 
     def unproved(self) -> "list[str]":
         """Tensors of this rank's share, or expected to be."""
         given = set(self.names)
         return [name for name, seen in self._seen.items() if not seen.proved or name not in given]
 
+    def adds(self) -> bool:
+        """Whether the exporter adds to a tensor of this rank's share."""
+        return any(piece.summand for seen in self._seen.values() for pieces in seen.candidates for piece in pieces)
+
     def pieces(self) -> "list[Piece]":
         """What this rank's share is made of. BadDataError: one is not made of parameters in this way."""
         for name, seen in self._seen.items():
             if not seen.proved:
-                where = (
-                    f"whose elements lie in more than {_MOST_BOXES} places"
-                    if seen.scattered
-                    else "whose elements are no copies of parameters"
-                )
                 raise BadDataError(
-                    f'the exporter gives "{name}", {where}; publish what the exporter gives, by from_stream'
+                    f'the exporter gives "{name}", which is no copy of boxes of parameters; publish what the exporter gives, by from_stream'
                 )
-        return [piece for seen in self._seen.values() for piece in seen.candidates[0]]
+        pieces = [piece for seen in self._seen.values() for piece in seen.candidates[0]]
+        for piece in pieces:
+            if not piece.source.contiguous:
+                raise BadDataError(
+                    f'the exporter makes "{piece.tensor}" of "{piece.source.name}", which is not contiguous; make it so'
+                )
+        return pieces
 
-    def repeated(self) -> "set[str]":
-        """Names that come more than once."""
-        return {name for name, count in Counter(self.names).items() if count > 1 and not self._ignored(name)}
+    def repeats(self) -> bool:
+        """Whether a name comes again, or the checkpoint ties it to another: ``check_repeats`` must look at the values."""
+        return bool(self._first)
 
-    def check_repeats(self, tensors: "Iterable[Tuple[str, Any]]") -> None:
-        """With the model's own values. BadDataError: a tensor that comes again has another value."""
-        repeated, first, differs = self.repeated(), {}, ""
-        for name, tensor in tensors:
-            if name in repeated:
-                now = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-                if name not in first:
-                    first[name] = now.clone()
-                elif not torch.equal(first[name], now):
-                    differs = differs or name
-        if differs:
-            raise BadDataError(f'the exporter gives "{differs}" twice, with different values')
+    def check_repeats(self) -> None:
+        """With the model's own values. BadDataError: a tensor that comes again has another one, or one that says nothing."""
+        wanted = {*self._first, *self._first.values()} if self._rank in self._looking else set()
+        known: "dict[str, Any]" = {}
+        failure: "Exception | None" = None
+        for name, tensor in self._exporter.export():  # to its end: other ranks take part
+            if name in wanted and failure is None:
+                try:
+                    _check_again(name, self._first.get(name, name), tensor.detach(), known)
+                except Exception as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
-    def _pass(self, tensors: "Iterable[Tuple[str, Any]]", look: "Callable[[str, int, Any], None]") -> None:
+    def _pass(self, look: "Callable[[str, int, Any], None]") -> None:
         names: "list[str]" = []
         first: "dict[str, int]" = {}
         failure = None
-        for name, tensor in tensors:
+        for name, tensor in self._exporter.export():
             number = len(names)
             names.append(name)
-            looked_at = first.setdefault(name, number) == number and not self._ignored(name)
+            looked_at = first.setdefault(name, number) == number and not self._exporter.ignored(name)
             if self.names:
-                expected = self.names[number : number + 1] == [name]
+                expected = self.names[number : number + 1] == [name] and self._first.get(name, name) == name
             else:
-                expected = self._shapes is None or name in self._shapes
+                expected = self._stored is None or name in self._stored.shapes
             mine = self._looking[number % len(self._looking)] == self._rank
             if looked_at and expected and mine and failure is None:
                 try:
-                    self._check_shape(name, tensor)
-                    look(name, number, tensor.detach())
+                    look(name, number, self._as_stored(name, tensor.detach()))
                 except Exception as error:
                     failure = error
         if not self.names:
@@ -233,34 +236,39 @@ class Look:
         if failure is not None:
             raise failure
 
-    def _check_shape(self, name: str, tensor: Any) -> None:
+    def _as_stored(self, name: str, tensor: Any) -> Any:
         if not tensor.numel():
             raise BadDataError(f'the exporter gives "{name}" without elements; leave it out')
-        shape = tuple(tensor.shape)
-        if self._shapes is not None and shape != self._shapes[name]:
-            raise BadDataError(
-                f'the exporter gives "{name}" {list(shape)}; the checkpoint has {list(self._shapes[name])}'
-            )
+        if self._stored is None:
+            return tensor
+        tensor, shape = self._stored.without_padding(name, tensor), self._stored.shapes[name]
+        if tuple(tensor.shape) != shape:
+            raise BadDataError(f'the exporter gives "{name}" {list(tensor.shape)}; the checkpoint has {list(shape)}')
+        return tensor
 
     def _check_names(self) -> None:
-        repeated = sorted(self.repeated())
-        if repeated and not self._repeats:
-            raise BadDataError(f'the exporter gives "{repeated[0]}" twice')
-        if self._shapes is None:
-            return
-        given = {name for name in self.names if not self._ignored(name)}
-        missing = [name for name in self._shapes if name not in given and not self._ignored(name)]
-        unknown = [name for name in self.names if name not in self._shapes and not self._ignored(name)]
-        for trouble, some in (("does not give", missing), ("gives", unknown)):
-            if some:
-                more = f", nor {len(some) - 1} more" if some is missing and len(some) > 1 else ""
-                has = "which the checkpoint has" if some is missing else "which the checkpoint lacks"
-                raise BadDataError(f'the exporter {trouble} "{some[0]}"{more}, {has}; leave it out by ignore=')
+        names = [name for name in self.names if not self._exporter.ignored(name)]
+        given = set(names)
+        if self._stored is not None:
+            shapes = self._stored.shapes
+            missing = [name for name in shapes if name not in given and not self._exporter.ignored(name)]
+            unknown = [name for name in names if name not in shapes]
+            embedding = next((name for name in names if name.endswith("embed_tokens.weight")), None)
+            if embedding is not None and [name.endswith("lm_head.weight") for name in unknown] == [True]:
+                self._first[unknown.pop()] = embedding
+            for trouble, some in (("does not give", missing), ("gives", unknown)):
+                if some:
+                    more = f", nor {len(some) - 1} more" if some is missing and len(some) > 1 else ""
+                    has = "which the checkpoint has" if some is missing else "which the checkpoint lacks"
+                    raise BadDataError(f'the exporter {trouble} "{some[0]}"{more}, {has}; leave it out by ignore=')
+        if len(names) > len(given):
+            counts = Counter(names)
+            self._first.update((name, name) for name, count in counts.items() if count > 1)
 
-    def _likely(self, name: str, seen: _Seen, digits: Digits, values: "Sequence[list[Any]]") -> "list[Piece] | None":
+    def _made_of(self, name: str, seen: _Seen, digits: Digits, summand: int) -> "list[Piece] | None":
         try:
-            lines = [self._located(digits, line, 0) for line in zip(*values)]
-            view, boxes = likely_boxes(lines, _MOST_BOXES) or ((), None)
+            indexes = [digits.indexes(line, summand) for line in zip(*seen.values)]
+            view, boxes = boxes_of([(index, self._sources_of(index)) for index in indexes], _MOST_BOXES) or ((), None)
             if boxes is None:
                 return None
             starts = torch.tensor([box.start for box in boxes])
@@ -271,26 +279,21 @@ class Look:
         except _NoSource:
             return None
         return [
-            self._piece(name, seen, view, box._replace(source=source), 0)
+            Piece(
+                name,
+                seen.number,
+                seen.dtype,
+                seen.shape,
+                view,
+                box.at,
+                box.shape,
+                self._sources[source],
+                box.start - self._sources[source].begin,
+                box.strides,
+                summand,
+            )
             for box, source in zip(boxes, sources.tolist())
         ]
-
-    def _cut(self, name: str, seen: _Seen, digits: Digits, summand: int) -> "list[Piece] | None":
-        shape = seen.shape or (1,)
-
-        def rows(begin: int, end: int) -> "Tuple[Any, Any]":
-            return self._located(digits, [values.view(shape)[begin:end] for [values] in seen.values], summand)
-
-        try:
-            boxes = boxes_of(shape, rows, _MOST_BOXES)
-        except _NoSource:
-            return None
-        seen.scattered = seen.scattered or boxes is None
-        return None if boxes is None else [self._piece(name, seen, shape, box, summand) for box in boxes]
-
-    def _located(self, digits: Digits, values: "Sequence[Any]", summand: int) -> "Tuple[Any, Any]":
-        index = digits.indexes(values, summand)
-        return index, self._sources_of(index)
 
     def _sources_of(self, index: Any) -> Any:
         """By number. _NoSource: an index is none of them's."""
@@ -299,21 +302,14 @@ class Look:
             raise _NoSource
         return source
 
-    def _piece(self, name: str, seen: _Seen, view: "Tuple[int, ...]", box: IndexBox, summand: int) -> Piece:
-        source = self._sources[box.source]
-        return Piece(
-            name,
-            seen.number,
-            seen.dtype,
-            seen.shape,
-            view,
-            box.at,
-            box.shape,
-            source,
-            box.start - source.begin,
-            box.strides,
-            summand,
-        )
+
+def _check_again(name: str, first: str, tensor: Any, known: "dict[str, Any]") -> None:
+    flat = tensor.contiguous().reshape(-1)
+    now = flat.view(torch.uint8)
+    if not torch.equal(known.setdefault(first, now.clone()), now):
+        raise BadDataError(f'the exporter gives "{name}" for "{first}" again, with other values')
+    if bool((flat == flat[0]).all()):
+        raise BadDataError(f'the exporter gives "{name}" for "{first}" again, and all their elements are {flat[0]:g}')
 
 
 def _lines(tensor: Any) -> "list[Any]":

@@ -13,8 +13,8 @@ from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
 from lockstep.export._agreement import all_gather, gather, made_by, rank_of
 from lockstep.export._bridges import Exporter, versions
-from lockstep.export._index_values import NARROW, UNIT, UNIT_BITS, WIDE, Digits, proofs
-from lockstep.export._look import Look, Piece, Source
+from lockstep.export._index_values import NARROW, UNIT, UNIT_BITS, WIDE, Digits, narrow_proofs, wide_proofs
+from lockstep.export._look import BLOCK, Look, Piece, Source, Values
 from lockstep.export._parts import (
     Box,
     Frozen,
@@ -26,9 +26,6 @@ from lockstep.export._parts import (
     names_of,
 )
 from lockstep.export._plan_cache import cache_file, load, save
-
-_Values = Callable[[int, int, Any, Any], Any]  # of the indexes from one to another, for a dtype, on a device
-_BLOCK = 1 << 22  # elements that are filled together
 
 
 class RecordedPart(ShardsPart):
@@ -61,8 +58,14 @@ class RecordedPart(ShardsPart):
 
     def open(self, group: Any, on_agent_host: bool) -> None:
         """BadDataError: a HuggingFace tensor is not made of parameters, comes twice, or not in every pass; the text names it."""
-        gather(self.prepare, group)
-        mine = _Recording(self._exporter, self._sources(), group, on_agent_host).pieces()
+        tensors: "dict[str, Any]" = {}
+
+        def prepare() -> None:
+            self.prepare()
+            tensors.update(self._sources())
+
+        gather(prepare, group)
+        mine = _Recording(self._exporter, tensors, group, on_agent_host).pieces()
         self._pieces = {piece.name: piece for piece in sorted(mine, key=lambda piece: piece.number)}
 
     def prepare(self) -> None:
@@ -72,22 +75,31 @@ class RecordedPart(ShardsPart):
         return any_requires_gradient(self._sources().items())
 
     def _sources(self) -> "dict[str, Any]":
-        return {
-            name: tensor
-            for name, tensor in self._tensors().items()
-            if tensor.is_floating_point() and tensor.numel() and tensor.is_contiguous()
+        tensors = {
+            name: tensor for name, tensor in self._tensors().items() if tensor.is_floating_point() and tensor.numel()
         }
+        for name, tensor in tensors.items():
+            if type(tensor.data) is not torch.Tensor:
+                raise BadDataError(
+                    f'parameter "{name}" is a {type(tensor.data).__name__}, no plain tensor; publish by from_stream'
+                )
+        return tensors
 
     def _views(self) -> "Iterator[Tuple[str, Any]]":
         self._now = self._sources()
         for name, own in self._pieces.items():
-            whole = self._now.get(own.source.name)
-            if whole is None or whole.numel() != own.source.elements or not whole.untyped_storage().nbytes():
+            whole, source = self._now.get(own.source.name), own.source
+            if (
+                whole is None
+                or (tuple(whole.shape), whole.dtype, whole.is_contiguous()) != (source.shape, source.dtype, True)
+                or not whole.untyped_storage().nbytes()
+            ):
                 raise BadDataError(
-                    f'parameter "{own.source.name}" has no memory, or not as much as when the publisher was made; publish while the '
-                    "model has its weights, or make a new publisher"
+                    f'parameter "{source.name}" has no memory, or is not what it was when the publisher was made; publish while the model '
+                    "has its weights, or make a new publisher"
                 )
             yield name, own.of(whole.detach())
+        self._now = {}
 
     def _shard(self, name: str, tensor: Any) -> Shard:
         own = self._pieces[name]
@@ -106,26 +118,30 @@ class _Recording:
 
     def __init__(self, exporter: Exporter, tensors: "Mapping[str, Any]", group: Any, on_agent_host: bool) -> None:
         self._exporter, self._tensors, self._group, self._rank = exporter, tensors, group, rank_of(group)
-        own = [(name, str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)) for name, tensor in tensors.items()]
+        own = [
+            (name, str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape), tensor.is_contiguous())
+            for name, tensor in tensors.items()
+        ]
         ranks = all_gather((own, on_agent_host), group)
         self._looking = [rank for rank, (_, here) in enumerate(ranks) if here] or list(range(len(ranks)))
         self._sources: "list[Source]" = []
         self._end = UNIT  # no source has an element 0
         for rank, (entries, _) in enumerate(ranks):
-            for name, dtype, shape in entries:
-                elements = torch.Size(shape).numel()
-                self._sources.append(Source(rank, name, getattr(torch, dtype), elements, self._end))
-                self._end += -(-elements >> UNIT_BITS) << UNIT_BITS
-        self._shapes = made_by(0, exporter.shapes, group)
+            for name, dtype, shape, contiguous in entries:
+                self._sources.append(Source(rank, name, getattr(torch, dtype), shape, contiguous, self._end))
+                self._end += -(-self._sources[-1].elements >> UNIT_BITS) << UNIT_BITS
+        self._all_hold_wide = all(source.dtype != torch.float16 for source in self._sources)
+        self._stored = made_by(0, exporter.stored, group)
         self._file = cache_file([versions(), ranks, self._rank])
-        self._fill: "Callable[[Sequence[Source], _Values], None]"
+        self._fill: "Callable[[Sequence[Source], Values], None]"
 
     def pieces(self) -> "list[Piece]":
         """What this rank copies."""
-        with torch.no_grad(), _stand_ins(self._tensors) as self._fill:
-            look = self._known() or self._found()
-        if look.repeated():
-            gather(lambda: look.check_repeats(self._exporter.export()), self._group)
+        with torch.no_grad():
+            with _stand_ins(self._tensors) as self._fill:
+                look = self._known() or self._found()
+            if look.repeats():
+                gather(look.check_repeats, self._group)
         found = [made_by(rank, look.pieces, self._group) for rank in self._looking]
         return [piece for some in found for piece in some if piece.source.rank == self._rank]
 
@@ -140,24 +156,27 @@ class _Recording:
 
     def _found(self) -> Look:
         look = self._new_look()
-        first = NARROW if any(source.dtype == torch.float16 for source in self._sources) else WIDE
-        self._takes(look, first, whole=False)
-        gather(functools.partial(look.find_likely, first), self._group)
-        whole = self._proves(look)
-        if not whole:  # lines differ, or an exporter computes
-            self._takes(look, NARROW, whole=True)
-            gather(functools.partial(look.find, NARROW), self._group)
-            whole = self._proves(look)
-        if whole and self._rank in self._looking:
-            save(self._file, look.pieces(), self._sources)
+        whole = self._all_hold_wide and self._finds(look, WIDE, (0,))
+        if not whole:  # values are of float16, or an exporter computes
+            whole = self._finds(look, NARROW, (1, -1) if self._all_hold_wide else (0, 1, -1))
+
+        def keep() -> None:
+            if whole and self._rank in self._looking:
+                save(self._file, look.pieces(), self._sources)
+
+        gather(keep, self._group)
         return look
 
-    def _takes(self, look: Look, digits: Digits, whole: bool) -> None:
+    def _finds(self, look: Look, digits: Digits, summands: "Sequence[int]") -> bool:
         for number in range(digits.passes(self._end)):
-            self._pass(functools.partial(digits.values, number), functools.partial(look.take, whole))
+            self._pass(functools.partial(digits.values, number), look.take)
+        gather(lambda: look.find(digits, summands), self._group)
+        return self._proves(look)
 
     def _proves(self, look: Look) -> bool:
-        self._pass(proofs, look.check)
+        adds = any(all_gather(look.adds(), self._group))
+        proofs = wide_proofs if self._all_hold_wide and not adds else narrow_proofs
+        self._pass(proofs, lambda: look.check(proofs))
         names = all_gather(hashlib.sha256("\0".join(look.names).encode()).digest(), self._group)
         for rank, own in enumerate(names):
             if own != names[0]:
@@ -167,40 +186,39 @@ class _Recording:
                 )
         return not any(gather(look.unproved, self._group))
 
-    def _pass(self, values: _Values, look: "Callable[[Any], None]") -> None:
+    def _pass(self, values: Values, look: "Callable[[], None]") -> None:
         own = [source for source in self._sources if source.rank == self._rank]
         gather(lambda: self._fill(own, values), self._group)
-        gather(lambda: look(self._exporter.export()), self._group)
+        gather(look, self._group)
 
     def _new_look(self) -> Look:
-        return Look(
-            self._rank,
-            self._looking,
-            self._sources,
-            shapes=self._shapes,
-            ignored=self._exporter.ignored,
-            repeats=self._exporter.repeats,
-        )
+        return Look(self._rank, self._looking, self._sources, self._exporter, self._stored)
 
 
 @contextlib.contextmanager
-def _stand_ins(tensors: "Mapping[str, Any]") -> "Iterator[Callable[[Sequence[Source], _Values], None]]":
+def _stand_ins(tensors: "Mapping[str, Any]") -> "Iterator[Callable[[Sequence[Source], Values], None]]":
     """What it gives fills others in place of the tensors' data, which tell their indexes."""
     data = {name: tensor.data for name, tensor in tensors.items()}
 
-    def fill(sources: "Sequence[Source]", values: _Values) -> None:
+    def fill(sources: "Sequence[Source]", values: Values) -> None:
         for source in sources:
             tensor = tensors[source.name]
             if tensor.data_ptr() == data[source.name].data_ptr():
-                tensor.data = torch.empty_like(tensor.data)
+                tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             flat = tensor.data.view(-1)
-            for begin in range(0, source.elements, _BLOCK):
-                end = min(source.elements, begin + _BLOCK)
+            for begin in range(0, source.elements, BLOCK):
+                end = min(source.elements, begin + BLOCK)
                 flat[begin:end].copy_(values(source.begin + begin, source.begin + end, tensor.dtype, tensor.device))
+
+    def restore() -> None:
+        for name, tensor in tensors.items():
+            tensor.data = data[name]
 
     try:
         yield fill
     finally:
-        with delayed_interrupt():
-            for name, tensor in tensors.items():
-                tensor.data = data[name]
+        try:
+            with delayed_interrupt():
+                restore()
+        finally:
+            restore()  # an interrupt may have come before it could be delayed

@@ -51,6 +51,8 @@ class ShardedWriter(Writer):
     ) -> None:
         super().__init__(model=model, **options)
         self._parts = list(parts)
+        self._locals: "list[LocalTensor]" = []
+        self._attachments: "bytes | None" = None
         self._group = resolved(group)
         self._finds_out = on_agent_host is None
         self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
@@ -73,6 +75,7 @@ class ShardedWriter(Writer):
             **self._options,
         )
         self._open_together(fields)
+        self._locals = [local._replace(owner=None) for local in self._locals]  # a trainer may free or move them
 
     @property
     def layout(self) -> "list[Tuple[TensorMeta, int]]":

@@ -23,7 +23,7 @@ from lockstep.core.errors import AbortedError, BadDataError
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.export import Publisher
-from lockstep.integrations._stored import as_stored
+from lockstep.integrations._stored import rounded_as_stored
 
 
 def install(args: Any) -> None:
@@ -109,7 +109,7 @@ class UpdateWeightByLockstep:
 
         return Publisher.from_megatron(
             self._weights_getter,
-            recorded_from=as_stored(self._stream, args.hf_checkpoint),
+            recorded_from=rounded_as_stored(self._stream, args.hf_checkpoint),
             checkpoint=args.hf_checkpoint,
             convert=True,
             model=self._model_name,

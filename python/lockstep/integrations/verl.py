@@ -26,7 +26,7 @@ from lockstep.engine import Replica
 from lockstep.export import Part, Publisher, fsdp, megatron
 from lockstep.export._agreement import gather, made_by
 from lockstep.integrations._replicas import check_reachable, check_room, open_replica
-from lockstep.integrations._stored import as_stored
+from lockstep.integrations._stored import rounded_as_stored
 
 _VENDOR = "lockstep"  # of the engines that _register_engines registers
 
@@ -194,7 +194,7 @@ class LockstepCheckpointEngine(CheckpointEngine):
         if not isinstance(engine.module, list):
             return fsdp(engine.module, dtype=self._dtype)
         layout = local_checkpoint(self._checkpoint)
-        export = as_stored(lambda: engine.get_per_tensor_param()[0], layout)
+        export = rounded_as_stored(lambda: engine.get_per_tensor_param()[0], layout)
         return megatron(engine.module, recorded_from=export, checkpoint=layout, convert=True)
 
 
