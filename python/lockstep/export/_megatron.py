@@ -100,7 +100,7 @@ def megatron(
 
     Args:
         model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine. With
-            ``recorded_from`` also a function that returns the rank's tensors, by name, of which the generator is made.
+            ``recorded_from`` also a function that returns the rank's tensors, by name: all that the generator reads.
         hf_config: the HuggingFace configuration of the model: a transformers object, a dict or a path. MTP layers that
             it has and the trainer was built without are no part of what is exported.
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
