@@ -14,7 +14,7 @@ from lockstep.export._index_boxes import boxes_of
 from lockstep.export._index_values import Digits
 
 Values = Callable[[int, int, Any, Any], Any]  # of the indexes from one to another, for a dtype, on a device
-BLOCK = 1 << 22  # elements that are looked at together
+BLOCK = 1 << 20  # elements that are looked at together
 _MOST_BOXES = 4096  # of a tensor
 
 
