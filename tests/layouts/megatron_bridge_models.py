@@ -58,8 +58,8 @@ def _with_vision(text: "dict[str, Any]", **vision: Any) -> "dict[str, Any]":
     return {"text_config": {**_COMMON, "head_dim": 16, **text}, "vision_config": own, "tie_word_embeddings": False}
 
 
+_UNPADDED = {"vocab_size": 124}  # of providers that pad the embedding and not the head, or none
 # family -> (transformers' architecture, model_type, what differs from the common configuration)
-_UNPADDED = {"vocab_size": 124}  # these providers pad none
 FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     "llama": ("LlamaForCausalLM", "llama", {"head_dim": 16}),
     "mistral": ("MistralForCausalLM", "mistral", {"head_dim": 16}),
@@ -207,6 +207,7 @@ def build(rank: Rank, family: str, topology: "Topology", checkpoints: Path, stor
     provider = rank.bridge.to_megatron_provider(load_weights=False)
     for name, value in _options(topology).items():
         setattr(provider, name, value)
+    provider.should_pad_vocab = provider.vocab_size != _UNPADDED["vocab_size"]
     provider.finalize()
     with contextlib.redirect_stdout(None):
         rank.chunks = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True, bf16=True)
@@ -223,7 +224,6 @@ def _options(topology: "Topology") -> "dict[str, Any]":
         "params_dtype": torch.bfloat16,
         "pipeline_dtype": torch.bfloat16,
         "perform_initialization": False,
-        "should_pad_vocab": True,
         "make_vocab_size_divisible_by": 4,
         "apply_rope_fusion": False,
         "moe_permute_fusion": False,
