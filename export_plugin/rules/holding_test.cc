@@ -211,9 +211,9 @@ Status Refusal(const std::string& family, const std::string& name, const layout:
 }
 
 TEST_CASE("A parameter that no rule covers is refused with the nearest rule") {
-  CHECK_THAT(Refusal("llama", "decoder.layers.0.self_attention.linear_qkw.weight"),
-             FailsWith(ErrorCode::kBadData, "no rule of family llama", "'self_attention.linear_qkv.weight'",
-                       "by its bridge"));
+  CHECK_THAT(
+      Refusal("llama", "decoder.layers.0.self_attention.linear_qkw.weight"),
+      FailsWith(ErrorCode::kBadData, "no rule of family llama", "'self_attention.linear_qkv.weight'", "by its bridge"));
   CHECK_THAT(Refusal("llama", "embedding.position_embeddings.weight"),
              FailsWith(ErrorCode::kBadData, "'embedding.word_embeddings.weight'"));
   CHECK_THAT(Refusal("llama", ""), FailsWith(ErrorCode::kBadData, "no rule"));
