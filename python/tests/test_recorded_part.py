@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 import lockstep.export._look as look
+from lockstep.core.agreement import ALONE
 from lockstep.core.errors import BadDataError, NotFoundError
-from lockstep.export._agreement import ALONE
 from lockstep.export._megatron import megatron
 from lockstep.export._recorded import RecordedPart
 

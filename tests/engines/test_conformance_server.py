@@ -65,7 +65,7 @@ def test_sglang_updates_and_does_not_flush_under_requests_and_older_ones_die_of_
         with pytest.raises((urllib.error.URLError, http.client.HTTPException, ConnectionError)):
             call(server, "/update_weights_from_disk", update(checkpoints))
         server.http.thread.join(5)
-        with pytest.raises(urllib.error.URLError):
+        with pytest.raises((urllib.error.URLError, ConnectionError)):  # refused, or reset while the socket closes
             call(server, "/ready")
 
 

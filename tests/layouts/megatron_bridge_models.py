@@ -309,19 +309,20 @@ def leave(rank: Rank) -> None:
     """Forgets the model, and leaves the world for another."""
     from megatron.core import parallel_state
 
-    for name in ("exporter", "chunks", "bridge"):
+    for name in ("exporter", "ruled", "chunks", "bridge"):
         rank.__dict__.pop(name, None)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
 
-def fill(rank: Rank, version: int) -> None:
-    """New random weights, different on every rank, in replicas, too: of which rank a tensor comes is seen."""
+def fill(rank: Rank, version: int, alike: bool = False) -> None:
+    """New random weights, different on every rank, in replicas, too: of which rank a tensor comes is seen. ``alike``: they are not."""
+    number_of_rank = 0 if alike else rank.number
     with torch.no_grad():
         for number, chunk in enumerate(rank.chunks):
             for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
                 if tensor.is_floating_point():
-                    seed = hashlib.sha256(f"{version} {rank.number} {number} {name}".encode()).digest()
+                    seed = hashlib.sha256(f"{version} {number_of_rank} {number} {name}".encode()).digest()
                     generator = torch.Generator().manual_seed(int.from_bytes(seed[:4], "little"))
                     tensor.copy_(torch.randn(tensor.shape, generator=generator))
 
@@ -356,6 +357,18 @@ def open_publisher(rank: Rank, socket: Path, model: str, by_generator: bool = Fa
     rank.exporter = lockstep.Publisher.from_megatron(
         rank.chunks, **exporter, ignore=SHARED, socket=socket, model=model, call_timeout=30
     )
+
+
+def open_by_rules(rank: Rank, socket: Path, model: str) -> None:
+    """By the family's rules: the same model."""
+    import lockstep
+
+    config = rank.bridge.hf_pretrained.config
+    rank.ruled = lockstep.Publisher.from_megatron(rank.chunks, config, socket=socket, model=model, call_timeout=30)
+
+
+def publish_by_rules(rank: Rank, version: int) -> None:
+    rank.ruled.publish(version=version)
 
 
 def publish(rank: Rank, version: int) -> "tuple[int, int]":

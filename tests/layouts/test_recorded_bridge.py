@@ -56,6 +56,16 @@ class Doubling:
             yield name, tensor * 2 if name == "model.norm.weight" else tensor
 
 
+class Counted(Doubling):
+    """A bridge that counts its exports."""
+
+    exports = 0
+
+    def export_weights(self, chunks):
+        Counted.exports += 1
+        return self._bridge.export_weights(chunks)
+
+
 class LessOnTheLast(Doubling):
     """A bridge that leaves a tensor out on the last rank."""
 
@@ -81,6 +91,14 @@ def open_by_bridge(rank: Rank, socket, model: str, changed=None, **options) -> N
         )
     for tensor, address, value in before:
         assert tensor.data_ptr() == address and torch.equal(tensor, value)
+
+
+def open_again(rank: Rank, *arguments, **options) -> int:
+    """By what is kept of the record; how often mbridge exports for it."""
+    rank.exporter.close()
+    Counted.exports = 0
+    open_by_bridge(rank, *arguments, changed=Counted, **options)
+    return Counted.exports
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +148,12 @@ def test_a_receiver_holds_what_mbridge_exports_of_more(daemons, checkpoints, cas
 
 def follow(agent, receiver, checkpoints, case: Case) -> None:
     checkpoint = checkpoints.get(case.model, seed=1)
+    ignore = SHARED if has_mtp(case.model) else ()
     with Ranks(case.topology) as ranks:
         ranks.call(trainer.build, checkpoint, te_names=True)
         ranks.call(trainer.load_by_mbridge, checkpoint)
         ranks.call(open_by_rules, agent.socket, by_rules(case))
-        ranks.call(open_by_bridge, agent.socket, str(case), ignore=SHARED if has_mtp(case.model) else ())
+        ranks.call(open_by_bridge, agent.socket, str(case), ignore=ignore)
         for version, seed in enumerate((1, 2), start=1):
             ranks.call(trainer.load_by_mbridge, checkpoints.get(case.model, seed=seed))
             stats = ranks.call(trainer.publish, version)
@@ -143,6 +162,10 @@ def follow(agent, receiver, checkpoints, case: Case) -> None:
             receiver.wait_for(tensors, model=str(case))
             receiver.wait_for(tensors, model=by_rules(case))
             assert {(rank.bytes_sent, rank.bytes_received) for rank in stats} == {(0, 0)}
+        assert set(ranks.call(open_again, agent.socket, str(case), ignore=ignore)) <= {1, 2}  # 2: a tensor comes again
+        ranks.call(trainer.load_by_mbridge, checkpoint)
+        ranks.call(trainer.publish, 1)
+        receiver.wait_for(ranks.call(exported)[0], model=str(case))
 
 
 def by_rules(case: Case) -> str:

@@ -52,6 +52,7 @@ CASES = [
     Case("deepseek_v3", "pp2vpp2"),
 ]
 BY_GENERATOR = Case("llama", "pp2")
+BY_RULES = Case("mistral", "tp2")
 _SPLIT_BIASES = "Bias in Moe is only supported when ETP==1"
 # What Megatron-Bridge or Megatron-core themselves refuse to build or to export, and their reason.
 REFUSED = {
@@ -72,7 +73,7 @@ MORE = [
     case
     for family in FAMILIES
     for case in (Case(family, name) for name in TOPOLOGIES if has_experts(family) or name not in OF_EXPERTS)
-    if case not in (*CASES, BY_GENERATOR) and case not in REFUSED and family not in NEVER_BUILT
+    if case not in (*CASES, BY_GENERATOR, BY_RULES) and case not in REFUSED and family not in NEVER_BUILT
 ]
 
 
@@ -80,7 +81,9 @@ MORE = [
 def daemons(module_cluster):
     """One agent and one receiver for all cases; each is a model of its own name."""
     agent = module_cluster.agent()
-    return agent, module_cluster.receiver(agent, models=[str(case) for case in (*CASES, BY_GENERATOR, *MORE)])
+    return agent, module_cluster.receiver(
+        agent, models=["by-rules", *map(str, (*CASES, BY_GENERATOR, BY_RULES, *MORE))]
+    )
 
 
 class Processes:
@@ -131,6 +134,13 @@ def test_a_generator_of_its_tensors_may_be_given(daemons, processes, folder):
     follow(*daemons, processes, folder, BY_GENERATOR, by_generator=True)
 
 
+def test_a_family_by_rules_is_the_same(daemons, processes, folder):
+    agent, receiver = daemons
+    follow(agent, receiver, processes, folder, BY_RULES, by_rules=True)
+    bridged = load_file(receiver.file(str(BY_RULES)))
+    wait_until(lambda: differing(receiver.file("by-rules"), [bridged]) == [], "the same version by rules")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_a_receiver_holds_what_megatron_bridge_exports_of_more(daemons, processes, folder, case):
@@ -147,13 +157,19 @@ def test_megatron_bridge_itself_refuses(processes, folder, case):
         assert all(REFUSED[case] in why for why in refused), refused
 
 
-def follow(agent, receiver, processes: Processes, folder: Path, case: Case, by_generator: bool = False) -> None:
+def follow(
+    agent, receiver, processes: Processes, folder: Path, case: Case, by_generator: bool = False, by_rules: bool = False
+) -> None:
     with processes.of(case.topology) as call:
         call(megatron_bridge_models.build, case.family, case.topology, folder, f"file://{folder}/{case}.store")
         call(megatron_bridge_models.fill, 0)
         call(megatron_bridge_models.open_publisher, agent.socket, str(case), by_generator)
+        if by_rules:
+            call(megatron_bridge_models.open_by_rules, agent.socket, "by-rules")
         for version in (1, 2):
-            call(megatron_bridge_models.fill, version)
+            call(megatron_bridge_models.fill, version, alike=by_rules)
+            if by_rules:
+                call(megatron_bridge_models.publish_by_rules, version)
             assert set(call(megatron_bridge_models.publish, version)) == {(0, 0)}
             exports = call(megatron_bridge_models.exported)
             wait_until(lambda: differing(receiver.file(str(case)), exports) == [], f"version {version} of {case}")

@@ -3,13 +3,13 @@
 import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
+from lockstep.core.agreement import ALONE
 from lockstep.core.errors import StateError
 from lockstep.core.keywords import takes
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta
 from lockstep.export._adapter import adapter as adapter_part
-from lockstep.export._agreement import ALONE
 from lockstep.export._fsdp import fsdp, refuse_sharded
 from lockstep.export._in_place_writer import InPlaceWriter
 from lockstep.export._megatron import megatron

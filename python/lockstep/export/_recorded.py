@@ -8,10 +8,10 @@ from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
+from lockstep.core.agreement import all_gather, gather, made_by, rank_of
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
-from lockstep.export._agreement import all_gather, gather, made_by, rank_of
 from lockstep.export._bridges import Exporter, versions
 from lockstep.export._index_values import NARROW, UNIT, UNIT_BITS, WIDE, Digits, narrow_proofs, wide_proofs
 from lockstep.export._look import BLOCK, Look, Piece, Source, Values

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 
 from lockstep.core import arguments
+from lockstep.core.agreement import Ranks, all_gather, gather_descriptions, reason_of, require_agreement, resolved
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
 from lockstep.core.forked import FORKED
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
-from lockstep.export._agreement import Ranks, all_gather, gather_descriptions, reason_of, require_agreement, resolved
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._parts import DESCRIPTION_FORMAT, Part
 from lockstep.export._writer import Writer

@@ -19,12 +19,12 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.utils.device import get_device_name
 
 from lockstep.core import arguments
+from lockstep.core.agreement import gather, made_by
 from lockstep.core.checkpoint_files import local_checkpoint
 from lockstep.core.errors import BadDataError, StateError
 from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.engine import Replica
 from lockstep.export import Part, Publisher, fsdp, megatron
-from lockstep.export._agreement import gather, made_by
 from lockstep.integrations._replicas import check_reachable, check_room, open_replica
 from lockstep.integrations._stored import rounded_as_stored
 
