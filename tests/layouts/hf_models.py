@@ -5,58 +5,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_options import COMMON, EXPERTS, FIRST_DENSE, LATENT, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
 logging.disable_progress_bar()
 
-VOCABULARY = 125  # no multiple of anything, so every Megatron model pads it
-
-_COMMON: "dict[str, Any]" = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS: "dict[str, Any]" = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
-_FIRST_DENSE: "dict[str, Any]" = {
-    **_EXPERTS,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_nextn_predict_layers": 1,
-}
-_LATENT: "dict[str, Any]" = {
-    **_FIRST_DENSE,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-}
+_MTP = {"num_nextn_predict_layers": 1}
 
 # model -> (transformers' model_type, what differs). A model is a family, or a variant of one.
 MODELS: "dict[str, tuple[str, dict[str, Any]]]" = {
     "llama": ("llama", {"head_dim": 16}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen3_moe": ("qwen3_moe", {"head_dim": 32, "num_experts": 4, **_EXPERTS}),
-    "qwen2_moe": ("qwen2_moe", {"num_experts": 4, "shared_expert_intermediate_size": 80, **_EXPERTS}),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 32, "num_experts": 4, **EXPERTS}),
+    "qwen2_moe": ("qwen2_moe", {"num_experts": 4, "shared_expert_intermediate_size": 80, **EXPERTS}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "deepseek_v3": ("deepseek_v3", _LATENT),
-    "moonlight": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "num_nextn_predict_layers": 0}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **_MTP}),
+    "moonlight": ("deepseek_v3", {**LATENT, "q_lora_rank": None, "num_nextn_predict_layers": 0}),
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
-    "glm4_moe": ("glm4_moe", {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **_FIRST_DENSE}),
+    "glm4_moe": ("glm4_moe", {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **FIRST_DENSE, **_MTP}),
 }
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v3", "moonlight", "glm4_moe")
 
@@ -69,7 +37,7 @@ def has_mtp(model: str) -> bool:
 def tiny_config(model: str, **overrides: Any) -> PretrainedConfig:
     """A small HuggingFace configuration."""
     model_type, special = MODELS[model]
-    return AutoConfig.for_model(model_type, **{**_COMMON, **special, **overrides})
+    return AutoConfig.for_model(model_type, **{**COMMON, **special, **overrides})
 
 
 def write_checkpoint(directory: Path, config: PretrainedConfig, seed: int) -> None:

@@ -14,48 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron_bridge_stand_ins import forget_attention_settings
 from ranks import Rank
+from tiny_options import COMMON, EXPERTS, FIRST_DENSE, LATENT
 
 if TYPE_CHECKING:
     from topologies import Topology
 
-_COMMON: "dict[str, Any]" = {
-    "vocab_size": 125,  # Megatron pads it, and Megatron-Bridge does not cut what is padded
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS: "dict[str, Any]" = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
-_FIRST_DENSE: "dict[str, Any]" = {
-    **_EXPERTS,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
-_LATENT: "dict[str, Any]" = {
-    **_FIRST_DENSE,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "num_nextn_predict_layers": 0,
-}
+_LATENT = {**LATENT, "num_nextn_predict_layers": 0}
 _MROPE: "dict[str, Any]" = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+
+_QWEN3_TOWER = {"out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
 
 
 def _with_vision(text: "dict[str, Any]", **vision: Any) -> "dict[str, Any]":
     own = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, **vision}
-    return {"text_config": {**_COMMON, "head_dim": 16, **text}, "vision_config": own, "tie_word_embeddings": False}
+    return {"text_config": {**COMMON, "head_dim": 16, **text}, "vision_config": own, "tie_word_embeddings": False}
 
 
 _UNPADDED = {"vocab_size": 124}  # of providers that pad the embedding and not the head, or none
@@ -65,7 +37,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     "mistral": ("MistralForCausalLM", "mistral", {"head_dim": 16}),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", {"head_dim": 32}),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", "qwen3_moe", {"head_dim": 32, "num_experts": 4, **_EXPERTS}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "qwen3_moe", {"head_dim": 32, "num_experts": 4, **EXPERTS}),
     "qwen3_next": (
         "Qwen3NextForCausalLM",
         "qwen3_next",
@@ -78,7 +50,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
             "linear_value_head_dim": 8,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
-            **_EXPERTS,
+            **EXPERTS,
         },
     ),
     "deepseek_v2": ("DeepseekV2ForCausalLM", "deepseek_v2", _LATENT),
@@ -86,12 +58,12 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     "glm4_moe": (
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **_FIRST_DENSE},
+        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **FIRST_DENSE},
     ),
     "glm4_moe_mtp": (
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1, **_FIRST_DENSE},
+        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1, **FIRST_DENSE},
     ),
     "kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3", {**_LATENT, "scoring_func": "sigmoid"}),
     "nemotron_h": (
@@ -141,19 +113,15 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
         "qwen3_vl",
         _with_vision(
             {"rope_scaling": _MROPE, **_UNPADDED},
-            out_hidden_size=64,
-            num_position_embeddings=16,
-            deepstack_visual_indexes=[0, 1],
+            **_QWEN3_TOWER,
         ),
     ),
     "qwen3_vl_moe": (
         "Qwen3VLMoeForConditionalGeneration",
         "qwen3_vl_moe",
         _with_vision(
-            {"rope_scaling": _MROPE, "num_experts": 4, **_EXPERTS, **_UNPADDED},
-            out_hidden_size=64,
-            num_position_embeddings=16,
-            deepstack_visual_indexes=[0, 1],
+            {"rope_scaling": _MROPE, "num_experts": 4, **EXPERTS, **_UNPADDED},
+            **_QWEN3_TOWER,
         ),
     ),
     "glm4v_moe": (
@@ -164,7 +132,7 @@ FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
                 "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
                 "attention_bias": True,
                 "use_qk_norm": False,
-                **_FIRST_DENSE,
+                **FIRST_DENSE,
             },
             out_hidden_size=64,
             image_size=16,
@@ -237,7 +205,7 @@ def _write_checkpoint(directory: Path, family: str) -> None:
     from safetensors.torch import save_file
 
     architecture, model_type, special = FAMILIES[family]
-    options = special if "text_config" in special else {**_COMMON, **special}
+    options = special if "text_config" in special else {**COMMON, **special}
     if family == "nemotron_h":
         config = transformers.PretrainedConfig(architectures=[architecture], **options)
         config.save_pretrained(directory)

@@ -79,13 +79,14 @@ class _Linears(_Module):
         in_features: int,
         out_features: int,
         *,
-        bias: bool,
-        parallel_mode: "str | None",
-        tp_size: int,
-        tp_group: Any,
-        sequence_parallel: bool,
-        params_dtype: torch.dtype,
-        device: Any,
+        bias: bool = True,
+        parallel_mode: "str | None" = None,
+        tp_size: int = 1,
+        tp_group: Any = None,
+        sequence_parallel: bool = False,
+        params_dtype: torch.dtype = torch.float32,
+        device: Any = "cpu",
+        **_: Any,
     ) -> None:
         self.tp_size = tp_size if tp_group is None else tp_group.size()
         self.in_features = in_features // (self.tp_size if parallel_mode == "row" else 1)
@@ -105,33 +106,9 @@ class _Linears(_Module):
 
 
 class Linear(_Linears):
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        sequence_parallel: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        bias: bool = True,
-        params_dtype: torch.dtype = torch.float32,
-        parallel_mode: "str | None" = None,
-        device: Any = "cpu",
-        **_: Any,
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, **options: Any) -> None:
         super().__init__()
-        self._add_linears(
-            [""],
-            in_features,
-            out_features,
-            bias=bias,
-            parallel_mode=parallel_mode,
-            tp_size=tp_size,
-            tp_group=tp_group,
-            sequence_parallel=sequence_parallel,
-            params_dtype=params_dtype,
-            device=device,
-        )
+        self._add_linears([""], in_features, out_features, **options)
 
 
 class LayerNormLinear(Linear):
@@ -146,35 +123,10 @@ class LayerNormLinear(Linear):
 
 
 class GroupedLinear(_Linears):
-    def __init__(
-        self,
-        num_gemms: int,
-        in_features: int,
-        out_features: int,
-        *,
-        sequence_parallel: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        bias: bool = True,
-        params_dtype: torch.dtype = torch.float32,
-        parallel_mode: "str | None" = None,
-        device: Any = "cpu",
-        **_: Any,
-    ) -> None:
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, **options: Any) -> None:
         super().__init__()
         self.num_gemms = num_gemms
-        self._add_linears(
-            [str(number) for number in range(num_gemms)],
-            in_features,
-            out_features,
-            bias=bias,
-            parallel_mode=parallel_mode,
-            tp_size=tp_size,
-            tp_group=tp_group,
-            sequence_parallel=sequence_parallel,
-            params_dtype=params_dtype,
-            device=device,
-        )
+        self._add_linears([str(number) for number in range(num_gemms)], in_features, out_features, **options)
 
 
 class RMSNorm(_Module):

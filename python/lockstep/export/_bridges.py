@@ -1,6 +1,7 @@
 """What gives a model's HuggingFace tensors: a Megatron-Bridge or mbridge object, or a function. For ``megatron`` and ``_recorded``."""
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import warnings
@@ -38,17 +39,11 @@ class Exporter(NamedTuple):
 def exporter_of(bridge: Any, chunks: "Sequence[Any]", checkpoint: Any, ignored: "Callable[[str], bool]") -> Exporter:
     """That of a bridge over ``chunks``. Without a ``checkpoint`` its own counts, where it is on this host."""
     if callable(getattr(bridge, "export_hf_weights", None)):  # Megatron-Bridge
-
-        def export() -> "Iterable[Tuple[str, Any]]":
-            yield from bridge.export_hf_weights(list(chunks), show_progress=False)
-
         own = getattr(getattr(bridge, "hf_pretrained", None), "model_name_or_path", None)
+        export = functools.partial(bridge.export_hf_weights, list(chunks), show_progress=False)
     elif callable(getattr(bridge, "export_weights", None)):  # mbridge
-
-        def export() -> "Iterable[Tuple[str, Any]]":
-            yield from bridge.export_weights(list(chunks))
-
         own = getattr(getattr(bridge, "hf_config", None), "name_or_path", None)
+        export = functools.partial(bridge.export_weights, list(chunks))
     else:
         raise BadDataError(
             f"bridge: a {type(bridge).__name__} has neither export_hf_weights, as Megatron-Bridge's, nor export_weights, as mbridge's; "
