@@ -27,6 +27,7 @@ CONTAINER = """
 set -e
 mount --bind "$0" "$0"
 mount -t proc proc "$0/proc"
+mount --bind /sys "$0/sys"  # glibc looks there for the CPUs; without it malloc sets errno, which gRPC takes for connect's
 for device in null urandom; do mount --bind "/dev/$device" "$0/dev/$device"; done
 while [ "$1" != -- ]; do mount --bind "${1#*=}" "$0${1%%=*}"; shift; done
 mount -o remount,bind,ro "$0"
@@ -78,7 +79,7 @@ class Container(Daemon):
             self.volumes[mount["mountPath"]] = volume
         shutil.copy(PODS / f"{program}.toml", self.volumes["/etc/lockstep"])
         # What a runtime of containers adds.
-        for directory in ("proc", "dev"):
+        for directory in ("proc", "sys", "dev"):
             (self.root / directory).mkdir()
         for device in ("null", "urandom"):
             (self.root / "dev" / device).touch()
