@@ -6,7 +6,7 @@
 #   tests/run.sh                      everything
 #   tests/run.sh --cpp | --python     only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION        only the Python tests that match, nightly ones too (implies --python)
-#   tests/run.sh --nocache_test_results   every test again; without it, a test runs again when what it reads has changed
+#   tests/run.sh --nocache_test_results   C++ tests that passed and read the same files as then, too
 #   tests/run.sh --config=NAME        an option for Bazel
 #   tests/run.sh --check NAME=STATUS  counts a check that the caller made as one more test
 #   tests/run.sh --stage NAME=SECONDS lists a stage that the caller ran, before those of this script
@@ -38,20 +38,18 @@ prune_compiled() {
 run_pytest() {
   local report=$RESULTS/pytest-$1.xml status=0
   .cache/venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$report" "${@:2}" || status=$?
-  [[ $status == [015] ]] || kept=false  # it broke off, perhaps in the middle of a file
   summary+=(--pytest "$report=$status")
 }
 
 main() {
-  local cpp=true python=true kept=true bazel_options=() pytest_options=(-m "not nightly")
+  local cpp=true python=true bazel_options=() pytest_options=(-m "not nightly")
   local summary=(--expected-skips tests/expected_skips.txt)
   while (($# > 0)); do
     case $1 in
       --cpp) python=false ;;
       --python) cpp=false ;;
-      -k) cpp=false kept=false pytest_options=(-k "${2:?-k needs an expression}") && shift ;;
-      --config=*) bazel_options+=("$1") ;;
-      --nocache_test_results) rm -rf .cache/kept && bazel_options+=("$1") ;;
+      -k) cpp=false pytest_options=(-k "${2:?-k needs an expression}") && shift ;;
+      --config=* | --nocache_test_results) bazel_options+=("$1") ;;
       --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
       --stage) summary+=(--stage "${2:?--stage needs NAME=SECONDS}") && shift ;;
       -h | --help) usage && return ;;
@@ -84,15 +82,9 @@ main() {
 
   # Bazel's 3 and 4: built, but a test failed, or there is none. Python tests of binaries that were not built would lie.
   if $python && [[ $status == [034] ]]; then
-    if $kept; then
-      python3 tests/kept.py report "$RESULTS/kept.xml"
-      summary+=(--pytest "$RESULTS/kept.xml=0")
-      mapfile -t -O "${#pytest_options[@]}" pytest_options < <(python3 tests/kept.py select)
-    fi
     run_pytest "side-by-side" -n "$WORKERS" --dist loadfile --no-loadscope-reorder "${pytest_options[@]}" \
       --ignore=tests/scale --ignore=tests/soak tests python/tests
     run_pytest "alone" "${pytest_options[@]}" tests/scale tests/soak
-    ! $kept || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
     end_of_stage "Python tests"
   fi
 
