@@ -179,6 +179,19 @@ def test_what_a_killed_agent_left_is_replaced_and_its_model_found_again(home):
     publish(again)
 
 
+def test_an_owned_agent_keeps_its_versions_through_a_sigkill_in_segments_with_names(home):
+    options = {"segments": "tmpfs", "end_with_owner": True}
+    agent = lockstep.ensure_agent(**options)
+    model = ToyModel(blocks=4)
+    publish(agent, model=model)
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: ended(agent.pid), "it is killed")
+    again = lockstep.ensure_agent(**options)
+    receiver = lockstep.ensure_receiver(again.control, MODEL, end_with_owner=True)
+    wait_until(lambda: Path(receiver.current(MODEL)).exists(), "the version is there")
+    assert differing_tensor(Path(receiver.current(MODEL), "model.safetensors"), model.tensors) is None
+
+
 def test_stop_ends_a_daemon_for_all_callers_and_the_next_call_starts_another(home):
     agent = lockstep.ensure_agent()
     lockstep.ensure_agent().stop()
