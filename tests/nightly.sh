@@ -3,6 +3,7 @@
 #
 #   tests/nightly.sh [STAGE...]        all of them unless named:
 #     asan, tsan      every C++ test under sanitizers
+#     mutants         about a hundred faults in the product, each of which its test must find
 #     fuzz            each decoder's fuzzer, two minutes
 #     damage          10,000 lives of a receiver whose replicas lose bits, others each day
 #     tidy            clang-tidy over every C++ source
@@ -22,7 +23,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz damage tidy cuda distributions engines layouts frameworks sweep bench soak radosgw slurm rehearsal)
+STAGES=(asan tsan mutants fuzz damage tidy cuda distributions engines layouts frameworks sweep bench soak radosgw slurm rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -34,6 +35,7 @@ pytest() {
 run_stage() {
   case $1 in
     asan | tsan) tests/checks/sanitizers.sh "$1" ;;
+    mutants) tests/mutants.sh ;;
     fuzz) tests/fuzz/run.sh --seconds-each 120 ;;
     damage)
       LOCKSTEP_SEED=$((10#$(date +%Y%j) * 10000)) LOCKSTEP_SEEDS=10000 \

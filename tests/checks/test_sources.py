@@ -41,6 +41,10 @@ def test_shell_scripts_have_no_lint():
     run("shellcheck", *tracked("*.sh", ".ci/run", "deploy/bundle"))
 
 
+def test_every_fault_of_the_mutants_can_be_planted():
+    run("tests/mutants.sh", "--check")
+
+
 def anchor(heading: str) -> str:
     """As GitHub makes it."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
