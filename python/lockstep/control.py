@@ -11,16 +11,27 @@ release does not have are at their defaults; those that it has and this package 
 
 import contextlib
 import dataclasses
-import json
 import os
 import select
 import subprocess
 import time
-from typing import Any, ClassVar, Generator, Sequence, Tuple, Type, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generator, Sequence, TypeVar
 
 from lockstep import programs
+from lockstep._answers import (
+    AgentModel,
+    AgentStatus,
+    Archive,
+    Delta,
+    Engine,
+    ReceiverModel,
+    ReceiverStatus,
+    Sync,
+    decoded,
+    parsed,
+)
 from lockstep.core import arguments, places
-from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, ProtocolError, from_label
+from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, from_label
 from lockstep.core.fleet import EngineServed, Peer, VersionRef
 from lockstep.core.served import EVERY, Receivers, wanted_receivers
 
@@ -41,131 +52,8 @@ __all__ = [
     "Tls",
 ]
 
-_Kind = TypeVar("_Kind")
-_Model = TypeVar("_Model", "AgentModel", "ReceiverModel")
+_Model = TypeVar("_Model", AgentModel, ReceiverModel)
 _WORK_SECONDS = 600.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Delta:
-    """A delta that an agent retains."""
-
-    base: int = 0
-    target: int = 0
-    payload_bytes: int = 0
-    changed_elements: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class AgentModel:
-    """A model that an agent serves; ``newest_version`` 0: none yet."""
-
-    name: str = ""
-    run: str = ""
-    model_bytes: int = 0
-    newest_version: int = 0
-    newest_label: str = ""
-    newest_digest: str = ""
-    newest_committed_unix_ns: int = 0
-    writing_version: int = 0
-    ranks_expected: int = 0
-    ranks_connected: int = 0
-    versions_committed: int = 0
-    versions_aborted: int = 0
-    deltas: Tuple[Delta, ...] = ()
-    receivers: Tuple[Peer, ...] = ()
-    last_error: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class AgentStatus:
-    models: Tuple[AgentModel, ...] = ()
-    draining: bool = False
-    now_unix_ns: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """An engine of a receiver. ``state``: "waiting", "serving", "preparing", "writing", "loading", "asleep", "failing"."""
-
-    name: str = ""
-    kind: str = ""
-    url: str = ""
-    in_place: bool = False
-    state: str = ""
-    late: bool = False
-    served: VersionRef = VersionRef()
-    served_since_unix_ns: int = 0
-    last_pause_us: int = 0
-    last_written_bytes: int = 0
-    failures: int = 0
-    last_error: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Archive:
-    """A log that a receiver writes. ``state``: "waiting", "beginning", "following", "failing", "taken_over"."""
-
-    url: str = ""
-    state: str = ""
-    newest: VersionRef = VersionRef()
-    oldest_version: int = 0
-    waiting_deltas: int = 0
-    waiting_bytes: int = 0
-    failures: int = 0
-    last_error: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReceiverModel:
-    """A model that a receiver follows. ``served_version`` is the oldest that an engine serves, and what is held where no
-    engine is notified; ``previous`` is what a rollback would make current. ``state``: "current" (it has the newest version),
-    "waiting", "held" (a rollback's version stays), "backing_off" (after an error), or the step of a sync."""
-
-    name: str = ""
-    source: str = ""
-    state: str = ""
-    held: VersionRef = VersionRef()
-    held_label: str = ""
-    held_digest: str = ""
-    held_committed_unix_ns: int = 0
-    served_version: int = 0
-    served_run: str = ""
-    previous: VersionRef = VersionRef()
-    newest_version: int = 0
-    current_path: str = ""
-    model_bytes: int = 0
-    skipped_version: int = 0
-    syncs: int = 0
-    failures: int = 0
-    last_sync_unix_ns: int = 0
-    last_error: str = ""
-    engines: Tuple[Engine, ...] = ()
-    archive: Archive = Archive()
-
-
-@dataclasses.dataclass(frozen=True)
-class ReceiverStatus:
-    name: str = ""
-    models: Tuple[ReceiverModel, ...] = ()
-    draining: bool = False
-    now_unix_ns: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Sync:
-    """How one sync went. ``mode``: "full", "delta", "chain", "up_to_date", "repair"."""
-
-    model: str = ""
-    before: VersionRef = VersionRef()
-    to: VersionRef = VersionRef()
-    mode: str = ""
-    payload_bytes: int = 0
-    pull_us: int = 0
-    apply_us: int = 0
-    pause_us: int = 0
-    error: str = ""
-    engine_error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +81,9 @@ class _Daemon:
         self._tls = tls
         self._timeout = timeout
 
-    def _command(self, *words: str, timeout: "float | None" = None) -> "list[str]":
-        seconds = self._timeout if timeout is None else timeout
-        command = [programs.find("lockstepctl"), "--json", "--timeout", f"{max(1, int(seconds * 1000))}ms"]
+    def _command(self, words: "Sequence[str]", timeout: "float | None") -> "list[str]":
+        command = [programs.find("lockstepctl"), "--json"]
+        command += [] if timeout is None else ["--timeout", f"{max(1, int(timeout * 1000))}ms"]
         arguments.text("address", self._address, "HOST:PORT or unix:PATH")
         command += [self._flag, self._address]
         for name, value in dataclasses.asdict(self._tls or Tls()).items():
@@ -205,35 +93,45 @@ class _Daemon:
 
     def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
         """What ``lockstepctl`` answers; its error as an exception."""
-        command = self._command(*words, timeout=timeout)
+        command = self._command(words, self._timeout if timeout is None else timeout)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode != 0:
             raise _failure(done.stderr)
-        return _parsed(done.stdout)
+        return parsed(done.stdout)
 
     def _looks(self, timeout: "float | None") -> "Generator[Any, None, None]":
         """What one ``lockstepctl`` sees now, and whenever that is new; its error as an exception."""
-        deadline, waited = None if timeout is None else time.monotonic() + timeout, True
-        pipes: "dict[str, Any]" = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with subprocess.Popen(self._command("top", "--changes"), **pipes) as process:
-            try:
-                out, err, read = process.stdout, process.stderr, b""
-                assert out is not None and err is not None
-                seen = select.poll()
-                seen.register(out, select.POLLIN)
-                while seen.poll(None if deadline is None or waited else 1000 * max(0.0, deadline - time.monotonic())):
-                    part = os.read(out.fileno(), 1 << 16)
-                    if not part:
-                        raise _failure(err.read())
-                    *lines, read = (read + part).split(b"\n")
-                    for line in lines:
-                        look = _parsed(line)
-                        if "error" in look:
-                            raise from_label(look["code"], look["error"])
-                        waited = False  # for the first, which comes in any case
-                        yield look
-            finally:
-                process.kill()
+        for look in _lines(self._command(["top", "--changes"], self._timeout), timeout, waits_for_first=True):
+            if "error" in look:
+                raise from_label(look["code"], look["error"])
+            yield look
+
+
+def _lines(
+    command: "Sequence[str]", timeout: "float | None", waits_for_first: bool = False
+) -> "Generator[Any, None, None]":
+    """What ``lockstepctl`` prints, a line each; its error as an exception. Ends after ``timeout`` seconds, but with
+    ``waits_for_first`` not before the first line."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pipes: "dict[str, Any]" = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            out, err, read = process.stdout, process.stderr, b""
+            assert out is not None and err is not None
+            seen = select.poll()
+            seen.register(out, select.POLLIN)
+            while seen.poll(
+                None if deadline is None or waits_for_first else 1000 * max(0.0, deadline - time.monotonic())
+            ):
+                part = os.read(out.fileno(), 1 << 16)
+                if not part:
+                    raise _failure(err.read())
+                *lines, read = (read + part).split(b"\n")
+                for line in lines:
+                    waits_for_first = False
+                    yield parsed(line)
+        finally:
+            process.kill()
 
 
 class Agent(_Daemon):
@@ -254,12 +152,12 @@ class Agent(_Daemon):
 
     def status(self) -> AgentStatus:
         """Everything it knows of its models and of their receivers."""
-        return _decoded(AgentStatus, self._ask("status"))
+        return decoded(AgentStatus, self._ask("status"))
 
     def watch(self, timeout: "float | None" = None) -> "Generator[AgentStatus, None, None]":
         """Its status, and again whenever it is another, but for ages, within 0.1 s. Ends after ``timeout`` seconds."""
         for look in self._looks(timeout):
-            yield _decoded(AgentStatus, look)
+            yield decoded(AgentStatus, look)
 
     def model(self, name: "str | None" = None) -> AgentModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
@@ -324,12 +222,18 @@ class Receiver(_Daemon):
 
     def status(self) -> ReceiverStatus:
         """Everything it knows of its models and engines."""
-        return _decoded(ReceiverStatus, self._ask("status"))
+        return decoded(ReceiverStatus, self._ask("status"))
 
     def watch(self, timeout: "float | None" = None) -> "Generator[ReceiverStatus, None, None]":
         """As of ``Agent``."""
         for look in self._looks(timeout):
-            yield _decoded(ReceiverStatus, look)
+            yield decoded(ReceiverStatus, look)
+
+    def syncs(self, model: "str | None" = None, timeout: "float | None" = None) -> "Generator[Sync, None, None]":
+        """Each sync of a model, or of all, as it ends, failed ones too; first the newest of each model that has ended before.
+        Ends after ``timeout`` seconds. UnavailableError: the receiver ended. NotFoundError: it has no such model."""
+        for line in _lines(self._command(["watch", *_named(model)], None), timeout):
+            yield decoded(Sync, line)
 
     def model(self, name: "str | None" = None) -> ReceiverModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
@@ -338,7 +242,7 @@ class Receiver(_Daemon):
     def pull(self, model: "str | None" = None, *, full: bool = False, timeout: float = _WORK_SECONDS) -> Sync:
         """Has it pull the newest version now, which ends what a rollback holds. AbortedError: the sync failed, or an
         engine did not take the version; the text says why."""
-        return _decoded(Sync, self._ask("pull", *_named(model), *(["--full"] if full else []), timeout=timeout))
+        return decoded(Sync, self._ask("pull", *_named(model), *(["--full"] if full else []), timeout=timeout))
 
     def rollback(
         self,
@@ -354,7 +258,7 @@ class Receiver(_Daemon):
             raise BadDataError("rollback: give to or skip, one of them")
         words = [] if to is None else ["--to", str(arguments.version_number(to))]
         words += [] if skip is None else ["--not", str(arguments.version_number(skip))]
-        return _decoded(ReceiverModel, self._ask("rollback", *_named(model), *words, timeout=timeout))
+        return decoded(ReceiverModel, self._ask("rollback", *_named(model), *words, timeout=timeout))
 
     def wait(
         self,
@@ -420,32 +324,3 @@ def _failure(said: bytes) -> Error:
     last = ("\n" + said.decode(errors="replace").strip()).rpartition("\nlockstepctl: ")[2]
     label, _, sentence = last.partition(": ")
     return from_label(label, sentence or last)
-
-
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ProtocolError(f"lockstepctl answered what is no JSON: {error}") from None
-
-
-def _decoded(kind: "Type[_Kind]", value: Any) -> _Kind:
-    """``value``, from JSON, as a dataclass of ``kind``. ProtocolError: it is something else."""
-    try:
-        decoded: _Kind = _of(kind, value)
-        return decoded
-    except TypeError as error:
-        raise ProtocolError(f"lockstepctl answered what is no {kind.__name__}: {error}") from None
-
-
-def _of(kind: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        given = {"before" if name == "from" else name: entry for name, entry in dict(value or {}).items()}
-        return kind(**{name: _of(hint, given[name]) for name, hint in hints.items() if name in given})  # type: ignore[operator]
-    items = getattr(kind, "__args__", None)
-    if items:
-        return tuple(_of(items[0], entry) for entry in value)
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value

@@ -102,6 +102,30 @@ def test_a_receiver_is_rolled_back_and_pulls_again(cluster, agent):
             receiver.rollback(to=1, skip=2)
 
 
+def test_syncs_are_seen_as_they_end_after_the_newest_before_and_until_the_receiver_ends(cluster, agent):
+    model = ToyModel(blocks=4)
+    daemon = cluster.receiver(agent)
+    receiver = control.Receiver(daemon.address)
+    assert list(receiver.syncs(timeout=0.5)) == []  # it has made none
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version=version, tensors=model.step())
+            receiver.wait(version, timeout=60)
+        syncs = receiver.syncs(MODEL)
+        newest = next(sync for sync in syncs if sync.to.version == 2)
+        publisher.publish(version=3, tensors=model.step())
+        following = next(syncs)
+        for sync in (newest, following):
+            assert (sync.model, sync.mode, sync.error, sync.verified) == (MODEL, "delta", "", True)
+            assert sync.changed_elements > 0 and sync.payload_bytes > 0 and sync.publish_to_commit_us > 0
+        assert (following.before, following.to.version) == (newest.to, 3)
+        with pytest.raises(lockstep.NotFoundError, match="critic"):
+            next(receiver.syncs("critic"))
+        daemon.kill()
+        with pytest.raises(lockstep.UnavailableError, match="raas_receiver"):
+            next(syncs)
+
+
 def test_a_model_is_dropped_once_its_trainer_has_ended_and_receivers_keep_it(cluster, agent):
     model = ToyModel()
     seen = control.Agent(agent.address)
