@@ -36,9 +36,7 @@ class ConfigParser::CommandLine {
       app_.exit(success, out, out);
       return ParseOutcome::kExit;
     } catch (const CLI::ParseError& error) {
-      std::string now;
-      for (const std::string& word : app_.remaining()) now += now.empty() ? parser_.NowNamed(word) : "";
-      return Status(ErrorCode::kUsage, Cat(WithoutPasswords(error.what()), now, " (see --help)"));
+      return Status(ErrorCode::kUsage, Cat(WithoutPasswords(error.what()), " (see --help)"));
     }
   }
 
@@ -203,27 +201,14 @@ std::string ConfigParser::Precedence() const {
       "file. Sizes may be written as 2GiB, times as 30s.");
 }
 
-// Of a time that had its unit in its name, before 0.2.0: "; it is scrub_round now, as 30s".
-std::string ConfigParser::NowNamed(std::string_view written) const {
-  const bool is_flag = written.starts_with("--");
-  for (const Option& option : options_) {
-    if (option.kind != Kind::kTime) continue;
-    const std::string name = is_flag ? Cat("--", option.name) : Key(option);
-    const std::string_view unit = written.starts_with(name) ? written.substr(name.size()) : "";
-    const bool renamed = unit.starts_with("_ms") || unit.starts_with("-ms");
-    if (renamed) return Cat("; it is ", name, " now, a time with a unit, such as 30s");
-  }
-  return "";
-}
-
 Status ConfigParser::ApplyFile(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const std::vector<FileEntry> entries, ReadConfigFile(path));
   for (const FileEntry& entry : entries) {
     const auto option =
         std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return Key(o) == entry.key; });
     if (option == options_.end()) {
-      return {ErrorCode::kConfig, Cat(path, ":", entry.line, ": unknown key '", CleanText(entry.key, 200), "'",
-                                      NowNamed(entry.key), " (--help lists all)")};
+      return {ErrorCode::kConfig,
+              Cat(path, ":", entry.line, ": unknown key '", CleanText(entry.key, 200), "' (--help lists all)")};
     }
     option->written_as = Cat(path, ":", entry.line, ": key '", entry.key, "'");
     const Status status = SetFromFile(*option, entry);
@@ -236,10 +221,6 @@ Status ConfigParser::ApplyFile(const std::string& path) {
 Status ConfigParser::ApplyEnvironment() {
   for (Option& option : options_) {
     const std::string variable = Variable(option.name);
-    if (option.kind == Kind::kTime && std::getenv(Cat(variable, "_MS").c_str()) != nullptr) {
-      return {ErrorCode::kConfig,
-              Cat("environment variable ", variable, "_MS: it is ", variable, " now, a time with a unit, such as 30s")};
-    }
     const char* text = std::getenv(variable.c_str());
     if (text == nullptr) continue;
     option.written_as = Cat("environment variable ", variable);

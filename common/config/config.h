@@ -93,7 +93,6 @@ class ConfigParser {
   Status ApplyFlags(const CommandLine& line);
   void PrintConfig(std::ostream& out) const;
   std::string Precedence() const;  // which of the places where an option may stand counts, for people
-  std::string NowNamed(std::string_view written) const;
 
   Program program_;
   std::vector<Option> options_;

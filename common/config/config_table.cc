@@ -34,11 +34,8 @@ Status ConfigTable::TakeParsed(std::string_view key, T* target, ParseFn parse) {
 
 Status ConfigTable::CheckAllTaken() const {
   for (const auto& [key, value] : values_) {
-    if (!taken_.contains(key)) {
-      const char* const hint =
-          key.ends_with("_ms") ? "; times have a unit, such as 30s, and no _ms in their names" : "";
-      return {ErrorCode::kConfig, Cat(written_as_, ": unknown key '", CleanText(key, 200), "'", hint)};
-    }
+    if (!taken_.contains(key))
+      return {ErrorCode::kConfig, Cat(written_as_, ": unknown key '", CleanText(key, 200), "'")};
   }
   return OkStatus();
 }

@@ -203,6 +203,8 @@ TEST_CASE("A stored payload says only what its own entries say, whatever its has
              FailsWith(ErrorCode::kProtocol, "its header is none of format 2"));
   CHECK_THAT(OpenChanged(history, [](PayloadHeader&, PayloadEntry& entry) { entry.reserved = 1; }),
              FailsWith(ErrorCode::kCorrupt, "block 0: its reserved bytes are not 0"));
+  CHECK_THAT(OpenChanged(history, [](PayloadHeader& header, PayloadEntry&) { header.base = header.target; }),
+             FailsWith(ErrorCode::kProtocol, "payload: goes from version 2 to 2"));
 }
 
 TEST_CASE("A payload of another layout is refused") {

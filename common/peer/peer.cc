@@ -27,67 +27,40 @@ bool IsWord(std::string_view text) {
   return !text.empty() && text.size() <= 128 && std::ranges::all_of(text, allowed);
 }
 
-bool TakeNumber(std::string_view text, uint32_t& number) {
+bool TakeProtocol(std::string_view text, uint32_t& number) {
+  if (!text.starts_with(kProtocolKey)) return false;
+  text.remove_prefix(kProtocolKey.size());
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, number);
   return parsed.ec == std::errc() && parsed.ptr == end && number > 0;
 }
 
-bool TakeProtocols(std::string_view text, Peer& peer) {
-  if (!text.starts_with(kProtocolKey)) return false;
-  text.remove_prefix(kProtocolKey.size());
-  const std::string_view oldest = TakeUntil(text, '-');
-  return TakeNumber(oldest, peer.oldest_protocol) && TakeNumber(text, peer.newest_protocol) &&
-         peer.oldest_protocol <= peer.newest_protocol;
-}
-
-std::string Spoken(const Peer& peer) {
-  if (peer.oldest_protocol == peer.newest_protocol) return Cat("protocol ", peer.newest_protocol);
-  return Cat("protocols ", peer.oldest_protocol, " to ", peer.newest_protocol);
-}
-
 }  // namespace
 
-bool Peer::Can(std::string_view feature) const {
-  return std::ranges::find(features, feature) != features.end();
-}
-
-std::string Peer::name() const {
-  return Cat(program, " ", release);
-}
-
-Peer Self(std::string_view program, std::vector<std::string> features) {
-  return {.program = std::string(program), .release = std::string(kVersion), .features = std::move(features)};
-}
-
-std::string ToLine(const Peer& peer) {
-  std::string line =
-      Cat(peer.program, "/", peer.release, " ", kProtocolKey, peer.oldest_protocol, "-", peer.newest_protocol);
-  for (const std::string& feature : peer.features) line += " " + feature;
-  return line;
+std::string SelfLine(std::string_view program) {
+  return Cat(program, "/", kVersion, " ", kProtocolKey, kProtocol);
 }
 
 Result<Peer> ParsePeer(std::string_view line) {
   const Status malformed(ErrorCode::kProtocol, Cat("a peer says of itself \"", CleanText(line.substr(0, 128)),
-                                                   "\", which is not NAME/RELEASE protocol=OLDEST-NEWEST FEATURE..."));
+                                                   "\", which is not NAME/RELEASE protocol=NUMBER"));
   if (line.size() > kMaxPeerBytes) return malformed;
   Peer peer;
   std::string_view release = TakeUntil(line, ' ');
   peer.program = TakeUntil(release, '/');
   peer.release = release;
-  if (!IsWord(peer.program) || !IsWord(peer.release) || !TakeProtocols(TakeUntil(line, ' '), peer)) return malformed;
-  while (!line.empty()) {
-    peer.features.emplace_back(TakeUntil(line, ' '));
-    if (!IsWord(peer.features.back())) return malformed;
+  if (!IsWord(peer.program) || !IsWord(peer.release) || !TakeProtocol(TakeUntil(line, ' '), peer.protocol)) {
+    return malformed;
   }
   return peer;
 }
 
-Status CheckPeer(const Peer& self, const Peer& other) {
-  const bool other_is_older = other.newest_protocol < self.oldest_protocol;
-  if (!other_is_older && self.newest_protocol >= other.oldest_protocol) return OkStatus();
-  return {ErrorCode::kProtocol, Cat(self.name(), " speaks ", Spoken(self), ", ", other.name(), " speaks ",
-                                    Spoken(other), "; upgrade the ", (other_is_older ? other : self).program)};
+Status CheckPeer(std::string_view program, std::string_view line) {
+  LS_ASSIGN_OR_RETURN(const Peer other, ParsePeer(line));
+  if (other.protocol == kProtocol) return OkStatus();
+  return {ErrorCode::kProtocol, Cat(program, " ", kVersion, " speaks protocol ", kProtocol, ", ", other.program, " ",
+                                    other.release, " speaks protocol ", other.protocol, "; upgrade the ",
+                                    other.protocol < kProtocol ? std::string_view(other.program) : program)};
 }
 
 }  // namespace lockstep::peer

@@ -39,7 +39,7 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     v1::WatchVersionsRequest request;
     request.set_model(model);
-    request.set_peer(peer::ToLine(peer::Self("lockstepctl")));
+    request.set_peer(peer::SelfLine("lockstepctl"));
     return DaemonCommands::Watch(&Stub::WatchVersions, request);
   }
 };

@@ -112,17 +112,9 @@ _ENGINE = frozenset(
 )
 
 
-_RENAMED = {
-    "Exporter": "Publisher.from_parts, and Exporter.from_... is Publisher.from_...",
-    "StreamPublisher": "Publisher.from_stream",
-}
-
-
 def __getattr__(name: str) -> Any:
     if name in _ENGINE:
         return getattr(importlib.import_module("lockstep.engine"), name)
-    if name in _RENAMED:  # no AttributeError: ``from lockstep import`` would leave its text out
-        raise ImportError(f"lockstep.{name} is {_RENAMED[name]} now")
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 
 

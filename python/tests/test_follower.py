@@ -85,7 +85,7 @@ def test_attach_names_the_engine_and_its_rank_and_holds_nothing(receiver, follow
     assert set(rank.attach) == {"peer", "model", "engine", "incarnation", "gated", "state", "description"}
     assert (rank.attach["gated"], rank.state) == (True, "waiting")
     assert rank.attach["incarnation"].startswith(f"{os.getppid()}-")
-    assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1-1"
+    assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1"
     assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
 

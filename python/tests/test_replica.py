@@ -23,12 +23,14 @@ class Published:
         self.path, self._name = path, name
         (path / ".lockstep").mkdir(parents=True)
 
-    def publish(self, directory: str, tensors: "dict[str, torch.Tensor]", replica: int = 0) -> Path:
+    def publish(self, directory: str, tensors: "dict[str, torch.Tensor]", replica: int = 0, run: str = "") -> Path:
         file = self.path / ".lockstep" / f"replica-{replica}.safetensors"
         file.unlink(missing_ok=True)
         save_file(tensors, file, metadata={"format": "pt"})
         (self.path / directory).mkdir()
         os.link(file, self.path / directory / self._name)
+        said = {"run": (run or directory[-1]) * 32, "label": f"of {run}"}
+        (self.path / directory / "lockstep.json").write_text(json.dumps(said))
         self.switch(directory)
         return file
 
@@ -78,7 +80,7 @@ def test_every_tensor_is_there_with_its_dtype_shape_and_bytes(published):
     tensors = some_tensors(2.5)
     published.publish("v7", tensors)
     with lockstep.Replica(published.path) as replica:
-        assert (replica.version, replica.run, Path(replica.directory)) == (7, "", published.path / "v7")
+        assert (replica.version, replica.run, Path(replica.directory)) == (7, "7" * 32, published.path / "v7")
         state = replica.state_dict()
     assert set(state) == set(tensors)
     for name, tensor in tensors.items():
@@ -126,7 +128,7 @@ def test_refresh_goes_to_the_newest_and_leaves_old_tensors_as_they_are(published
     published.publish("v2-0a1b2c3d", some_tensors(2.0), 1)
     published.withdraw("v1")
     assert replica.version == 1 and replica.refresh() is True
-    assert (replica.version, replica.run) == (2, "0a1b2c3d")
+    assert (replica.version, replica.run) == (2, "d" * 32)
     assert replica.state_dict()["scale"] == 2 and old["scale"] == 1
 
 
@@ -186,19 +188,14 @@ def test_a_version_that_is_withdrawn_between_link_and_file_is_left_for_the_newes
 
 
 def test_run_and_label_are_of_the_weights_where_another_runs_version_took_the_name_meanwhile(published, monkeypatch):
-    def publish_of(run: str, value: float) -> None:
-        published.publish("v1", some_tensors(value))
-        said = {"run": run * 32, "version": 1, "label": f"of {run}"}
-        (published.path / "v1" / "lockstep.json").write_text(json.dumps(said))
-
-    publish_of("a", 1.0)
+    published.publish("v1", some_tensors(1.0), run="a")
     opens = os.open
 
     def late(path, *arguments, **options):
         if os.fspath(path).endswith("model.safetensors"):
             monkeypatch.setattr(_replica.os, "open", opens)
             published.withdraw("v1")
-            publish_of("b", 2.0)
+            published.publish("v1", some_tensors(2.0), run="b")
         return opens(path, *arguments, **options)
 
     monkeypatch.setattr(_replica.os, "open", late)

@@ -73,7 +73,7 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
 }
 
 Result<v1::PullPlan> AgentClient::OpenPull(v1::OpenPullRequest request, std::stop_token stop) {
-  request.set_peer(peer::ToLine(self_));
+  request.set_peer(peer::SelfLine("raas_receiver"));
   const auto timeout = request.standing() ? kCloseTimeout : kCallTimeout;
   return Call("OpenPull", &Stub::OpenPull, request, timeout, std::move(stop));
 }
@@ -111,14 +111,14 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request, std::stop_to
                                   const std::function<void(const v1::VersionEvent&)>& on_event) {
   grpc::ClientContext context;
   const std::stop_callback cancel(std::move(stop), [&context] { context.TryCancel(); });
-  request.set_peer(peer::ToLine(self_));
+  request.set_peer(peer::SelfLine("raas_receiver"));
   LS_ASSIGN_OR_RETURN(const auto channel, Channel("WatchVersions"));
   const auto stream = v1::TrainerAgent::NewStub(channel)->WatchVersions(&context, request);
   v1::VersionEvent event;
   Status met;
   while (met.ok() && stream->Read(&event)) {
     met = CheckPeer(context);
-    if (met.ok()) met = ToStatus(wire::MeetPeer(self_, event.peer()));
+    if (met.ok()) met = peer::CheckPeer("raas_receiver", event.peer());
     if (met.ok()) on_event(event);
   }
   if (!met.ok()) context.TryCancel();

@@ -16,9 +16,9 @@
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
 #include "common/net/networks.h"
+#include "common/peer/peer.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/tls.h"
-#include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "raas_receiver/origin/version_ref_proto.h"
 
@@ -70,7 +70,6 @@ class AgentClient {
   Status Explain(const char* call, const grpc::Status& status, const std::shared_ptr<grpc::Channel>& channel) const;
 
   const Control control_;
-  const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<rpc::LastingChannel> channel_;
 };
 

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
 namespace lockstep::origin {
@@ -168,6 +169,22 @@ TEST_CASE("Deltas that no source has are the last one's error") {
   fixture.Use({[](uint64_t payload) { return payload != 2; }});
   DeltaStaging staging(*fixture.model.layout(), fixture.model.run(), fixture.Steps(1, 4));
   CHECK(fixture.fetcher.FetchDeltas(staging).code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("A delta of more entries or bytes than planned is refused") {
+  Fixture fixture;
+  fixture.Use({[](uint64_t) { return true; }});
+  std::vector<pull::DeltaStep> steps = fixture.Steps(1, 2);
+  const auto fetched = [&] {
+    DeltaStaging staging(*fixture.model.layout(), fixture.model.run(), steps);
+    return fixture.fetcher.FetchDeltas(staging);
+  };
+  REQUIRE(fetched().ok());
+  --steps[0].data_bytes;
+  CHECK_THAT(fetched(), FailsWith(ErrorCode::kProtocol, "bytes planned to version 2"));
+  ++steps[0].data_bytes;
+  --steps[0].entries;
+  CHECK_THAT(fetched(), FailsWith(ErrorCode::kProtocol, "bytes planned to version 2"));
 }
 
 TEST_CASE("Cancelling reaches the sources in use and those that come later") {

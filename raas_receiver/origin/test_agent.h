@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/peer/peer.h"
 #include "common/rpc/rpc_server.h"
-#include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "raas_receiver/origin/agent_client.h"
 #include "raas_receiver/pull/test_lane_server.h"
@@ -57,7 +57,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<void(v1::VersionEvent&)> twist_event = [](v1::VersionEvent&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
-  std::string peer = peer::ToLine(wire::Self("trainer_agent"));
+  std::string peer = peer::SelfLine("trainer_agent");
   std::string refusal;                     // of a watcher, for its protocol
   std::atomic<bool> takes_reports = true;  // a release before does not
   std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start

@@ -104,6 +104,21 @@ TEST_CASE("Only entries of the payload and the step that a delta run asks for ar
   for (const auto& change : foul) CHECK(Admitted(DeltaRun(), change) == ErrorCode::kProtocol);
 }
 
+TEST_CASE("A stream's run admits blocks of its share that lead on from its base") {
+  const BlockRun run{.kind = wire::RequestKind::kStream, .base = 4, .first = 1, .count = 3};
+  const auto admitted = [&](BlockIndex block, Version base, Version version) {
+    wire::FrameHeader frame = FrameFor(run, block);
+    frame.base_version = base;
+    frame.version = version;
+    return RunProgress(run, 1).Admit(frame, Layout()).code();
+  };
+  CHECK(admitted(1, 4, 5) == ErrorCode::kOk);
+  CHECK(admitted(4, 4, 6) == ErrorCode::kOk);
+  CHECK(admitted(2, 4, 5) == ErrorCode::kProtocol);
+  CHECK(admitted(1, 3, 5) == ErrorCode::kProtocol);
+  CHECK(admitted(1, 4, 4) == ErrorCode::kProtocol);
+}
+
 TEST_CASE("A block that came is not admitted again, and the rest is what comes after it") {
   RunProgress progress(DeltaRun(), 1);
   const wire::FrameHeader frame = FrameFor(DeltaRun(), 3);

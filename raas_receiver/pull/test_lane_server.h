@@ -28,6 +28,7 @@ enum class Fault {
   kCloseInPayload,
   kCorruptHeader,
   kCorruptPayload,
+  kOtherBytes,    // of a full block, and their hash
   kForeignBlock,  // one that was not asked for
   kBlockTwice,
   kSkippedBlock,
@@ -50,6 +51,7 @@ inline ErrorCode CodeOf(Fault fault) {
       return ErrorCode::kUnavailable;
     case Fault::kCorruptHeader:
     case Fault::kCorruptPayload:
+    case Fault::kOtherBytes:
       return ErrorCode::kCorrupt;
     case Fault::kStall:
       return ErrorCode::kDeadline;
@@ -157,7 +159,9 @@ class TestLaneServer {
     for (BlockIndex block = request.first_block; block < request.first_block + request.block_count; ++block) {
       if (Due(lane, Fault::kSkippedBlock)) continue;
       const Version version = request.exact_version != 0 ? request.exact_version : version_of(block);
-      const ByteView bytes = model_.block_of(version, block);
+      const ByteView right = model_.block_of(version, block);
+      Bytes bytes(right.begin(), right.end());
+      if (Due(lane, Fault::kOtherBytes)) bytes[0] ^= std::byte{1};
       wire::FrameHeader frame;
       frame.codec = static_cast<uint8_t>(payload::Codec::kRaw);
       frame.version = version;

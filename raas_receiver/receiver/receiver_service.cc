@@ -3,9 +3,9 @@
 #include "common/base/text.h"
 #include "common/base/version.h"
 #include "common/payload/payload.h"
+#include "common/peer/peer.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/build_info.h"
-#include "common/wire/features.h"
 #include "common/wire/frame.h"
 #include "raas_receiver/origin/version_ref_proto.h"
 
@@ -60,7 +60,7 @@ v1::ReceiverStatus ReceiverService::Describe() const {
   build.set_revision(std::string(telemetry::BuildRevision()));
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
-  build.set_peer(peer::ToLine(wire::Self("raas_receiver")));
+  build.set_peer(peer::SelfLine("raas_receiver"));
   status.set_name(name_);
   status.set_draining(draining_);
   status.set_instance(instance_);

@@ -47,7 +47,7 @@ Status Publish(Replica& replica, const std::vector<std::string>& names, const st
   });
   if (found != names.end()) {
     replica.name = *found;
-    return tree.Complete(replica.name, *replica.whole);
+    return tree.LinkAssets(replica.name);
   }
   const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
   LS_RETURN_IF_ERROR(tree.Publish(name, replica.path, *replica.whole));

@@ -18,17 +18,16 @@ Status Corrupt(std::string why) {
 
 Status CheckHeader(const ReplicaStateHeader& header, size_t file_bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return Corrupt("not a replica state: wrong magic");
-  if (header.format != kReplicaStateFormat && header.format != kLabelledStateFormat) {
-    return {ErrorCode::kProtocol, Cat("replica state format ", header.format, ", this receiver knows ",
-                                      kReplicaStateFormat, " and ", kLabelledStateFormat)};
+  if (header.format != kReplicaStateFormat) {
+    return {ErrorCode::kProtocol,
+            Cat("replica state format ", header.format, ", this receiver knows ", kReplicaStateFormat)};
   }
   if (header.header_bytes != sizeof(ReplicaStateHeader)) {
     return Corrupt(Cat("replica state has a header of ", header.header_bytes, " bytes, not ", sizeof header));
   }
   const uint64_t fixed = sizeof header + uint64_t{header.block_count} * sizeof(uint64_t) + sizeof(uint64_t);
-  const uint64_t most_label = header.format == kLabelledStateFormat ? model::kMaxLabel : 0;
   if (file_bytes < fixed || file_bytes - fixed < header.layout_bytes ||
-      file_bytes - fixed - header.layout_bytes > most_label) {
+      file_bytes - fixed - header.layout_bytes > model::kMaxLabel) {
     return Corrupt(Cat("replica state has ", file_bytes, " bytes, which its own lengths do not add up to"));
   }
   if (header.block_count == 0) return Corrupt("replica state has no block hashes");
@@ -58,7 +57,7 @@ uint64_t MaxReplicaStateBytes(const model::ModelLayout& layout) {
 Bytes EncodeReplicaState(const ReplicaState& state) {
   ReplicaStateHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.format = state.label.empty() ? kReplicaStateFormat : kLabelledStateFormat;
+  header.format = kReplicaStateFormat;
   header.header_bytes = sizeof header;
   header.block_count = state.layout->block_count();
   header.run = state.manifest.held.run;
@@ -98,9 +97,7 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   state.manifest.digest = header.manifest_digest;
   state.committed_unix_ns = header.committed_unix_ns;
   state.label = AsText(label);
-  const bool labelled = header.format == kLabelledStateFormat;
-  if (!model::CheckLabel(state.label).ok() || labelled == state.label.empty())
-    return Corrupt("replica state has a label that is none");
+  if (!model::CheckLabel(state.label).ok()) return Corrupt("replica state has a label that is none");
   LS_RETURN_IF_ERROR(CheckContent(header, state));
   return state;
 }

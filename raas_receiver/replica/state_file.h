@@ -18,11 +18,10 @@
 namespace lockstep::replica {
 
 inline constexpr uint16_t kReplicaStateFormat = 1;
-inline constexpr uint16_t kLabelledStateFormat = 2;  // has a label behind the layout
 
 struct ReplicaStateHeader {  // 88 bytes
   char magic[8];             // "LSREPL01"
-  uint16_t format;           // kReplicaStateFormat or kLabelledStateFormat
+  uint16_t format;           // kReplicaStateFormat
   uint16_t header_bytes;     // sizeof(ReplicaStateHeader)
   uint32_t block_count;
   RunId run;

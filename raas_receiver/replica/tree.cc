@@ -70,11 +70,6 @@ model::Attachments TextsOf(const ReplicaState& version) {
   return model::SmallFiles(*version.layout, manifest.held, manifest.digest, version.committed_unix_ns, version.label);
 }
 
-bool IsThere(const std::string& path) {
-  std::error_code error;
-  return fs::exists(fs::symlink_status(path, error));
-}
-
 Status CheckText(const std::string& path, const std::string& text) {
   std::error_code error;
   const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
@@ -107,7 +102,7 @@ Status VersionTree::Publish(std::string_view name, const std::string& weights, c
   for (const auto& [file, text] : TextsOf(version)) {
     LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text, kFileMode));
   }
-  LS_RETURN_IF_ERROR(LinkAssets(building));
+  LS_RETURN_IF_ERROR(LinkAssetsInto(building));
   LS_RETURN_IF_ERROR(Withdraw(name));
   return Rename(building, PathOf(name));
 }
@@ -126,10 +121,7 @@ bool VersionTree::Publishes(std::string_view name, const std::string& weights, c
   struct stat ours {};
   return ::lstat(Cat(PathOf(name), "/", model::WeightsFile(*version.layout)).c_str(), &published) == 0 &&
          ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
-         std::ranges::all_of(TextsOf(version), [&](const auto& text) {
-           const std::string path = Cat(PathOf(name), "/", text.first);
-           return CheckText(path, text.second).ok() || (text.first == model::kVersionFile && !IsThere(path));
-         });
+         CheckTexts(name, version).ok();
 }
 
 Status VersionTree::CheckTexts(std::string_view name, const ReplicaState& version) const {
@@ -139,17 +131,13 @@ Status VersionTree::CheckTexts(std::string_view name, const ReplicaState& versio
   return OkStatus();
 }
 
-Status VersionTree::Complete(std::string_view name, const ReplicaState& version) {
-  const std::string path = Cat(PathOf(name), "/", model::kVersionFile);
-  if (!IsThere(path)) {
-    LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, TextsOf(version).at(std::string(model::kVersionFile)), kFileMode));
-  }
-  return LinkAssets(PathOf(name));
+Status VersionTree::LinkAssets(std::string_view name) const {
+  return LinkAssetsInto(PathOf(name));
 }
 
-Status VersionTree::LinkAssets(const std::string& into) const {
+Status VersionTree::LinkAssetsInto(const std::string& directory) const {
   size_t count = 0;
-  return assets_.empty() ? OkStatus() : LinkFiles(assets_, into, 1, count);
+  return assets_.empty() ? OkStatus() : LinkFiles(assets_, directory, 1, count);
 }
 
 Status VersionTree::SwitchCurrent(std::string_view name) {

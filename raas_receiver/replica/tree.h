@@ -32,15 +32,13 @@ class VersionTree {
   Status Publish(std::string_view name, const std::string& weights, const ReplicaState& version);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
-  // True when `name` holds the very file at `weights`, and CheckTexts is OK but for a kVersionFile that is missing:
-  // releases before it wrote none.
+  // True when `name` holds the very file at `weights`, and CheckTexts is OK.
   bool Publishes(std::string_view name, const std::string& weights, const ReplicaState& version) const;
   // kCorrupt, naming the first file in `name`, of the attachments and kVersionFile, that is missing or not as it was
   // published.
   Status CheckTexts(std::string_view name, const ReplicaState& version) const;
-  // Adds to `name`, which publishes `version`, a kVersionFile that is missing, and assets that were added to the asset
-  // directory since.
-  Status Complete(std::string_view name, const ReplicaState& version);
+  // Adds to `name` assets that were added to the asset directory since it was published.
+  Status LinkAssets(std::string_view name) const;
 
   // The commit: from here on `current` names `name`.
   Status SwitchCurrent(std::string_view name);
@@ -52,7 +50,7 @@ class VersionTree {
   Result<std::vector<std::string>> Names() const;
 
  private:
-  Status LinkAssets(const std::string& into) const;
+  Status LinkAssetsInto(const std::string& directory) const;
 
   std::string directory_;
   std::string scratch_;

@@ -145,6 +145,54 @@ TEST_CASE("A version is refused when a damaged block cannot be fetched; the held
   fixture.Stop();
 }
 
+TEST_CASE("A version is refused when a damaged block is fetched and comes with other bytes than promised") {
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  std::atomic<pull::Fault> fault = pull::Fault::kNone;
+  fixture.agent.lanes().at_frame = 0;
+  fixture.agent.lanes().fault_of = [&](int) { return fault.load(); };
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());
+  fixture.DamageTarget(2);
+  fixture.agent.Publish();
+  fault = pull::Fault::kOtherBytes;
+  CHECK_THAT(fixture.Pull(), FailsWith(ErrorCode::kCorrupt, "even when fetched in full"));
+  fixture.Check(2);
+  fault = pull::Fault::kNone;
+  REQUIRE(fixture.Pull().ok());
+  fixture.Check(3);
+  fixture.Stop();
+}
+
+TEST_CASE("A full pull of blocks that do not give the digest it names is refused") {
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.set_target_digest(std::string(16, 'x')); };
+  fixture.Start();
+  CHECK_THAT(fixture.Pull(), FailsWith(ErrorCode::kCorrupt, "do not give the digest of its manifest"));
+  CHECK_FALSE(fixture.session->HoldsVersion());
+  fixture.Stop();
+}
+
+TEST_CASE("An agent that calls a version up to date by another digest than is held is not believed") {
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.agent.Publish();
+  fixture.agent.twist = [&](v1::PullPlan& plan) {
+    plan.Clear();
+    plan.set_mode(v1::PULL_MODE_UP_TO_DATE);
+    *plan.mutable_target() = origin::ToProto(fixture.replicas.model.held(1));
+    plan.set_target_digest(std::string(16, 'x'));
+  };
+  CHECK_THAT(fixture.Pull(), FailsWith(ErrorCode::kProtocol, "names another digest for it than what is held"));
+  fixture.Check(1);
+  fixture.Stop();
+}
+
 TEST_CASE("A delta that does not lead to the digest it names is not applied") {
   SessionFixture fixture;
   fixture.options.follow = false;

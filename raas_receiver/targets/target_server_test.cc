@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr char kAsk[] = R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor"})";
+constexpr char kAsk[] = R"({"peer": "engine_rank/1.0 protocol=1", "model": "actor"})";
 
 bool IsReadable(const os::UnixConnection& connection) {
   pollfd readable{connection.fd(), POLLIN, 0};
@@ -35,7 +35,7 @@ struct Peer : TargetsFixture {
 
   static std::string Body(const std::string& model, const std::string& engine,
                           const placement::RankDescription& description) {
-    return nlohmann::json{{"peer", "engine_rank/1.0 protocol=1-1"},
+    return nlohmann::json{{"peer", "engine_rank/1.0 protocol=1"},
                           {"model", model},
                           {"engine", engine},
                           {"incarnation", "one"},
@@ -259,11 +259,11 @@ TEST_CASE("An ASK that is none is refused, naming what is wrong") {
   };
   CHECK(Has(refused("[]"), "ASK is not a JSON object"));
   CHECK(Has(refused(R"({"model": "actor"})"), "ASK lacks a string \"peer\""));
-  CHECK(Has(refused(R"({"peer": "engine_rank/9.0 protocol=7-8", "model": "actor"})"), "upgrade the raas_receiver"));
-  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1"})"), "ASK lacks a string \"model\""));
-  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "../x"})"), "ASK's \"model\""));
-  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "critic"})"), "no model critic"));
-  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor", "rank": 1})"), "more than its keys"));
+  CHECK(Has(refused(R"({"peer": "engine_rank/9.0 protocol=7", "model": "actor"})"), "upgrade the raas_receiver"));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1"})"), "ASK lacks a string \"model\""));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1", "model": "../x"})"), "ASK's \"model\""));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1", "model": "critic"})"), "no model critic"));
+  CHECK(Has(refused(R"({"peer": "engine_rank/1.0 protocol=1", "model": "actor", "rank": 1})"), "more than its keys"));
   const os::MappedSegment segment = *os::CreateMemfdSegment("write batch", 4096);
   const int fd = segment.fd();
   CHECK(Has(refused(kAsk, {&fd, 1}), "came with descriptors"));

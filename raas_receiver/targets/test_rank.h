@@ -126,7 +126,7 @@ class TestRank {
     placement::RankDescription own = parts_.Describe();
     own.layout = options_.layout;
     const std::string description = options_.description.empty() ? placement::ToJson(own) : options_.description;
-    const nlohmann::json body{{"peer", peer::ToLine(peer::Self("engine_rank"))},
+    const nlohmann::json body{{"peer", peer::SelfLine("engine_rank")},
                               {"model", options_.model},
                               {"engine", options_.engine},
                               {"incarnation", options_.incarnation},

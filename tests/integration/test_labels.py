@@ -15,7 +15,6 @@ from replicas import ToyModel
 
 import lockstep
 from lockstep import control
-from lockstep.core import served
 from lockstep.integrations._replicas import Awaited
 
 
@@ -158,17 +157,6 @@ def test_stats_say_what_a_version_took_and_are_numbers_by_name(cluster, open_for
         with pytest.raises(lockstep.DeadlineError):
             handle.wait_served(version=3, receivers=1, timeout=0)
         assert handle.stats == {}
-
-
-def test_a_trainer_of_a_release_before_is_answered_with_the_version_alone(cluster, monkeypatch):
-    monkeypatch.setattr(served, "PLUGIN_LINE", "export_plugin/0.2.0 protocol=1-1")
-    model = ToyModel(blocks=2)
-    agent = cluster.agent()
-    cluster.receiver(agent)
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.tensors)
-        assert publisher.wait_served(version=1, receivers=1, timeout=60) == 1
-        assert publisher.stats["lockstep/served_version"] == 1 and "lockstep/receivers" not in publisher.stats
 
 
 def test_a_follower_is_told_the_label_of_what_is_written_into_its_memory(cluster):

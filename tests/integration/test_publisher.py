@@ -96,12 +96,7 @@ def test_a_begin_that_is_refused_leaves_the_version_that_is_being_written(agent,
         assert publisher.commit().version == publisher.committed_version == 5
 
 
-def test_names_of_before_raise_with_the_new_ones():
-    for name, now in {"Exporter": "Publisher.from_", "StreamPublisher": "Publisher.from_stream"}.items():
-        with pytest.raises(ImportError, match=f"lockstep.{name} is {now}"):
-            getattr(lockstep, name)
-        with pytest.raises(ImportError, match=f"lockstep.{name} is {now}"):
-            exec(f"from lockstep import {name}")
+def test_a_publisher_that_is_called_like_a_class_names_what_makes_one():
     with pytest.raises(TypeError, match="Publisher.in_place"):
         lockstep.Publisher("/nowhere.sock", MODEL, {})
 

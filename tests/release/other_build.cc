@@ -9,8 +9,7 @@ constinit const std::string_view kVersion = "99.0.0";
 
 namespace peer {
 
-constinit const uint32_t kOldestProtocol = LOCKSTEP_PROTOCOL;
-constinit const uint32_t kNewestProtocol = LOCKSTEP_PROTOCOL;
+constinit const uint32_t kProtocol = LOCKSTEP_PROTOCOL;
 
 }  // namespace peer
 }  // namespace lockstep

@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   lockstep::v1::OpenPullRequest request;
   request.set_model(argv[2]);
   request.set_receiver("greedy");
-  request.set_peer("raas_receiver/0.2.0 protocol=1-1 lane-tls");
+  request.set_peer("raas_receiver/0.2.0 protocol=1");
   request.set_layout_digest(layout.digest());
   for (int i = 0; i < 2 * std::atoi(argv[3]); ++i) {
     request.set_standing(i % 2 == 1);

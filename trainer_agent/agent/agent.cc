@@ -14,9 +14,9 @@
 #include "common/os/filesystem.h"
 #include "common/os/places.h"
 #include "common/os/sd_notify.h"
+#include "common/peer/peer.h"
 #include "common/telemetry/build_info.h"
 #include "common/telemetry/log.h"
-#include "common/wire/features.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/agent/agent_metrics.h"
 #include "trainer_agent/serve/served_wait.h"
@@ -74,7 +74,7 @@ v1::BuildInfo Build() {
   build.set_revision(std::string(telemetry::BuildRevision()));
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
-  build.set_peer(peer::ToLine(wire::Self("trainer_agent")));
+  build.set_peer(peer::SelfLine("trainer_agent"));
   build.set_segment_format(buffer::kSegmentFormat);
   return build;
 }

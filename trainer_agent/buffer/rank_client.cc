@@ -114,18 +114,11 @@ Result<Message> RankClient::AnswerTo(const Status& sent) {
 }
 
 Status RankClient::SayHello(std::chrono::milliseconds timeout) {
-  const peer::Peer self = peer::Self("export_plugin");
-  const std::string line = peer::ToLine(self);
+  const std::string line = peer::SelfLine("export_plugin");
   LS_ASSIGN_OR_RETURN(const Message reply, AnswerTo(SendMessage(connection_, RankMessage::kHello,
                                                                 AsBytes(std::string_view(line)), {}, timeout)));
-  if (reply.type != RankMessage::kHello) {
-    const Status refused = Unexpected(reply);
-    if (refused.code() != ErrorCode::kProtocol) return refused;
-    return {refused.code(), Cat("the agent does not know HELLO: it is older than this plugin, ", self.name(),
-                                "; upgrade the trainer_agent (", refused.message(), ")")};
-  }
-  LS_ASSIGN_OR_RETURN(const peer::Peer agent, peer::ParsePeer(AsText(reply.body)));
-  return peer::CheckPeer(self, agent);
+  if (reply.type != RankMessage::kHello) return Unexpected(reply);
+  return peer::CheckPeer("export_plugin", AsText(reply.body));
 }
 
 Status RankClient::SendOpen(std::chrono::milliseconds timeout) {

@@ -37,8 +37,8 @@ enum class RankMessage : uint16_t {
   kError = 9,         // ErrorBody, then a sentence
   kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other slot, the version before
   kHello = 11,        // a peer's line (common/peer/peer.h), from either side
-  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by one of the next or kError
-  kServed = 13,       // ServedBody, to a peer that says kServedStats; to others kDone
+  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by kServed or kError
+  kServed = 13,       // ServedBody
 };
 static_assert(sizeof(StridedRange) == 32);
 
@@ -85,11 +85,6 @@ struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the
   uint32_t timeout_ms = 0;  // after which the answer is an error
 };
 static_assert(sizeof(AwaitServedBody) == 32);
-
-// The feature of a peer that takes kServed (common/peer/peer.h).
-inline constexpr std::string_view kServedStats = "served-stats";
-// The feature of a peer that takes, behind the sentence of a kError and a NUL, which receivers lack the version.
-inline constexpr std::string_view kServedLacking = "served-lacking";
 
 struct ServedBody {  // 56 bytes
   uint64_t version = 0;

@@ -193,7 +193,7 @@ TEST_CASE("Rows outside the model abort the version, and half a range ends the c
   AppendBytes(open, layout->encoded());
   auto raw = os::UnixConnect(host.socket(), kSoon);
   REQUIRE(raw.ok());
-  const std::string hello = peer::ToLine(peer::Self("export_plugin"));
+  const std::string hello = peer::SelfLine("export_plugin");
   REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kHello, AsBytes(std::string_view(hello)), {}, kSoon).ok());
   REQUIRE(buffer::ReceiveMessage(*raw, kSoon)->type == buffer::RankMessage::kHello);
   REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kOpen, open, {}, kSoon).ok());

@@ -85,57 +85,46 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   }
 }
 
-// The peer that says HELLO in `message`, answered in kind, so that both ends can say which of them is too old.
-Result<peer::Peer> ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
-  LS_ASSIGN_OR_RETURN(peer::Peer plugin, peer::ParsePeer(AsText(message.body)));
-  const peer::Peer self = peer::Self("trainer_agent");
-  const std::string line = peer::ToLine(self);
+// Answers the HELLO in `message` in kind before it is checked, so that both ends can say which of them is too old.
+Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
+  const Result<peer::Peer> plugin = peer::ParsePeer(AsText(message.body));
+  if (!plugin.ok()) return plugin.status();
+  const std::string line = peer::SelfLine("trainer_agent");
   LS_RETURN_IF_ERROR(buffer::SendMessage(connection, buffer::RankMessage::kHello, AsBytes(std::string_view(line)), {},
                                          kMessageTimeout));
-  LS_RETURN_IF_ERROR(peer::CheckPeer(self, plugin));
-  return plugin;
+  return peer::CheckPeer("trainer_agent", AsText(message.body));
 }
 
-struct First {
-  peer::Peer peer;
-  buffer::Message message;  // what the connection is for
-};
-
-Result<First> ReceiveFirst(os::UnixConnection& connection) {
+// The message behind HELLO: what the connection is for.
+Result<buffer::Message> ReceiveFirst(os::UnixConnection& connection) {
   LS_ASSIGN_OR_RETURN(buffer::Message message, buffer::ReceiveMessage(connection, kMessageTimeout));
   if (message.type != buffer::RankMessage::kHello) {
     return Status(ErrorCode::kProtocol,
                   Cat("rank protocol: the first message is of type ", static_cast<int>(message.type), ", not HELLO"));
   }
-  LS_ASSIGN_OR_RETURN(peer::Peer plugin, ExchangeHello(connection, message));
-  LS_ASSIGN_OR_RETURN(message, buffer::ReceiveMessage(connection, kMessageTimeout));
-  return First{std::move(plugin), std::move(message)};
+  LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
+  return buffer::ReceiveMessage(connection, kMessageTimeout);
 }
 
-Status AnswerAwait(os::UnixConnection& connection, const First& first, const AwaitServed& await_served) {
-  LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(first.message.body));
+Status AnswerAwait(os::UnixConnection& connection, const buffer::Message& message, const AwaitServed& await_served) {
+  LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(message.body));
   std::string lacking;
   const auto served = await_served(
       question, [&] { return connection.PeerGone(); }, &lacking);
-  if (!served.ok() && first.peer.Can(buffer::kServedLacking)) {
+  if (!served.ok()) {
     const Status said(served.status().code(), Cat(served.status().message(), std::string_view("\0", 1), lacking));
     return SendError(connection, said);
   }
-  if (!served.ok()) return SendError(connection, served.status());
-  if (first.peer.Can(buffer::kServedStats)) {
-    return buffer::SendMessage(connection, buffer::RankMessage::kServed, AsBytes(*served), {}, kMessageTimeout);
-  }
-  return buffer::SendMessage(connection, buffer::RankMessage::kDone, AsBytes(buffer::VersionBody{served->version}), {},
-                             kMessageTimeout);
+  return buffer::SendMessage(connection, buffer::RankMessage::kServed, AsBytes(*served), {}, kMessageTimeout);
 }
 
 Status ServeConnection(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,
                        const AwaitServed& await_served) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent", group));
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
-  LS_ASSIGN_OR_RETURN(First first, ReceiveFirst(connection));
-  if (first.message.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
-  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first.message)));
+  LS_ASSIGN_OR_RETURN(buffer::Message first, ReceiveFirst(connection));
+  if (first.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
+  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
   const uint32_t rank = request.rank;
   request.gone = [&connection] { return connection.PeerGone(); };
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));

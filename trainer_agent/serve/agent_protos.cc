@@ -3,8 +3,8 @@
 #include <chrono>
 
 #include "common/base/text.h"
+#include "common/peer/peer.h"
 #include "common/rpc/status_mapping.h"
-#include "common/wire/features.h"
 
 namespace lockstep::serve {
 namespace {
@@ -16,17 +16,6 @@ Result<Id> IdOf(const std::string& bytes) {
   const auto raw = Bytes16(bytes);
   if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
   return Id{*raw};
-}
-
-// Whether the receiver that calls itself `line` can be served.
-Status CheckReceiver(const std::string& line, const LaneOffer& lanes) {
-  const peer::Peer self = wire::Self("trainer_agent");
-  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(self, line));
-  if (lanes.encrypted && !receiver.Can(wire::kLaneTls)) {
-    return {ErrorCode::kProtocol, Cat(receiver.name(), " cannot encrypt lanes, and ", self.name(),
-                                      " serves no others; upgrade the raas_receiver")};
-  }
-  return OkStatus();
 }
 
 uint64_t SecondsSince(ReceiverReport::Clock::time_point time) {
@@ -41,7 +30,7 @@ Result<VersionRef> FromProto(const v1::VersionRef& held) {
   return VersionRef{run, held.version()};
 }
 
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes, const std::string& owner) {
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const std::string& owner) {
   PullRequest wanted{.model = request.model(),
                      .receiver = request.receiver(),
                      .owner = owner,
@@ -51,7 +40,7 @@ Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffe
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
-  LS_RETURN_IF_ERROR(CheckReceiver(request.peer(), lanes));
+  LS_RETURN_IF_ERROR(peer::CheckPeer("trainer_agent", request.peer()));
   return wanted;
 }
 

@@ -9,11 +9,10 @@
 
 namespace lockstep::serve {
 
-// kBadData: an id of another length than 16 bytes; an empty one is the zero id. kProtocol: a receiver that has no
-// protocol in common with this agent, or cannot use its `lanes`. `owner` is the caller.
+// kBadData: an id of another length than 16 bytes; an empty one is the zero id. kProtocol: a receiver that
+// speaks another protocol. `owner` is the caller.
 Result<VersionRef> FromProto(const v1::VersionRef& held);
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes,
-                              const std::string& owner = "");
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const std::string& owner = "");
 
 void ToProto(const VersionRef& held, v1::VersionRef* out);
 void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out);

@@ -149,7 +149,7 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
                                     v1::PullPlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller.name));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, caller.name));
   wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);

@@ -7,10 +7,10 @@
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/peer/peer.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
-#include "common/wire/features.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -87,7 +87,7 @@ v1::OpenPullRequest Opening(const Guarded& guarded, bool standing = false) {
   v1::OpenPullRequest open;
   open.set_standing(standing);
   open.set_model("actor");
-  open.set_peer(peer::ToLine(wire::Self("raas_receiver")));
+  open.set_peer(peer::SelfLine("raas_receiver"));
   open.set_receiver("r");
   open.set_layout_digest(ToBytes(guarded.served.layout->digest()));
   return open;
@@ -168,7 +168,7 @@ struct Stream {
   explicit Stream(v1::TrainerAgent::Stub& stub) {
     v1::WatchVersionsRequest request;
     request.set_model("actor");
-    request.set_peer(peer::ToLine(wire::Self("raas_receiver")));
+    request.set_peer(peer::SelfLine("raas_receiver"));
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     reader = stub.WatchVersions(&context, request);
   }

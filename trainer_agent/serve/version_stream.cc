@@ -1,8 +1,8 @@
 #include "trainer_agent/serve/version_stream.h"
 
+#include "common/peer/peer.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/log.h"
-#include "common/wire/features.h"
 #include "trainer_agent/serve/agent_protos.h"
 
 namespace lockstep::serve {
@@ -13,8 +13,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> Meet(ReceiverReports& repor
                                                           const std::string& owner,
                                                           const Result<access::Quota::Lease>& admitted) {
   if (!admitted.ok()) return admitted.status();
-  const auto peer = wire::MeetPeer(wire::Self("trainer_agent"), request.peer());
-  if (!peer.ok()) return peer.status();
+  LS_RETURN_IF_ERROR(peer::CheckPeer("trainer_agent", request.peer()));
   if (request.receiver().empty()) return std::unique_ptr<ReceiverReports::Connection>();
   return reports.Connect({request.model(), request.receiver(), owner, request.instance()});
 }
@@ -45,7 +44,7 @@ void VersionStream::Send() {
   sent_ = update->newest;
   event_.Clear();
   event_.set_model(model_);
-  event_.set_peer(peer::ToLine(wire::Self("trainer_agent")));
+  event_.set_peer(peer::SelfLine("trainer_agent"));
   ToProto(sent_, event_.mutable_newest());
   event_.set_layout_digest(ToBytes(update->run->layout().digest()));
   if (update->version) {

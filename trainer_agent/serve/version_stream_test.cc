@@ -6,10 +6,10 @@
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/peer/peer.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
-#include "common/wire/features.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -44,7 +44,7 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
  public:
   Watcher(StreamServer& server, const std::string& model, const std::string& receiver = "",
-          const std::string& peer = peer::ToLine(wire::Self("raas_receiver"))) {
+          const std::string& peer = peer::SelfLine("raas_receiver")) {
     request_.set_model(model);
     request_.set_peer(peer);
     request_.set_receiver(receiver);
@@ -154,10 +154,10 @@ TEST_CASE("A stream of a model that is not open begins when a trainer opens it, 
 TEST_CASE("A receiver without a common protocol gets no version; the end names both, and which to upgrade") {
   Served served;
   StreamServer server(&served.catalog);
-  Watcher watcher(server, "actor", "host-3", "raas_receiver/9.0.0 protocol=7-8");
+  Watcher watcher(server, "actor", "host-3", "raas_receiver/9.0.0 protocol=7");
   const Status ended = watcher.Ended();
   CHECK_THAT(ended,
-             FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocols 7 to 8; upgrade the trainer_agent"));
+             FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocol 7; upgrade the trainer_agent"));
 }
 
 TEST_CASE("Streams end when the catalog closes, those that begin later at once") {

@@ -7,6 +7,6 @@ __all__ = ["LINE", "PLUGIN_LINE", "RELEASE"]
 
 RELEASE = Path(__file__).resolve().parents[1].joinpath("VERSION").read_text().strip()
 
-LINE = f"engine_rank/{RELEASE} protocol=1-1"
+LINE = f"engine_rank/{RELEASE} protocol=1"
 
-PLUGIN_LINE = f"export_plugin/{RELEASE} protocol=1-1 served-stats served-lacking"
+PLUGIN_LINE = f"export_plugin/{RELEASE} protocol=1"

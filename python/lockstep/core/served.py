@@ -21,14 +21,12 @@ Receivers = Union[int, str, Iterable[str]]  # how many, or which
 _QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
 _LONGEST_QUESTION_SECONDS = 30.0
 _OF_ENGINES = 1 << 31  # in `receivers`: so many engines
-_DONE = struct.Struct("<Q")  # of an agent that knows no SERVED
 _SERVED = struct.Struct("<QQQdQQII")
 _ANSWER_SECONDS = 5.0  # the agent's, after the time that it was given
 _PAUSE_SECONDS = 0.2
 
 
 class _Type(enum.IntEnum):
-    DONE = 8
     ERROR = 9
     HELLO = 11
     AWAIT_SERVED = 12
@@ -40,21 +38,21 @@ _FORMAT = MessageFormat(
     number=2,
     types=_Type,
     fields=struct.Struct("<I"),
-    max_body_bytes={_Type.DONE: _DONE.size, _Type.ERROR: 1 << 20, _Type.HELLO: 4096, _Type.SERVED: _SERVED.size},
+    max_body_bytes={_Type.ERROR: 1 << 20, _Type.HELLO: 4096, _Type.SERVED: _SERVED.size},
 )
 
 
 class Served(NamedTuple):
-    """What an agent says of a version that is served; zeros of one of before, but for the version."""
+    """What an agent says of a version that is served."""
 
     version: int
-    model_bytes: int = 0
-    delta_bytes: int = 0  # 0: no delta led to it, or none is retained
-    density: float = 0.0
-    newest_version: int = 0
-    oldest_served: int = 0
-    receivers: int = 0  # that are connected
-    serving: int = 0
+    model_bytes: int
+    delta_bytes: int  # 0: no delta led to it, or none is retained
+    density: float
+    newest_version: int
+    oldest_served: int
+    receivers: int  # that are connected
+    serving: int
 
 
 def wait_served(
@@ -127,16 +125,15 @@ def _ask(path: str, question: bytes, seconds: float) -> Served:
         stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
         _answer(stream, deadline, _Type.HELLO)
         stream.send(_FORMAT.encode(_Type.AWAIT_SERVED, (0,), question), deadline=deadline)
-        served = _answer(stream, deadline, _Type.SERVED, _Type.DONE)
-        form = _SERVED if served.type == _Type.SERVED else _DONE
-        if len(served.body) != form.size:
-            raise ProtocolError(f"the agent answers with {len(served.body)} bytes where {form.size} are due")
-        return Served(*form.unpack(served.body))
+        served = _answer(stream, deadline, _Type.SERVED)
+        if len(served.body) != _SERVED.size:
+            raise ProtocolError(f"the agent answers with {len(served.body)} bytes where {_SERVED.size} are due")
+        return Served(*_SERVED.unpack(served.body))
 
 
-def _answer(stream: MessageStream, deadline: float, *wanted: _Type) -> Received:
+def _answer(stream: MessageStream, deadline: float, wanted: _Type) -> Received:
     """The next message. Raises what the agent refuses with."""
-    message = stream.receive((*wanted, _Type.ERROR), deadline=deadline)
+    message = stream.receive((wanted, _Type.ERROR), deadline=deadline)
     if message.type != _Type.ERROR:
         return message
     if len(message.body) < 4:

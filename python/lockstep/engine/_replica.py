@@ -49,8 +49,7 @@ class Replica:
 
     @property
     def run(self) -> str:
-        """The version's run, 32 hex digits; of a receiver before 0.2.0 the first eight where the directory's name has
-        them, else ""."""
+        """The version's run, 32 hex digits."""
         return self._run
 
     @property
@@ -98,8 +97,8 @@ class Replica:
         finally:
             os.close(fd)  # the mapping has a descriptor of its own
         self._directory = directory
-        self._version, run = _parse_name(os.path.basename(directory), self._path)
-        self._run, self._label = str(said.get("run", run)), str(said.get("label", ""))
+        self._version, _ = _parse_name(os.path.basename(directory), self._path)
+        self._run, self._label = str(said.get("run", "")), str(said.get("label", ""))
 
 
 class Published(NamedTuple):
@@ -212,12 +211,9 @@ def _open_current(path: str) -> "Tuple[str, int, dict[str, Any]]":
 
 
 def _said_in(directory: int) -> "dict[str, Any]":
-    """Run, label and more; nothing where a receiver before 0.2.0 published."""
-    try:
-        with open(os.open("lockstep.json", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
-            return dict(json.load(file))
-    except FileNotFoundError:
-        return {}
+    """Run, label and more."""
+    with open(os.open("lockstep.json", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
+        return dict(json.load(file))
 
 
 def _open_weights(directory: int) -> "int | None":
