@@ -7,7 +7,7 @@
 #     fuzz            each decoder's fuzzer, two minutes
 #     damage          10,000 lives of a receiver whose replicas lose bits, others each day
 #     tidy            clang-tidy over every C++ source
-#     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
+#     cuda            the build with CUDA, and its wheel; needs nvcc and no GPU
 #     distributions   the wheel inside other releases of Debian; the kernels for AArch64
 #     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters, the demo
 #     layouts         families and topologies of Megatron's bridges
@@ -17,7 +17,7 @@
 #     soak            half an hour of faults, others each day; the report has their seed
 #     radosgw         logs in Ceph's object gateway; many readers, a writer that dies, a store that is away
 #     slurm           a job on three nodes of Slurm
-#     rehearsal       the tests of a machine with a GPU, on the CPU
+#     rehearsal       the pack for a machine with a GPU, and its tests on the CPU; needs nvcc and no GPU
 #
 # Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
 set -euo pipefail
@@ -42,7 +42,7 @@ run_stage() {
         bazel-bin/raas_receiver/session/damage_property_test > "$RESULTS/damage.log" 2>&1 || { tail -n 40 "$RESULTS/damage.log" && return 1; }
       ;;
     tidy) python3 tests/checks/tidy.py ;;
-    cuda) bazel build --config=cuda //... && tests/checks/cuda_wheel.sh && tests/gpu/pack.sh ;;
+    cuda) bazel build --config=cuda //... && tests/checks/cuda_wheel.sh ;;
     distributions)
       pytest tests/integration tests/kernels --deselect tests/integration/test_radosgw.py --deselect tests/integration/test_log_storm.py \
         --deselect tests/integration/test_demo.py
@@ -55,7 +55,9 @@ run_stage() {
     soak) tests/soak/run.sh --minutes 30 --seed "$(date +%Y%m%d)" --logs "$RESULTS" --json "$RESULTS/soak.json" ;;
     radosgw) pytest tests/integration/test_radosgw.py tests/integration/test_log_storm.py ;;
     slurm) pytest tests/docs ;;
-    rehearsal) pytest tests/gpu ;;
+    rehearsal)
+      tests/gpu/pack.sh && PYTHON=.cache/venv/bin/python LOCKSTEP_GPU_DEVICE=cpu .gpu/tests/gpu/run.sh --out "$RESULTS/gpu"
+      ;;
   esac
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds all but benchmarks, and runs every test but those of tests/nightly.sh. It ends with the
-# minutes of each stage and the line "N passed, N failed". Above that line stands whether GPU code is what last ran on a
-# GPU: no test here needs one.
+# minutes of each stage and the line "N passed, N failed". Above stands when GPU code last ran on a GPU, and what has changed
+# since: no test here needs one.
 #
 #   tests/run.sh                      everything
 #   tests/run.sh --cpp | --python     only the C++ unit tests, or only pytest (everything is built for it, too)

@@ -4,16 +4,17 @@ Weights of a version are the same in every process and on every device: what was
 that was stepped as often. LOCKSTEP_GPU_DEVICE says where the tests' own are: "cuda", or "cpu" to rehearse without a GPU.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_probe import DEVICE
 from harness import MODEL, Agent
 
 import lockstep
 
+DEVICE = os.environ.get("LOCKSTEP_GPU_DEVICE", "cuda")
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
@@ -141,6 +142,12 @@ def unlike(held: "dict[str, torch.Tensor]", expected: "dict[str, torch.Tensor]")
         return sorted(held.keys() ^ expected.keys())
     bits = {name: tensor.detach().cpu().contiguous().view(torch.int16) for name, tensor in held.items()}
     return [name for name in expected if not torch.equal(bits[name], expected[name].view(torch.int16))]
+
+
+def synchronize() -> None:
+    """Waits for the device."""
+    if ON_GPU:
+        torch.cuda.synchronize()
 
 
 def busy(milliseconds: int = 300) -> None:

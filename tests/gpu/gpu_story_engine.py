@@ -1,5 +1,5 @@
 """The model of the story, and what its engine does, as functions that Ranks (tests/layouts) calls in the engine's process.
-gpu_story.py is the trainer, and calls them."""
+test_gpu_story.py is the trainer, and calls them."""
 
 import hashlib
 import pickle
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from gpu_probe import DEVICE
+from gpu_models import DEVICE, synchronize
 from harness import MODEL
 from ranks import Rank
 
@@ -91,12 +91,6 @@ def digests_of(model: torch.nn.Module) -> "dict[str, str]":
     tensors = dict(model.named_parameters())
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(tensors, pool.map(digest, tensors.values())))
-
-
-def synchronize() -> None:
-    """Waits for the device."""
-    if DEVICE != "cpu":
-        torch.cuda.synchronize()
 
 
 def attach(rank: Rank, shape: str, socket: Path) -> None:

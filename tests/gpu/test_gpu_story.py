@@ -2,25 +2,24 @@
 
 A transformers model of Qwen3-4B's shape is trained by AdamW, published after each step, and served by transformers in another
 process, which follows in place. Then the same trainer hands all its weights to the same engine by CUDA IPC, and by a file in
-shared memory. gpu_steps.py runs it as the step "story"; test_story.py rehearses it on the CPU.
+shared memory.
 
-The model has Qwen3-1.7B's shape where memory is too short for the other. $LOCKSTEP_STORY_SHAPE overrides the choice.
+The model has Qwen3-1.7B's shape where memory is too short for the other, and a tiny one in a rehearsal on the CPU.
+$LOCKSTEP_STORY_SHAPE overrides the choice.
 """
 
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
+import pytest
 import torch
-from gpu_figures import THREADS, cluster, not_run
-from gpu_probe import DEVICE, say
-from gpu_steps import SHARED_COPIES
+from gpu_models import DEVICE, ON_GPU, synchronize
 from gpu_story_engine import (
     TIMEOUT_S,
     attach,
@@ -31,11 +30,10 @@ from gpu_story_engine import (
     greedy,
     parameters_of,
     serve,
-    synchronize,
     take_file,
     take_handles,
 )
-from harness import MODEL, roomy_directory
+from harness import MODEL, Cluster, roomy_directory
 from ranks import Ranks
 
 import lockstep
@@ -44,6 +42,7 @@ STEPS = 10
 HANDLES, FILES = 5, 3  # times that all weights are handed over
 LEARNING_RATE = 1e-6
 BATCH = (2, 33)  # sequences, tokens
+THREADS = 8  # of each daemon
 
 # A parameter takes 16 bytes on the GPU: bfloat16 weights 2, float32 masters 4, AdamW's moments 8, the served copy 2. The
 # trainer never holds all gradients, which were 2 more. Qwen3-4B has 4.02e9 parameters: 64.4 GB.
@@ -53,7 +52,7 @@ DEVICE_BYTES_EACH = 16
 DEVICE_BYTES_BESIDES = 8_000_000_000
 # Shared memory holds two slots, two replicas and a version's write batches: 40.2 GB of Qwen3-4B. The daemons give it back before
 # a file is saved, which takes two copies.
-SHARED_BYTES_EACH = 2 * SHARED_COPIES["pause"]
+SHARED_BYTES_EACH = 2 * 5
 # Two processes with PyTorch and CUDA take this much of the host's memory.
 HOST_BYTES_BESIDES = 8_000_000_000
 
@@ -130,7 +129,7 @@ def shape_of_this_machine() -> str:
     host = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     shape, why = shape_for(torch.cuda.mem_get_info()[0], shutil.disk_usage(roomy_directory()).free, host)
     if not shape:
-        not_run(why)
+        pytest.skip(why)
     return shape
 
 
@@ -160,29 +159,30 @@ def publish(publisher: lockstep.Publisher, trainer: Trainer, engine: Ranks, vers
     return HandOver(blocked, serving.at - began, serving.pause, density)
 
 
-def follow(shape: str, engine: Ranks) -> "tuple[Trainer, list[HandOver]]":
-    """Versions of the story, the first one left out: it comes whole. The engine follows no more at the end."""
-    with cluster() as daemons:
-        agent, socket = daemons.agent(threads=THREADS, local_socket="auto"), daemons.directory / "engine.sock"
-        daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
-        engine.start(attach, shape, socket)
-        trainer = Trainer(shape)
-        engine.answers()
-        print("   step   density   blocked  to served     pause")
-        rows = []
-        with lockstep.Publisher.from_module(trainer.model, model=MODEL, socket=agent.socket) as publisher:
-            for step in range(STEPS + 1):
-                if step:
-                    trainer.step()
-                row = publish(publisher, trainer, engine, step + 1)
-                print(
-                    f"{step or 'whole':>7} {row.density:>9.3%} {row.blocked:>7.4f} s {row.to_served:>8.4f} s "
-                    f"{1000 * row.pause:>6.2f} ms",
-                    flush=True,
-                )
-                rows.append(row)
-            require_equal("followed", trainer, engine)
-        engine.call(detach)
+def follow(shape: str, engine: Ranks, cluster: Cluster) -> "tuple[Trainer, list[HandOver]]":
+    """Versions of the story, the first one left out: it comes whole. The engine follows no more at the end, and the daemons
+    are gone with their memory."""
+    agent, socket = cluster.agent(threads=THREADS, local_socket="auto"), cluster.directory / "engine.sock"
+    cluster.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
+    engine.start(attach, shape, socket)
+    trainer = Trainer(shape)
+    engine.answers()
+    print("   step   density   blocked  to served     pause")
+    rows = []
+    with lockstep.Publisher.from_module(trainer.model, model=MODEL, socket=agent.socket) as publisher:
+        for step in range(STEPS + 1):
+            if step:
+                trainer.step()
+            row = publish(publisher, trainer, engine, step + 1)
+            print(
+                f"{step or 'whole':>7} {row.density:>9.3%} {row.blocked:>7.4f} s {row.to_served:>8.4f} s "
+                f"{1000 * row.pause:>6.2f} ms",
+                flush=True,
+            )
+            rows.append(row)
+        require_equal("followed", trainer, engine)
+    engine.call(detach)
+    cluster.close()
     return trainer, rows[1:]
 
 
@@ -191,7 +191,7 @@ def hand_handles(trainer: Trainer, engine: Ranks) -> HandOver:
     trainer.step()
     began = time.monotonic()
     [taken] = engine.call(take_handles, bytes(ForkingPickler.dumps(trainer.tensors())))
-    if DEVICE != "cpu":
+    if ON_GPU:
         torch.cuda.ipc_collect()  # PyTorch counts handles in a file of /dev/shm; this removes it
     return HandOver(taken.ended - began, taken.ended - began, taken.ended - taken.began)
 
@@ -221,43 +221,45 @@ def repeated(
     return medians
 
 
-def say_figures(shape: str, rows: "list[HandOver]", handles: HandOver, file: HandOver) -> None:
+def keep_figures(
+    figure: "Callable[..., None]", shape: str, rows: "list[HandOver]", handles: HandOver, file: HandOver
+) -> None:
     """Figures of the story are medians of its steps. story_blocked and story_pause stand against CUDA IPC.
     story_publish_to_served stands against a file, which lets the trainer go on, too."""
-    blocked, to_served, pause, density = (list(values) for values in zip(*rows))
-
-    def figure(name: str, value: float, unit: str, **more: Any) -> None:
-        say("figure", name=name, value=value, unit=unit, **more, model_bytes=2 * parameters_of(shape), shape=shape)
-
-    def against(name: str, values: "list[float]", baseline: float, way: str) -> None:
-        value = statistics.median(values)
-        of = f"{baseline:.3g} s {way}, {shape}"
-        figure(name, value, "s", of=of, ratio=value / baseline, values=values)
-
-    against("story_blocked", blocked, handles.blocked, "by CUDA IPC")
-    against("story_publish_to_served", to_served, file.to_served, "to save and load")
-    against("story_pause", pause, handles.pause, "by CUDA IPC")
-    figure("story_density_first", 100 * density[0], "%")
-    figure("story_density_last", 100 * density[-1], "%", values=[100 * one for one in density])
-    figure("story_ipc_pause", handles.pause, "s", blocked=handles.blocked)
-    figure("story_save_load_pause", file.pause, "s", blocked=file.blocked, to_served=file.to_served)
+    medians = HandOver(*map(statistics.median, zip(*rows)))
+    for name, value, baseline, way in (
+        ("story_blocked", medians.blocked, handles.blocked, "by CUDA IPC"),
+        ("story_publish_to_served", medians.to_served, file.to_served, "to save and load"),
+        ("story_pause", medians.pause, handles.pause, "by CUDA IPC"),
+    ):
+        figure(name, value, "s", f"{baseline:.3g} s {way}, {shape}", value / baseline)
+    figure("story_density_first", 100 * rows[0].density, "%")
+    figure("story_density_last", 100 * rows[-1].density, "%")
+    figure("story_ipc_pause", handles.pause, "s")
+    figure("story_save_load_pause", file.pause, "s")
 
 
-def main() -> None:
-    try:
-        import transformers
-    except ImportError as error:
-        not_run(f"{sys.executable}: {error}")
-    shape = os.environ.get("LOCKSTEP_STORY_SHAPE") or shape_of_this_machine()
-    print(
-        f"{shape}: {parameters_of(shape) / 1e9:.3g} B parameters, transformers {transformers.__version__}", flush=True
-    )
+def test_an_engine_follows_a_training_and_has_its_weights_bit_for_bit(cluster, figure):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("safetensors")
+    shape = os.environ.get("LOCKSTEP_STORY_SHAPE") or (shape_of_this_machine() if ON_GPU else "tiny")
+    print(f"{shape}: {parameters_of(shape) / 1e9:.3g} B parameters, transformers {transformers.__version__}")
     with Ranks(1, start="spawn", timeout_s=120) as engine:
-        trainer, rows = follow(shape, engine)
+        trainer, rows = follow(shape, engine, cluster)
         handles = repeated("CUDA IPC", hand_handles, HANDLES, trainer, engine)
         file = repeated("save and load", hand_file, FILES, trainer, engine)
-    say_figures(shape, rows, handles, file)
+    assert all(0 < row.density < 0.5 for row in rows)
+    keep_figures(figure, shape, rows, handles, file)
+    assert os.listdir(os.environ["LOCKSTEP_TEST_SHARED"]) == []
 
 
-if __name__ == "__main__":
-    main()
+def test_a_machine_gets_the_largest_shape_that_its_memories_have_room_for():
+    gb = 1e9
+    h100, shared, host = 84 * gb, 128 * gb, 120 * gb
+    assert shape_for(h100, shared, host) == ("qwen3-4b", "")
+    assert shape_for(40 * gb, shared, host) == ("qwen3-1.7b", "")
+    assert shape_for(h100, 40 * gb, host) == ("qwen3-1.7b", "")
+    assert shape_for(h100, shared, 45 * gb) == ("qwen3-1.7b", "")
+    shape, why = shape_for(h100, 8 * gb, 16 * gb)
+    assert shape == ""
+    assert "qwen3-1.7b needs 17.2 GB of /" in why and "25.2 GB of the host's memory, and 16 GB are free" in why
