@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <fstream>
 #include <set>
+#include <sstream>
 
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/rules_testing.h"
@@ -41,6 +42,17 @@ struct Recorded {
   std::vector<std::pair<uint32_t, std::vector<std::string>>> ranks;
 };
 
+// Appends the lines that a recorded line stands for: "w{0,1} 8" for "w0 8" and "w1 8".
+void Unfold(const std::string& line, std::vector<std::string>& lines) {
+  const size_t open = line.find('{');
+  if (open == std::string::npos) return lines.push_back(line);
+  const size_t close = line.find('}', open);
+  std::istringstream numbers(line.substr(open + 1, close - open - 1));
+  for (std::string number; std::getline(numbers, number, ',');) {
+    Unfold(line.substr(0, open) + number + line.substr(close + 1), lines);
+  }
+}
+
 std::vector<Recorded> ReadAll() {
   std::ifstream file(kRecorded);
   REQUIRE(file.is_open());
@@ -58,7 +70,7 @@ std::vector<Recorded> ReadAll() {
     } else if (const std::string rank = After(line, "rank"); !rank.empty()) {
       all.back().ranks.emplace_back(std::stoul(rank), std::vector<std::string>());
     } else {
-      all.back().ranks.back().second.push_back(line);
+      Unfold(line, all.back().ranks.back().second);
     }
   }
   return all;

@@ -12,6 +12,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are forked, and OpenMP's threads are not
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,18 @@ def lines_of(case: Case) -> "list[str]":
     last_of_stage = {stage: number for number, (stage, _) in enumerate(held)}
     lines = [f"{word} {rest}" for word, rest in case.items()]
     for number in sorted(last_of_stage.values()):
-        lines += [f"rank {number}", *held[number][1]]
+        of_experts = folded(held[number][1], r"(?<=local_experts\.)\d+|(?<=weight)\d+")
+        lines += [f"rank {number}", *folded(of_experts, r"(?<=layers\.)\d+")]
     return lines
+
+
+def folded(lines: "list[str]", number: str) -> "list[str]":
+    """Lines that differ only where `number` matches, as one line with all their numbers: "layers.{0,1}.norm 64"."""
+    numbers: "dict[str, list[str]]" = {}
+    for line in lines:
+        found = re.search(number, line)
+        numbers.setdefault(re.sub(number, "*", line, count=1), []).append(found[0] if found else "")
+    return [line.replace("*", n[0] if len(n) == 1 else f"{{{','.join(n)}}}") for line, n in numbers.items()]
 
 
 def topology_of(sizes: "dict[str, Any]") -> Topology:
