@@ -3,8 +3,8 @@
     python3 conformance_server.py --kind sglang --directory CHECKPOINT [--port 0] [--fault JSON]...
 
 It is for what a real server cannot be made to do: faults, at the call that a test chooses. real_vllm and real_sglang have
-the real ones. It answers as they do, really reads the checkpoints that it is given, makes tokens from them, and records
-what a server must never come to: `violations`. Faults are injected by `ConformanceServer.fault`, `--fault`, or POST
+the real ones. It answers as they do under load, really reads the checkpoints that it is given, and records what a server
+must never come to: `violations`. Faults are injected by `ConformanceServer.fault`, `--fault`, or POST
 /conformance/faults; GET /conformance shows the state. Python's standard library is all it needs.
 """
 
@@ -27,7 +27,6 @@ class Rules(Protocol):
     """How one kind of server behaves; made of a ServedModel and Options. Handlers are called in any thread."""
 
     endpoints: "dict[str, dict]"  # its control endpoints, and the values of what a call leaves out
-    generate_path: str  # POST {"tokens": how many}: answers "tokens", which `core` made
     pause_path: str
     update_path: str  # reads a directory
     keeps_names: bool  # of versions
@@ -51,11 +50,9 @@ class Options:
 
     api_key: str = ""
     admin_api_key: str = ""  # SGLang only
-    legacy_assert: bool = False  # SGLang: a flush with pending requests after an update kills the scheduler
     workers: int = 2  # vLLM: TP x PP
     incarnations: "tuple[str, ...]" = ("one", "one")  # of its ranks' followers
     absent: "tuple[str, ...]" = ()  # endpoints that an older version does not have
-    token_s: float = 0.002
     load_s: float = 0.0
     start_s: float = 0.0  # SGLang: how long it starts
     health_s: float = 20.0  # SGLang: how long /health waits for a token
@@ -85,7 +82,7 @@ class ConformanceServer:
         with self.lock:
             closed = self.http.ended.is_set()
             self.http.ended.set()
-        self.core.end()
+        self.core.ended = True
         if not closed:
             self.http.close()
 

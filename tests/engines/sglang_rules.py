@@ -1,10 +1,9 @@
 """How SGLang behaves on its control port, for conformance_server.py."""
 
-import threading
 import time
 from pathlib import Path
 
-from engine_core import EngineCore, Generation
+from engine_core import EngineCore
 from http_plumbing import Answer, Request, bearer
 from served_model import LoadFailed, ServedModel
 
@@ -13,38 +12,34 @@ ENDPOINTS: "dict[str, dict]" = {
     "/begin_weight_update": {},
     "/continue_generation": {},
     "/end_weight_update": {},
-    "/flush_cache": {"timeout": 0},
+    "/flush_cache": {},
     "/health": {},
     "/model_info": {},
-    "/pause_generation": {"mode": "abort"},
+    "/pause_generation": {},
     "/ready": {},
     "/server_info": {},
-    "/update_weight_version": {"abort_all_requests": True},
-    "/update_weights_from_disk": {"abort_all_requests": False, "weight_version": None, "flush_cache": True},
+    "/update_weight_version": {},
+    "/update_weights_from_disk": {"weight_version": None, "flush_cache": True},
     "/weights_checker": {},
 }
 FOR_ALL = ("/health", "/model_info", "/ready", "/server_info")  # the other ones need the admin key
-AGAIN_S = 1.0  # /health, and a pause by abort, look again after so long
+AGAIN_S = 1.0  # /health looks again after so long
 DIES_S = 5
-NOT_FLUSHED = "The weights are new, but requests run or wait, so the cache is the old one."
 
 
 class SglangRules:
-    """The HTTP process (paused, abort, versions) before the scheduler (an EngineCore)."""
+    """The HTTP process (paused, versions) before the scheduler (an EngineCore). Requests run unless it is paused."""
 
     endpoints = ENDPOINTS
-    generate_path = "/generate"
     pause_path = "/pause_generation"
     update_path = "/update_weights_from_disk"
     keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
-        self.core = EngineCore(model, options.token_s)
+        self.core = EngineCore(model)
         self.model = model
         self.options = options
-        self.changed = threading.Condition()
         self.paused = False
-        self.in_flight: "list[Generation]" = []
         self.weight_version = "default"
         self.in_session = False
         self.served_model_name = model.path
@@ -67,8 +62,8 @@ class SglangRules:
         refusal = self.unauthorized(request)
         if refusal:
             return refusal
-        if request.path == self.generate_path:
-            return self.generate(request)
+        if request.path == "/generate":
+            return self.generate()
         defaults = ENDPOINTS.get(request.path)
         if defaults is None or request.path in self.options.absent:
             return Answer(404, {"detail": "Not Found"})
@@ -96,39 +91,15 @@ class SglangRules:
     def model_info(self, _) -> Answer:
         return Answer(200, {"model_path": self.served_model_name, "weight_version": self.weight_version})
 
-    def generate(self, request: Request) -> Answer:
-        values = request.json()
-        generation = Generation(values.get("tokens", 1), values.get("stuck", False))
-        with self.changed:
-            self.changed.wait_for(lambda: not self.paused or self.core.ended)
-            self.in_flight.append(generation)
-        self.core.post(lambda: self.core.waiting.append(generation))
-        while not generation.done.wait(0.02) and not self.core.ended:
-            pass
-        with self.changed:
-            self.in_flight.remove(generation)
-            self.changed.notify_all()
-        return Answer(200, {"tokens": generation.tokens, "finish_reason": generation.finish_reason})
+    def generate(self) -> Answer:
+        """A token comes once it is not paused."""
+        while self.paused and not self.core.ended:
+            time.sleep(0.02)
+        return Answer(200, {})
 
-    def abort_all(self) -> None:
-        self.core.post(self.core.abort)
-
-    def pause_generation(self, values) -> Answer:
-        with self.changed:
-            self.paused = True
-        if values["mode"] == "abort":
-            while self.in_flight and not self.core.ended:
-                self.abort_all()
-                time.sleep(AGAIN_S)
-        else:
-            # The answer does not wait for the scheduler.
-            self.core.post(lambda: self.pause_engine(retract=values["mode"] == "retract"))
+    def pause_generation(self, _) -> Answer:
+        self.paused = True
         return Answer(200, {"message": "Paused.", "status": "ok"})
-
-    def pause_engine(self, retract: bool) -> None:
-        self.core.stepping = False
-        if retract:
-            self.core.retract()
 
     def begin_weight_update(self, _) -> Answer:
         return self.session_call(begins=True, refusal="a weight-update session is already open")
@@ -145,44 +116,22 @@ class SglangRules:
     def continue_generation(self, _) -> Answer:
         if self.in_session:
             self.core.violations.append("resumed in a weight-update session, with weights that are not packed")
-        self.core.post(self.continue_engine)
-        with self.changed:
-            self.paused = False
-            self.changed.notify_all()
+        self.core.call(self.core.resume)
+        self.paused = False
         return Answer(200, {"message": "Continued.", "status": "ok"})
 
-    def continue_engine(self) -> None:
-        self.core.stepping = True
-
-    def flush(self) -> bool:
-        paused = not self.core.stepping
-        if self.core.running or (self.core.waiting and not paused):
-            return False
-        self.core.prefixes.clear()
-        return True
-
-    def flush_cache(self, values) -> Answer:
-        deadline = time.monotonic() + values["timeout"]
-        if values["timeout"] > 0:
-            while self.core.call(self.core.busy):
-                if time.monotonic() >= deadline:
-                    return Answer(400, "Not idle in time.")
-                time.sleep(0.01)
-        return Answer(200, "Flushed.\n") if self.core.call(self.flush) else Answer(400, "Not flushed.\n")
+    def flush_cache(self, _) -> Answer:
+        if not self.paused:
+            return Answer(400, "Not flushed.\n")
+        self.core.call(self.core.flush)
+        return Answer(200, "Flushed.\n")
 
     def update_weight_version(self, values) -> Answer:
-        if values["abort_all_requests"]:
-            self.abort_all()
         self.weight_version = values["new_version"]
         message = f"The version is {self.weight_version}"
         return Answer(200, {"success": True, "message": message, "new_version": self.weight_version})
 
     def update_weights_from_disk(self, values) -> Answer:
-        if values["abort_all_requests"]:
-            self.abort_all()
-        with self.changed:
-            # Not paused, it waits for the requests in flight.
-            self.changed.wait_for(lambda: self.paused or not self.in_flight or self.core.ended)
         success, message = self.core.call(lambda: self.load(values))
         if success:
             self.served_model_name = values["model_path"]
@@ -212,8 +161,6 @@ class SglangRules:
                 return True, "Updated."
             time.sleep(DIES_S)  # to roll back it reads the new path again, not the old weights, and fails again
             self.core.die(str(error))
-        if values["flush_cache"] and not self.flush():
-            if self.options.legacy_assert:
-                self.core.die("assert flush_cache_success")
-            return False, NOT_FLUSHED
+        if values["flush_cache"]:
+            self.core.flush()
         return True, "Updated."

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from engine_core import EngineCore, Generation
+from engine_core import EngineCore
 from http_plumbing import Answer, Request, bearer
 from served_model import GARBAGE, LoadFailed, ServedModel, tensors_in
 
@@ -35,13 +35,12 @@ class VllmRules:
     """The API server before the engine core. Control calls wait in turn for the core, health does not."""
 
     endpoints = ENDPOINTS
-    generate_path = "/v1/generate"
     pause_path = "/pause"
     update_path = "/collective_rpc"
     keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
-        self.core = EngineCore(model, options.token_s)
+        self.core = EngineCore(model)
         self.model = model
         self.options = options
         self.paused = ""  # the mode
@@ -58,8 +57,6 @@ class VllmRules:
             return Answer(401, {"error": "Unauthorized"})
         if request.path == "/health":
             return Answer(200, "")
-        if request.path == self.generate_path:
-            return self.generate(request)
         defaults = ENDPOINTS.get(request.path)
         if defaults is None or request.path in self.options.absent:
             return Answer(404, {"detail": "Not Found"})
@@ -69,36 +66,16 @@ class VllmRules:
             message = {"message": str(error), "type": "InternalServerError", "param": None, "code": 500}
             return Answer(500, {"error": message})
 
-    def generate(self, request: Request) -> Answer:
-        values = request.json()
-        generation = Generation(values.get("tokens", 1), values.get("stuck", False))
-        self.core.post(lambda: self.core.waiting.append(generation))
-        while not generation.done.wait(0.02) and not self.core.ended:
-            pass
-        return Answer(200, {"tokens": generation.tokens, "finish_reason": generation.finish_reason})
-
     def pause(self, values) -> Answer:
-        mode = values["mode"]
-        self.paused = mode
-        if mode == "abort":
-            self.core.call(self.core.abort)
-        while mode != "keep" and self.core.call(lambda: bool(self.core.running)) and not self.core.ended:
-            time.sleep(0.01)
-        self.core.call(lambda: self.stop_stepping(values["clear_cache"]))
+        self.paused = values["mode"]
+        if values["clear_cache"]:
+            self.core.call(self.core.flush)
         return Answer(200, {"status": "paused"})
 
-    def stop_stepping(self, clear_cache: bool) -> None:
-        self.core.stepping = False
-        if clear_cache:
-            self.reset(True)
-
     def resume(self, _) -> Answer:
-        self.core.call(self.resume_engine)
-        return Answer(200, {"status": "resumed"})
-
-    def resume_engine(self) -> None:
+        self.core.call(self.core.resume)
         self.paused = ""
-        self.core.stepping = True
+        return Answer(200, {"status": "resumed"})
 
     def is_paused(self, _) -> Answer:
         return Answer(200, {"is_paused": bool(self.core.call(lambda: self.paused))})
@@ -118,16 +95,12 @@ class VllmRules:
         self.weight_version = values["new_version"]
         return Answer(200, {"success": True, "new_version": self.weight_version})
 
-    def reset(self, reset_running_requests: bool) -> bool:
-        if reset_running_requests:
-            self.core.retract()
-        if self.core.running:
-            return False
-        self.core.prefixes.clear()
-        return True
-
     def reset_prefix_cache(self, values) -> Answer:
-        return Answer(200, {"success": self.core.call(lambda: self.reset(values["reset_running_requests"]))})
+        """Where requests run, or go on after the pause, they must be reset, too."""
+        success = values["reset_running_requests"] or self.paused in ("abort", "wait")
+        if success:
+            self.core.call(self.core.flush)
+        return Answer(200, {"success": success})
 
     def collective_rpc(self, values) -> Answer:
         return Answer(200, {"results": self.core.call(lambda: self.call_workers(values))})
