@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import Rank
+from ranks import Rank, Ranks
 from slicing import Place, engine_tensors, made_of
 from tiny_trainer import checkpoint_tensors
 
@@ -82,6 +82,12 @@ def attach(rank: Rank) -> None:
         server=job.server if job.comes_by_itself else "",
         **rank.made_of,
     )
+
+
+def start(ranks: Ranks, job: Job, checkpoint: Path, process: int) -> None:
+    """A rank of this job in that process."""
+    ranks.call(build, job, checkpoint, only=[process])
+    ranks.call(attach, only=[process])
 
 
 def _note_pause(rank: Rank) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from conformance_server import ConformanceServer
-from engine_ranks import Job, attach, build, differences, leave, paused_at_writes, refusal, spoil_deriving
+from engine_ranks import Job, differences, leave, paused_at_writes, refusal, spoil_deriving, start
 from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
-from tiny_trainer import Trainer, checkpoint_tensors
-
-import lockstep
+from tiny_trainer import Trainer
 
 WORLD = 2
 
@@ -40,17 +38,8 @@ class System:
     def start(self, name: str, processes: "list[int]") -> None:
         for rank, process in enumerate(processes):
             place = places(len(processes))[rank]
-            job = Job(
-                name,
-                rank,
-                len(processes),
-                place,
-                self.trainer.config,
-                self.socket,
-                MODEL,
-            )
-            self.ranks.call(build, job, max(self.checkpoints.items())[1], only=[process])
-            self.ranks.call(attach, only=[process])
+            job = Job(name, rank, len(processes), place, self.trainer.config, self.socket, MODEL)
+            start(self.ranks, job, max(self.checkpoints.items())[1], process)
 
     def expect(self, version: int, processes: "list[int]") -> None:
         wrong = self.ranks.call(differences, version, self.checkpoints[version], only=processes)
@@ -120,88 +109,6 @@ def test_a_restarted_trainers_run_reaches_the_engines(system):
     system.expect(1, [0, 1])
 
 
-def test_an_engine_that_converted_a_parameter_is_refused_by_name(system):
-    checkpoint = system.publish(1)
-    job = Job("engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL)
-    system.ranks.call(build, job, checkpoint, only=[0])
-    system.ranks.call(convert, "model.layers.1.mlp.down_proj.weight", only=[0])
-    system.ranks.call(attach, only=[0])
-    [reason] = system.ranks.call(refusal, only=[0])
-    assert "model.layers.1.mlp.down_proj.weight" in reason and "director" in reason
-    assert system.receiver.answers()
-
-
-def convert(rank, name: str) -> None:
-    """As some kernels want weights: of another type."""
-    parameter = rank.module.get_parameter(name)
-    parameter.data = parameter.data.to(torch.float16)
-
-
-def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory_and_a_full_pull_mends_it(system):
-    system.publish(1)
-    system.start("engine", [0, 1])
-    system.expect(1, [0, 1])
-    assert system.receiver.ctl("verify").returncode == 0
-    system.ranks.call(spoil, "model.layers.0.mlp.gate_up_proj.weight", only=[1])
-    found = system.receiver.ctl("verify")
-    assert found.returncode == 65 and "engine" in found.stderr and "rank 1" in found.stderr
-    assert system.receiver.ctl("pull", "--full").returncode == 0
-    assert system.receiver.ctl("verify").returncode == 0
-    system.expect(1, [0, 1])
-    system.publish(2)
-    system.expect(2, [0, 1])
-
-
-@torch.no_grad()
-def spoil(rank, name: str) -> None:
-    """One bit of one element."""
-    rank.module.get_parameter(name).view(torch.int16)[3, 3] ^= 1
-
-
-def test_a_parameter_that_moved_is_found_by_name_and_its_rank_is_written_whole(system):
-    name = "model.layers.0.mlp.gate_up_proj.weight"
-    system.publish(1)
-    system.start("engine", [0, 1])
-    system.expect(1, [0, 1])
-    system.ranks.call(move, name, only=[1])
-    found = system.receiver.ctl("verify", "--engines")
-    assert found.returncode != 0 and "rank 1 (process " in found.stderr and f'parameter "{name}" was' in found.stderr
-    system.expect(1, [0, 1])
-    assert system.receiver.ctl("verify", "--engines").returncode == 0
-    system.ranks.call(move, name, only=[0, 1])
-    system.publish(2)
-    system.expect(2, [0, 1])
-    assert system.receiver.ctl("verify", "--engines").returncode == 0
-
-
-def move(rank, name: str) -> None:
-    """A parameter gets other memory."""
-    parameter = rank.module.get_parameter(name)
-    parameter.data = parameter.data.clone()
-
-
-def test_a_replica_in_python_is_the_published_version_and_stays_while_it_is_held(system):
-    first = system.publish(1)
-    path = system.receiver.root / MODEL
-    assert lockstep.wait_for(path, 1, timeout=30) == 1
-    with lockstep.Replica(path) as replica:
-        state = replica.state_dict()
-        for version in (2, 3, 4):
-            newest = system.publish(version)
-            lockstep.wait_for(path, version, timeout=30)
-        assert replica.version == 1
-        assert_equal(state, checkpoint_tensors(first))
-    with lockstep.Replica(path) as replica:
-        assert replica.version == 4
-        assert_equal(replica.state_dict(), checkpoint_tensors(newest))
-
-
-def assert_equal(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor.view(torch.int16), other[name].view(torch.int16)), name
-
-
 class Server:
     """An SGLang around two ranks, which only it can stop, and a receiver that pauses it."""
 
@@ -219,24 +126,17 @@ class Server:
             engine_pause_timeout="2s",
         )
         for rank, place in enumerate(places(WORLD)):
-            job = Job(
-                "engine",
-                rank,
-                WORLD,
-                place,
-                system.trainer.config,
-                system.socket,
-                MODEL,
-                server=self.http.url,
-            )
-            system.ranks.call(build, job, checkpoint, only=[rank])
-            system.ranks.call(attach, only=[rank])
+            of = system.trainer.config, system.socket, MODEL
+            start(system.ranks, Job("engine", rank, WORLD, place, *of, server=self.http.url), checkpoint, rank)
         self.resumes_with(1)
 
     def resumes_with(self, version: int) -> None:
         self.system.expect(version, [0, 1])
         wait_until(lambda: not self.paused, "the server resumes")
         assert self.http.state()["weight_version"].endswith(f"-{version}")
+        assert all(all(paused) for paused in self.system.ranks.call(paused_at_writes, only=[0, 1]))
+        assert self.http.rules.update_path not in self.http.paths()
+        assert self.http.violations == []
 
     @property
     def paused(self) -> bool:
@@ -248,15 +148,6 @@ def server(system):
     server = Server(system)
     yield server
     server.http.close()
-
-
-def test_a_server_is_paused_while_its_ranks_are_written_and_never_made_to_load(server):
-    for version in (2, 3):
-        server.system.publish(version)
-        server.resumes_with(version)
-    assert server.system.ranks.call(paused_at_writes, only=[0, 1]) == [[True] * 3] * 2
-    assert "/update_weights_from_disk" not in server.http.paths()
-    assert server.http.violations == []
 
 
 def test_a_rank_that_goes_while_its_servers_pause_hangs_makes_the_engine_unready_and_ends_the_call(server):
@@ -321,19 +212,9 @@ def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
     if name == "engine":
         system.ranks.call(leave, only=[0, 1])
         wait_until(lambda: not system.engines(), "the first server's ranks are gone")
-    job = Job(
-        name,
-        0,
-        1,
-        places(1)[0],
-        system.trainer.config,
-        system.socket,
-        MODEL,
-        server="http://127.0.0.1:1",
-        incarnation="two",
-    )
-    system.ranks.call(build, job, system.checkpoints[1], only=[2])
-    system.ranks.call(attach, only=[2])
+    of = system.trainer.config, system.socket, MODEL
+    job = Job(name, 0, 1, places(1)[0], *of, server="http://127.0.0.1:1", incarnation="two")
+    start(system.ranks, job, system.checkpoints[1], 2)
     [reason] = system.ranks.call(refusal, only=[2])
     assert f"engine {name}" in reason and "not of the server that is paused for engine default" in reason
     system.publish(2)
@@ -345,21 +226,9 @@ def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
     assert system.ranks.call(paused_at_writes, only=[2]) == [[]]
 
 
-def test_a_servers_replicas_are_written_while_it_is_paused(server):
-    system = server.system
-    job = Job("engine-1", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server=server.http.url)
-    system.ranks.call(build, job, system.checkpoints[1], only=[2])
-    system.ranks.call(attach, only=[2])
-    system.publish(2)
-    system.expect(2, [2])
-    server.resumes_with(2)
-    assert all(all(paused) for paused in system.ranks.call(paused_at_writes, only=[0, 1, 2]))
-
-
 def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_paused(system):
     checkpoint = system.publish(1)
     job = Job("engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1")
-    system.ranks.call(build, job, checkpoint, only=[0])
-    system.ranks.call(attach, only=[0])
+    start(system.ranks, job, checkpoint, 0)
     [reason] = system.ranks.call(refusal, only=[0])
     assert "name the kind of the server with --engine" in reason

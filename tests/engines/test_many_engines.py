@@ -5,7 +5,7 @@ import time
 
 import pytest
 from conformance_server import ConformanceServer
-from engine_ranks import Job, attach, build, differences, fall_asleep, leave, paused_at_writes, refusal, wake
+from engine_ranks import Job, differences, fall_asleep, leave, paused_at_writes, refusal, start, wake
 from harness import MODEL, wait_until
 from ports import ReservedPort
 from ranks import Ranks
@@ -57,8 +57,7 @@ class Host:
     def attach(self, process: int, name: str) -> None:
         config = self.trainer.config
         job = Job(name, 0, 1, places(1)[0], config, self.socket, MODEL, server=self.servers[name].url)
-        self.ranks.call(build, job, self.checkpoints[1], only=[process])
-        self.ranks.call(attach, only=[process])
+        start(self.ranks, job, self.checkpoints[1], process)
 
     def publish(self, version: int) -> None:
         self.trainer.step()
@@ -164,20 +163,9 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
 
         def join(process: int, name: str, port: int, user: str = "") -> None:
             url = f"http://{user}127.0.0.1:{port}"
-            job = Job(
-                name,
-                0,
-                1,
-                places(1)[0],
-                trainer.config,
-                socket,
-                MODEL,
-                server=url,
-                incarnation="one",
-                comes_by_itself=True,
-            )
-            ranks.call(build, job, checkpoint, only=[process])
-            ranks.call(attach, only=[process])
+            of = trainer.config, socket, MODEL
+            job = Job(name, 0, 1, places(1)[0], *of, server=url, incarnation="one", comes_by_itself=True)
+            start(ranks, job, checkpoint, process)
 
         def table() -> dict:
             return {engine["name"]: engine for engine in receiver.model_status()["engines"]}
@@ -199,6 +187,7 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
                 ranks.call(leave, only=[1])
                 join(1, "rollout-1", first.number)  # a replica of the same server
                 assert ranks.call(differences, 1, checkpoint, only=[1]) == [[]]
+                assert ranks.call(paused_at_writes, only=[0, 1]) == [[True], [True]]
                 assert [name for name in table() if name != "default"] == ["rollout"]
                 ranks.call(leave, only=[0, 1])
                 wait_until(lambda: not receiver.model_status()["rank_groups"], "its ranks have gone")
