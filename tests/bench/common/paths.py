@@ -5,18 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = [
-    str(ROOT / folder)
-    for folder in (
-        "python",
-        "tests",
-        "tests/integration",
-        "tests/layouts",
-        "tests/engines",
-        "tests/bench/common",
-        "tests/bench/plots",
-        "tests/bench/sync",
-        "tests/bench/wan",
-    )
-]
+BINARIES = ROOT / "bazel-bin/tests/bench"
+TESTS = "integration", "layouts", "engines", "bench/common", "bench/plots", "bench/sync", "bench/wan"
+FOLDERS = [str(ROOT / "python"), str(ROOT / "tests"), *(str(ROOT / "tests" / folder) for folder in TESTS)]
 sys.path += [folder for folder in FOLDERS if folder not in sys.path]

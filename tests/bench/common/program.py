@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -26,15 +27,10 @@ class Options:
 
 def options(copies: float, full_bytes: int = M_BYTES, quick_bytes: int = 8_000_000, repeats: int = 9) -> Options:
     """Of the command line; for a model that the machine has memory for so many copies of."""
-    quick = is_quick()
-    return Options(quick, fitting_bytes(quick_bytes if quick else full_bytes, copies), 2 if quick else repeats)
-
-
-def is_quick() -> bool:
-    """Whether the command line asks for a tiny model, few times."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="a tiny model, few times")
-    return parser.parse_args().quick
+    quick = parser.parse_args().quick
+    return Options(quick, fitting_bytes(quick_bytes if quick else full_bytes, copies), 2 if quick else repeats)
 
 
 def fitting_bytes(wanted: int, copies: float) -> int:
@@ -54,11 +50,7 @@ def fitting_bytes(wanted: int, copies: float) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that the machine can still give."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) << 10
-    raise SystemExit("/proc/meminfo does not say MemAvailable")
+    return int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) << 10
 
 
 def print_figure(name: str, unit: str, model_bytes: int, values: "list[float]", baselines: "list[float]") -> None:

@@ -3,20 +3,19 @@
 import json
 import os
 import platform
+import re
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from figures import NAMES, Figure
 
-NAME_WIDTH = max(map(len, NAMES))
-ROW = f"{{:<{NAME_WIDTH}}}  {{:>16}}  {{:>16}}  {{:>7}}  {{:>8}}  {{:>6}}  {{:>8}}  {{}}"
+ROW = f"{{:<{max(map(len, NAMES))}}}  {{:>16}}  {{:>16}}  {{:>7}}  {{:>8}}  {{:>6}}  {{:>8}}  {{}}"
 
 
 @dataclass
 class Report:
-    """Results and series in the order in which they were measured; every change is written to `file`, where there is
-    one."""
+    """Results and series in the order in which they were measured. Every change is written to `file`, if there is one."""
 
     machine: dict
     quick: bool
@@ -28,7 +27,6 @@ class Report:
     seconds: "dict[str, float]" = field(default_factory=dict)  # that each program took
 
     def add_result(self, figure: Figure, measured: dict) -> None:
-        """Keeps and prints one figure."""
         result = summary(figure, measured)
         self.results.append(result)
         self.write()
@@ -42,9 +40,9 @@ class Report:
         """A reader of the file sees the state before or after, and never a part."""
         if self.file is None:
             return
-        keys = ("machine", "quick", "finished", "results", "not_measured", "series", "seconds")
+        content = {key: value for key, value in asdict(self).items() if key != "file"}
         partial = self.file.with_name(self.file.name + ".partial")
-        partial.write_text(json.dumps({key: getattr(self, key) for key in keys}, indent=2) + "\n")
+        partial.write_text(json.dumps(content, indent=2) + "\n")
         os.replace(partial, self.file)
 
     def print_heading(self) -> None:
@@ -84,11 +82,11 @@ def row(figure: Figure, result: dict) -> str:
 
 
 def describe_machine() -> dict:
-    cpu = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
+    named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
-    cores = len(os.sched_getaffinity(0))
-    return {"cpu": cpu, "cores": cores, "memory_gib": round(memory_kib / 2**20, 1), "kernel": platform.release()}
+    return {
+        "cpu": named[1] if named else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_kib / 2**20, 1),
+        "kernel": platform.release(),
+    }

@@ -22,11 +22,9 @@ from pathlib import Path
 
 import paths
 import plots
-from figures import GROUPS, NAMES, PROGRAMS, Program
+from figures import GROUPS, NAMES, PROGRAMS, figures_of, group
 from report import Report, describe_machine
 
-BINARIES = paths.ROOT / "bazel-bin/tests/bench"
-SOURCES = paths.ROOT / "tests/bench"
 PLOTS_DIRECTORY = paths.ROOT / "docs/figures"
 CANNOT_MEASURE = 77  # of a program: this machine or user lacks what it needs, and it said what
 LIMIT_S, ENDING_S = 1800, 30
@@ -52,8 +50,8 @@ def main() -> int:
     report.print_heading()
     succeeded = True
     for program in PROGRAMS:
-        whole = options.only is None or program.name in options.only and program.name in GROUPS
-        wanted = {figure.name for figure in program.figures if whole or figure.name in options.only}
+        whole = options.only is None or group(program) in GROUPS and group(program) in options.only
+        wanted = {figure.name for figure in figures_of(program) if whole or figure.name in options.only}
         if wanted or options.only is None:
             succeeded = run_program(program, wanted, report) and succeeded
     report.finished = True
@@ -65,16 +63,15 @@ def main() -> int:
 
 
 def plots_directory(options: argparse.Namespace) -> "tempfile.TemporaryDirectory | nullcontext":
-    """Where plots go: by themselves, those of a whole run to the documents; of a quick one, to nowhere, drawn as a
-    trial."""
+    """By themselves, plots of a whole run go to the documents; those of a quick one are drawn as a trial."""
     if options.plots is not None or options.only is not None:
         return nullcontext(options.plots)
     return tempfile.TemporaryDirectory() if options.quick else nullcontext(PLOTS_DIRECTORY)
 
 
-def run_program(program: Program, wanted: "set[str]", report: Report) -> bool:
+def run_program(program: str, wanted: "set[str]", report: Report) -> bool:
     """Adds what the program prints; False when it failed, or left out a figure that is wanted."""
-    figures = {figure.name: figure for figure in program.figures if figure.name in wanted}
+    figures = {figure.name: figure for figure in figures_of(program) if figure.name in wanted}
 
     def take(line: dict) -> None:
         if "series" in line:
@@ -83,30 +80,28 @@ def run_program(program: Program, wanted: "set[str]", report: Report) -> bool:
             report.add_result(figures.pop(line["name"]), line)
 
     start = time.monotonic()
-    status = run(command_of(program, report.quick), take)
-    report.seconds[program.path] = round(time.monotonic() - start, 1)
+    status = run(program, report.quick, take)
+    report.seconds[program] = round(time.monotonic() - start, 1)
     if status == CANNOT_MEASURE:
         report.not_measured += figures
-        print(f"run.sh: {program.path} is left out: it said why", file=sys.stderr)
+        print(f"run.sh: {program} is left out: it said why", file=sys.stderr)
     elif status != 0:
-        print(f"run.sh: {program.path} ended with status {status}", file=sys.stderr)
+        print(f"run.sh: {program} ended with status {status}", file=sys.stderr)
     elif figures:
-        print(f"run.sh: {program.path} did not print {', '.join(figures)}", file=sys.stderr)
+        print(f"run.sh: {program} did not print {', '.join(figures)}", file=sys.stderr)
     report.write()
     return status == CANNOT_MEASURE or (status == 0 and not figures)
 
 
-def command_of(program: Program, quick: bool) -> "list[str]":
-    python = program.path.endswith(".py")
-    command = [sys.executable, str(SOURCES / program.path)] if python else [str(BINARIES / program.path)]
-    return [*command, *(["--quick"] if quick else [])]
-
-
-def run(command: "list[str]", take: "Callable[[dict], None]") -> int:
-    """Calls `take` with each JSON object that the command prints, when it does; returns its exit status. It does not
+def run(program: str, quick: bool, take: "Callable[[dict], None]") -> int:
+    """Calls `take` with each JSON object that the program prints, when it does; returns its exit status. It does not
     outlive the call, nor LIMIT_S."""
+    python = program.endswith(".py")
+    command = [sys.executable, paths.ROOT / "tests/bench" / program] if python else [paths.BINARIES / program]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths.FOLDERS)}
-    process = subprocess.Popen(command, cwd=paths.ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *["--quick"] * quick], cwd=paths.ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
     limit = threading.Timer(LIMIT_S, process.kill)
     limit.start()
     try:

@@ -36,41 +36,47 @@ class Bf16:
         return self.bits.__array_interface__
 
 
-def shapes(model_bytes: int) -> "dict[str, tuple[int, ...]]":
-    """Tensors of a Llama with as many layers as fit `model_bytes`, and a head that takes the rest; a smaller model is
-    the head alone. Returns name -> shape; sizes add up to `model_bytes` less at most one row of the head."""
+def llama(layers: int, head_rows: int = VOCABULARY) -> "dict[str, tuple[int, ...]]":
+    """Name -> shape."""
     layer = {
+        "input_layernorm": (HIDDEN,),
         "self_attn.q_proj": (HIDDEN, HIDDEN),
         "self_attn.k_proj": (KEY_VALUE, HIDDEN),
         "self_attn.v_proj": (KEY_VALUE, HIDDEN),
         "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "post_attention_layernorm": (HIDDEN,),
         "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
         "mlp.up_proj": (INTERMEDIATE, HIDDEN),
         "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-        "input_layernorm": (HIDDEN,),
-        "post_attention_layernorm": (HIDDEN,),
     }
-    layer_elements = sum(math.prod(shape) for shape in layer.values())
-    embedding = VOCABULARY * HIDDEN
-    left = model_bytes // 2
-    found: "dict[str, tuple[int, ...]]" = {}
-    if left > 2 * embedding + layer_elements:
-        found["model.embed_tokens.weight"] = (VOCABULARY, HIDDEN)
-        layers = (left - 2 * embedding) // layer_elements
-        for number in range(layers):
-            found.update({f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()})
-        left -= embedding + layers * layer_elements
-    return {**found, "lm_head.weight": (left // HIDDEN, HIDDEN)}
+    named = {f"model.layers.{n}.{name}.weight": shape for n in range(layers) for name, shape in layer.items()}
+    ends = {"model.norm.weight": (HIDDEN,), "lm_head.weight": (head_rows, HIDDEN)}
+    return {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), **named, **ends}
+
+
+def elements(shapes: "dict[str, tuple[int, ...]]") -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def shapes(model_bytes: int) -> "dict[str, tuple[int, ...]]":
+    """A Llama with as many layers as fit `model_bytes`, and a head that takes the rest; a smaller model is the head
+    alone. Sizes add up to `model_bytes` less at most one row of the head."""
+    left = model_bytes // 2 - elements(llama(0))
+    layers = left // (elements(llama(1)) - elements(llama(0)))
+    if layers < 1:
+        return {"lm_head.weight": (model_bytes // 2 // HIDDEN, HIDDEN)}
+    rest = model_bytes // 2 - elements(llama(layers))
+    return llama(layers, VOCABULARY + rest // HIDDEN)
 
 
 class Weights:
-    """A model of about `model_bytes`; the same bits for the same size and number of steps."""
+    """A model of about `model_bytes`, or of these shapes; the same bits for the same size and number of steps."""
 
-    def __init__(self, model_bytes: int) -> None:
+    def __init__(self, model: "int | dict[str, tuple[int, ...]]") -> None:
         self._random = np.random.default_rng(1)
         self._steps = step_table()
-        by_name = shapes(model_bytes)
-        self.flat = np.empty(sum(math.prod(shape) for shape in by_name.values()), np.uint16)
+        by_name = shapes(model) if isinstance(model, int) else model
+        self.flat = np.empty(elements(by_name), np.uint16)
         pattern = self._random.normal(0, 0.02, min(PATTERN_ELEMENTS, self.flat.size)).astype(np.float32)
         pattern_bits = (pattern.view(np.uint32) >> 16).astype(np.uint16)
         for begin in range(0, self.flat.size, pattern_bits.size):

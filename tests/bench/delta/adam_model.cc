@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
 namespace lockstep::bench {
 namespace {
@@ -78,24 +77,6 @@ std::vector<std::vector<float>> TrainTile(uint32_t first_step, uint32_t versions
   return sums;
 }
 
-// Of a weight times 64, as a tensor's own scale would have it; what is below the smallest normal number becomes 0.
-uint8_t ToE4m3(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value * 64);
-  const uint32_t rounded = ((bits & 0x7fffffff) + 0x7ffff + ((bits >> 20) & 1)) >> 20;
-  constexpr uint32_t kBias = (127 - 7) << 3;
-  const uint32_t code = rounded < kBias + 8 ? 0 : std::min<uint32_t>(rounded - kBias, 0x7e);
-  return static_cast<uint8_t>((bits >> 24 & 0x80) | code);
-}
-
-template <typename T, typename Convert>
-void Fill(const float* normals, const float* sums, float base, float scale, float rate, size_t count, std::byte* to,
-          Convert convert) {
-  for (size_t i = 0; i < count; ++i) {
-    const T value = convert(FromBf16(ToBf16(base + scale * normals[i])) + rate * sums[i]);
-    std::memcpy(to + i * sizeof(T), &value, sizeof(T));
-  }
-}
-
 uint64_t RowElements(const model::TensorMeta& tensor) {
   return tensor.shape.empty() ? 1 : tensor.shape.back();
 }
@@ -110,7 +91,7 @@ AdamModel::AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t 
     const uint64_t bytes = layout_->tensor_bytes(tensor);
     if (bytes == 0) continue;
     const model::TensorMeta& meta = layout_->tensors()[tensor];
-    const uint64_t row_bytes = RowElements(meta) * model::FindDType(meta.dtype)->bits / 8;
+    const uint64_t row_bytes = 2 * RowElements(meta);
     const uint64_t rows = bytes / row_bytes;
     const uint64_t together = std::max<uint64_t>(1, kRowsBytes / row_bytes);
     for (uint64_t row = 0; row < rows; row += together) {
@@ -123,8 +104,8 @@ void AdamModel::Write(uint32_t version, double learning_rate, std::span<std::byt
   pool.ParallelFor(work_.size(), [&](size_t i) {
     const Rows& rows = work_[i];
     const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
-    const uint64_t row_bytes = RowElements(tensor) * model::FindDType(tensor.dtype)->bits / 8;
-    WriteRows(rows, version, learning_rate, data.data() + tensor.offset + rows.first * row_bytes);
+    auto* const first = reinterpret_cast<uint16_t*>(data.data() + tensor.offset);
+    WriteRows(rows, version, learning_rate, first + rows.first * RowElements(tensor));
   });
 }
 
@@ -148,33 +129,28 @@ double AdamModel::LearningRateFor(double density) const {
 }
 
 double AdamModel::DensityOf(std::span<const Rows> sample, double learning_rate) const {
-  std::vector<std::byte> before;
-  std::vector<std::byte> after;
+  std::vector<uint16_t> before, after;
   double changed = 0;
   double elements = 0;
   for (const Rows& rows : sample) {
-    const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
-    const uint64_t unit = model::FindDType(tensor.dtype)->bits / 8;
-    const uint64_t bytes = rows.count * RowElements(tensor) * unit;
-    before.resize(bytes);
-    after.resize(bytes);
+    before.resize(rows.count * RowElements(layout_->tensors()[rows.tensor]));
+    after.resize(before.size());
     WriteRows(rows, 0, learning_rate, before.data());
     WriteRows(rows, 1, learning_rate, after.data());
-    for (uint64_t at = 0; at < bytes; at += unit) changed += std::memcmp(&before[at], &after[at], unit) != 0;
-    elements += static_cast<double>(bytes / unit);
+    for (size_t i = 0; i < before.size(); ++i) changed += before[i] != after[i];
+    elements += static_cast<double>(before.size());
   }
   return changed / elements;
 }
 
-void AdamModel::WriteRows(const Rows& rows, uint32_t version, double learning_rate, std::byte* to) const {
-  const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
-  const uint64_t row_bytes = RowElements(tensor) * model::FindDType(tensor.dtype)->bits / 8;
+void AdamModel::WriteRows(const Rows& rows, uint32_t version, double learning_rate, uint16_t* to) const {
+  const uint64_t elements = RowElements(layout_->tensors()[rows.tensor]);
   for (uint64_t row = 0; row < rows.count; ++row) {
-    WriteRow(rows.tensor, rows.first + row, version, learning_rate, to + row * row_bytes);
+    WriteRow(rows.tensor, rows.first + row, version, learning_rate, to + row * elements);
   }
 }
 
-void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, std::byte* to) const {
+void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, uint16_t* to) const {
   const model::TensorMeta& meta = layout_->tensors()[tensor];
   const bool norm = meta.name.find("norm") != std::string::npos;
   const bool embedding = meta.name.find("embed_tokens") != std::string::npos;
@@ -184,20 +160,13 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
   const float scale = of_tensor * std::exp(kSpreadOfRows * Normal(key, 0));
   const float rate = still ? 0.0f : static_cast<float>(learning_rate);
   const float base = norm ? 1.0f : 0.0f;
-  const uint32_t unit = model::FindDType(meta.dtype)->bits / 8;
   const uint64_t elements = RowElements(meta);
   for (uint64_t at = 0; at < elements; at += kPart) {
-    const size_t count = std::min<uint64_t>(kPart, elements - at);
     const auto place = static_cast<uint32_t>(2 * at);
     const float* normals = normals_.data() + HashAt(key, place) % kTile;
     const float* sums = sums_[version].data() + HashAt(key, place + 1) % kTile;
-    std::byte* here = to + at * unit;
-    if (meta.dtype == model::DType::kBF16) {
-      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, [](float value) { return ToBf16(value); });
-    } else if (meta.dtype == model::DType::kF32) {
-      Fill<float>(normals, sums, base, scale, rate, count, here, [](float value) { return value; });
-    } else {
-      Fill<uint8_t>(normals, sums, base, scale, rate, count, here, ToE4m3);
+    for (size_t i = 0; i < std::min<uint64_t>(kPart, elements - at); ++i) {
+      to[at + i] = ToBf16(FromBf16(ToBf16(base + scale * normals[i])) + rate * sums[i]);
     }
   }
 }

@@ -1,10 +1,9 @@
-// Consecutive versions of a model in training, for benchmarks: weights that Adam moves, rounded to the model's types.
+// Consecutive versions of a model in training, for benchmarks: weights that Adam moves, rounded to bf16.
 //
 // What Adam adds to a weight follows from its gradients alone. So a small tile of elements is trained, and the sums of
 // its updates serve every weight of a model of any size, without any state per element:
 //
-//   weight(version) = round(checkpoint + learning_rate · sum(version)), checkpoint = bf16(base + scale(tensor, row) ·
-//   z)
+//   weight(version) = bf16(checkpoint + learning_rate · sum(version)), checkpoint = bf16(base + scale(tensor, row) · z)
 //
 // That training starts from a checkpoint in bf16 matters: a large weight, in the middle of its rounding interval, needs
 // many steps to leave it. z comes from a tile of normal numbers; each part of a row takes from places of its own in
@@ -27,8 +26,7 @@ namespace lockstep::bench {
 
 class AdamModel {
  public:
-  // Can write versions 0 to `versions` of `layout` (bf16, fp32 and fp8 e4m3 tensors), version 0 after `first_step`
-  // steps of training.
+  // Can write versions 0 to `versions` of `layout`, all in bf16, version 0 after `first_step` steps of training.
   explicit AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions = 1, uint32_t first_step = 40);
 
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
@@ -50,8 +48,8 @@ class AdamModel {
   };
 
   double DensityOf(std::span<const Rows> sample, double learning_rate) const;
-  void WriteRows(const Rows& rows, uint32_t version, double learning_rate, std::byte* to) const;
-  void WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, std::byte* to) const;
+  void WriteRows(const Rows& rows, uint32_t version, double learning_rate, uint16_t* to) const;
+  void WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, uint16_t* to) const;
 
   const std::shared_ptr<const model::ModelLayout> layout_;
   std::vector<Rows> work_;

@@ -1,16 +1,10 @@
-// The two passes over a model that a sync consists of, against loops that only read the same memory: compare, hash and
-// encode on the agent, decode, add and hash on the receiver. 3 GB in bfloat16, less where memory is short; 1 % of the
-// elements changed by Adam.
-//
-//   delta_bench [--quick]
-#include <algorithm>
-#include <thread>
-
-#include "tests/bench/common/memory.h"
-#include "tests/bench/common/or_die.h"
-#include "tests/bench/common/qwen_layout.h"
-#include "tests/bench/common/report.h"
-#include "tests/bench/delta/adam_model.h"
+// The passes over a model that a sync consists of. Compare, hash and encode on the agent, decode, add and hash on the
+// receiver, against loops that only read the same memory; and on the receiver the translation of a delta into write
+// batches for four tensor-parallel engine ranks (fused QKV, gate and up), against applying it. 3 GB in bf16, less
+// where memory is short; 1 % of the elements changed by Adam.
+#include "raas_receiver/placement/writes/delta_writes.h"
+#include "tests/bench/common/bench.h"
+#include "tests/bench/common/models.h"
 #include "tests/bench/delta/delta_pair.h"
 
 namespace lockstep::bench {
@@ -18,47 +12,52 @@ namespace {
 
 constexpr double kChanged = 0.01;
 constexpr double kChangedForBytes = 0.009;
-
-struct Options {
-  uint64_t bytes = 3'040'000'000;
-  int repeats = 9;
-};
-
-void WritePair(const AdamModel& model, double density, DeltaPair& pair) {
-  const double rate = model.LearningRateFor(density);
-  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.slot(version), pair.pool());
-  pair.Written();
-}
+constexpr uint32_t kEngineRanks = 4;
 
 void Print(std::string_view figure, const DeltaPair& pair, const DeltaPair::Samples& seconds) {
   PrintResult(figure, "GB/s", pair.bytes(), Throughput(seconds.pass, pair.bytes()),
               Throughput(seconds.read, pair.bytes()));
 }
 
-void MeasureBytes(DeltaPair& pair) {
-  const double bound = EntropyPerChange(pair);
-  pair.TimeDiff(payload::CodecLevel::kCompact);
-  const auto bytes = static_cast<double>(pair.FoundPayload(1)->total_bytes());
-  PrintResult("payload_bytes_per_change", "B", pair.bytes(), {bytes / static_cast<double>(pair.changes())}, {bound});
+// Slot 0 is the plain replica, brought forward and back.
+void MeasureWrites(DeltaPair& pair, int repeats) {
+  const auto plan = OrDie(placement::CompilePlacement(pair.layout(), QwenRanks(pair.layout(), kEngineRanks), {}));
+  const auto deltas = pair.ThereAndBack(payload::CodecLevel::kCompact);
+  std::vector<double> applied, packed;
+  for (int turn = 0; turn < 2 * (1 + repeats); ++turn) {
+    const auto& delta = deltas[turn % 2];
+    const double apply = pair.TimeApply(delta);
+    const double pack = TimeOnce([&] {
+      auto writes = OrDie(placement::DeltaWrites::Create(*plan, {0, 1, 2, 3}, pair.layout(), {delta}, pair.slot(0)));
+      OrDie(writes.Run([](uint32_t, const os::UniqueFd&) { return OkStatus(); }, pair.pool()));
+    });
+    if (turn < 2) continue;  // warms memory
+    applied.push_back(apply);
+    packed.push_back(pack);
+  }
+  PrintResult("write_batches_tp4", "s", pair.bytes(), packed, applied);
 }
 
-void Run(const Options& options) {
-  const AdamModel model(QwenLayout(FittingBytes(options.bytes, DeltaPair::kCopies)));
-  DeltaPair pair(model.layout(), std::max(1u, std::thread::hardware_concurrency()));
-  WritePair(model, kChanged, pair);
-  Print("diff_encode_fast", pair, pair.SampleDiff(payload::CodecLevel::kFast, options.repeats));
-  Print("diff_encode_compact", pair, pair.SampleDiff(payload::CodecLevel::kCompact, options.repeats));
-  // At the level that pulls take over lanes as fast as memory.
-  Print("decode_apply_verify", pair, pair.SampleApply(payload::CodecLevel::kFast, options.repeats));
-  WritePair(model, kChangedForBytes, pair);
-  MeasureBytes(pair);
+void MeasureBytes(DeltaPair& pair) {
+  pair.TimeDiff(payload::CodecLevel::kCompact);
+  const auto bytes = static_cast<double>(pair.found()->total_bytes());
+  PrintResult("payload_bytes_per_change", "B", pair.bytes(), {bytes / static_cast<double>(pair.changes())},
+              {pair.EntropyPerChange()});
 }
 
 }  // namespace
-}  // namespace lockstep::bench
 
-int main(int argc, char** argv) {
-  lockstep::bench::Options options;
-  if (lockstep::bench::IsQuick(argc, argv)) options = {.bytes = 20'000'000, .repeats = 2};
-  lockstep::bench::Run(options);
+void Run(bool quick) {
+  const int repeats = quick ? 2 : 9;
+  DeltaPair pair(FittingBytes(quick ? 20'000'000 : 3'040'000'000, DeltaPair::kCopies));
+  pair.Write(kChanged);
+  Print("diff_encode_fast", pair, pair.SampleDiff(payload::CodecLevel::kFast, repeats));
+  Print("diff_encode_compact", pair, pair.SampleDiff(payload::CodecLevel::kCompact, repeats));
+  MeasureWrites(pair, quick ? 1 : 4);
+  // At the level that pulls take over lanes as fast as memory.
+  Print("decode_apply_verify", pair, pair.SampleApply(payload::CodecLevel::kFast, repeats));
+  pair.Write(kChangedForBytes);
+  MeasureBytes(pair);
 }
+
+}  // namespace lockstep::bench

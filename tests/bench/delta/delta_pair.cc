@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <latch>
+#include <thread>
 #include <unordered_map>
 
 #include "raas_receiver/replica/apply.h"
-#include "tests/bench/common/or_die.h"
-#include "tests/bench/common/report.h"
+#include "tests/bench/common/bench.h"
+#include "tests/bench/common/models.h"
 
 namespace lockstep::bench {
 namespace {
@@ -39,27 +40,24 @@ double Bits(const Counts& counts, double total) {
   return bits;
 }
 
-uint64_t UnitAt(const std::byte* memory, uint32_t unit) {
-  uint64_t value = 0;
-  std::memcpy(&value, memory, unit);
-  return value;
-}
-
 }  // namespace
 
-DeltaPair::DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t threads)
-    : layout_(std::move(layout)),
-      all_blocks_(layout_->AllBlocks()),
-      agent_pool_(threads),
-      receiver_pool_(std::max<size_t>(1, threads - 1)) {
-  for (os::MappedSegment& slot : slots_) slot = OrDie(os::CreateMemfdSegment("slot", layout_->data_bytes()));
+size_t Cores() {
+  return std::max(1u, std::thread::hardware_concurrency());
 }
 
-void DeltaPair::Written() {
-  for (size_t which : {0, 1}) {
+DeltaPair::DeltaPair(uint64_t bytes, size_t threads)
+    : model_(QwenLayout(bytes)), agent_pool_(threads), receiver_pool_(std::max<size_t>(1, threads - 1)) {
+  for (os::MappedSegment& slot : slots_) slot = OrDie(os::CreateMemfdSegment("slot", this->bytes()));
+}
+
+void DeltaPair::Write(double density) {
+  const double rate = model_.LearningRateFor(density);
+  for (uint32_t which : {0, 1}) {
+    model_.Write(which, rate, slot(which), receiver_pool_);
     auto manifest = std::make_shared<model::Manifest>();
     manifest->held.version = 1 + which;
-    manifest->block_hashes = replica::HashBlocks(*layout_, slot(which), receiver_pool_);
+    manifest->block_hashes = replica::HashBlocks(layout(), slot(which), receiver_pool_);
     manifests_[which] = std::move(manifest);
   }
   ChooseLoads();
@@ -78,35 +76,39 @@ void DeltaPair::ChooseLoads() {
   loads_ = Median(wide32) < Median(wide64) ? Loads::kWide32 : Loads::kWide64;
 }
 
+// By the agent's threads.
 double DeltaPair::TimeReadBoth() {
   return TimeOnce([&] {
-    OnPool(agent_pool_, layout_->block_count(), [&](size_t block) {
-      const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadBoth(slots_[0].data() + range.offset, slots_[1].data() + range.offset, range.bytes & ~uint64_t{7},
-                       loads_);
+    OnPool(agent_pool_, layout().block_count(), [&](size_t block) {
+      const ByteRange range = layout().block_range(static_cast<BlockIndex>(block));
+      sink |= ReadBoth(slots_[0].data() + range.offset, slots_[1].data() + range.offset, range.bytes, loads_);
     });
   });
 }
 
+// Slot 0, by the receiver's threads: the two halves of a block as the two streams.
 double DeltaPair::TimeReadOne() {
   return TimeOnce([&] {
-    receiver_pool_.ParallelFor(layout_->block_count(), [&](size_t block) {
-      const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadOne(slots_[0].data() + range.offset, range.bytes & ~uint64_t{7}, loads_);
+    receiver_pool_.ParallelFor(layout().block_count(), [&](size_t block) {
+      const ByteRange range = layout().block_range(static_cast<BlockIndex>(block));
+      const std::byte* memory = slots_[0].data() + range.offset;
+      const size_t half = range.bytes / 16 * 8;
+      sink |= ReadBoth(memory, memory + half, half, loads_);
     });
   });
 }
 
 double DeltaPair::TimeDiff(payload::CodecLevel level, size_t from) {
   found_ = {};  // freeing the last one is no part of this one
-  const delta::DeltaInput input{.layout = layout_,
+  const std::vector<BlockIndex> blocks = layout().AllBlocks();
+  const delta::DeltaInput input{.layout = model_.layout(),
                                 .target = slots_[1 - from].data(),
                                 .base = slots_[from].data(),
                                 .base_manifest = manifests_[from],
                                 .level = level};
   return TimeOnce([&] {
     delta::DeltaJob job(&agent_pool_, input);
-    job.BlocksReady(all_blocks_);
+    job.BlocksReady(blocks);
     found_ = job.FinishAndWait();
   });
 }
@@ -117,18 +119,26 @@ uint64_t DeltaPair::changes() const {
   return sum;
 }
 
-std::shared_ptr<const payload::Payload> DeltaPair::FoundPayload(Version base) const {
+std::shared_ptr<const payload::Payload> DeltaPair::found() const {
   std::vector<const payload::DeltaBlock*> blocks;
   for (const auto& block : found_.blocks) blocks.push_back(block.get());
-  return OrDie(payload::Payload::Assemble(*layout_, {.base = base, .target = base + 1}, std::move(blocks)));
+  return OrDie(payload::Payload::Assemble(layout(), {.base = 1, .target = 2}, std::move(blocks)));
 }
 
-double DeltaPair::TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain) {
-  const std::vector<Version> versions(layout_->block_count(), chain.front()->base().version);
+std::vector<std::shared_ptr<const payload::Payload>> DeltaPair::ThereAndBack(payload::CodecLevel level) {
+  TimeDiff(level, 1);
+  const auto back = found();
+  TimeDiff(level, 0);
+  return {found(), back};
+}
+
+double DeltaPair::TimeApply(const std::shared_ptr<const payload::Payload>& delta) {
+  const std::vector<Version> versions(layout().block_count(), delta->base().version);
   std::vector<BlockIndex> bad;
-  const double seconds =
-      TimeOnce([&] { bad = replica::ApplyChain(*layout_, chain, versions, slots_[0].span(), receiver_pool_); });
-  if (!bad.empty()) Fail({ErrorCode::kInternal, "a block has not the promised hash"});
+  const double seconds = TimeOnce([&] {
+    bad = replica::ApplyChain(layout(), {&delta, 1}, versions, slots_[0].span(), receiver_pool_);
+  });
+  Require(bad.empty(), "a block has not the promised hash");
   return seconds;
 }
 
@@ -143,43 +153,35 @@ DeltaPair::Samples DeltaPair::SampleDiff(payload::CodecLevel level, int repeats)
 }
 
 DeltaPair::Samples DeltaPair::SampleApply(payload::CodecLevel level, int repeats) {
-  TimeDiff(level, 1);
-  const auto back = FoundPayload(1);
-  TimeDiff(level, 0);
-  const auto forward = FoundPayload(1);
-  TimeApply({&forward, 1});
-  if (std::memcmp(slot(0).data(), slot(1).data(), bytes()) != 0) {
-    Fail({ErrorCode::kInternal, "applied, a version has other bytes than it should"});
-  }
+  const auto deltas = ThereAndBack(level);
+  TimeApply(deltas[0]);
+  Require(std::memcmp(slot(0).data(), slot(1).data(), bytes()) == 0,
+          "applied, a version has other bytes than it should");
   Samples samples;
   for (int turn = 1; turn < 2 * repeats; ++turn) {
     samples.read.push_back(TimeReadOne());
-    samples.pass.push_back(TimeApply({turn % 2 == 0 ? &forward : &back, 1}));
+    samples.pass.push_back(TimeApply(deltas[turn % 2]));
   }
   return samples;
 }
 
-double EntropyPerChange(const DeltaPair& pair) {
-  std::unordered_map<uint64_t, uint64_t> gaps, steps;
-  uint64_t changes = 0;
-  for (BlockIndex block = 0; block < pair.layout().block_count(); ++block) {
-    const ByteRange range = pair.layout().block_range(block);
-    const uint32_t unit = pair.layout().block_unit(block);
-    const std::byte* before = pair.slot(0).data() + range.offset;
-    const std::byte* after = pair.slot(1).data() + range.offset;
-    uint64_t last = 0;
-    for (uint64_t at = 0; at + unit <= range.bytes; at += unit) {
-      const uint64_t step = UnitAt(after + at, unit) - UnitAt(before + at, unit);
-      if (step == 0) continue;
-      ++gaps[(at - last) / unit];
-      ++steps[unit == 8 ? step : step & ((uint64_t{1} << (8 * unit)) - 1)];
+double DeltaPair::EntropyPerChange() const {
+  std::unordered_map<uint16_t, uint64_t> steps;
+  std::unordered_map<uint32_t, uint64_t> gaps;
+  double changes = 0;
+  for (BlockIndex block = 0; block < layout().block_count(); ++block) {
+    const ByteRange range = layout().block_range(block);
+    const auto* before = reinterpret_cast<const uint16_t*>(slot(0).data() + range.offset);
+    const auto* after = reinterpret_cast<const uint16_t*>(slot(1).data() + range.offset);
+    for (uint32_t i = 0, last = 0; i < range.bytes / 2; ++i) {
+      if (before[i] == after[i]) continue;
+      ++gaps[i - last];
+      ++steps[static_cast<uint16_t>(after[i] - before[i])];
       ++changes;
-      last = at + unit;
+      last = i;
     }
   }
-  if (changes == 0) return 0;
-  const auto total = static_cast<double>(changes);
-  return (Bits(gaps, total) + Bits(steps, total)) / 8 / total;
+  return (Bits(gaps, changes) + Bits(steps, changes)) / 8 / changes;
 }
 
 }  // namespace lockstep::bench

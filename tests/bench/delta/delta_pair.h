@@ -1,4 +1,5 @@
-// Two versions of a model in memory like that of the daemons, and the passes over them that the benchmarks time.
+// Two versions of a Qwen3 that Adam trains, in memory like that of the daemons, and the passes over them that the
+// benchmarks time.
 #pragma once
 
 #include <memory>
@@ -9,10 +10,19 @@
 #include "common/model/manifest.h"
 #include "common/os/segment.h"
 #include "common/payload/payload.h"
-#include "tests/bench/delta/read_loop.h"
+#include "tests/bench/delta/adam_model.h"
 #include "trainer_agent/delta/delta_job.h"
 
 namespace lockstep::bench {
+
+// A loop with loads of 32 or of 64 bytes, where the machine has such; wider is not always faster.
+enum class Loads { kWide32, kWide64 };
+
+// The bitwise or of all whole words of both, so that nothing is left out. Both are read side by side: two streams for
+// the prefetcher, which measured no slower than one after the other.
+uint64_t ReadBoth(const std::byte* a, const std::byte* b, size_t bytes, Loads loads);
+
+size_t Cores();
 
 // The versions are in shared mappings with pages of 4 KiB. Nothing is left of them when the process dies. A timed pass
 // uses `threads` threads: the agent's workers, or the receiver's workers and its session thread.
@@ -20,28 +30,25 @@ class DeltaPair {
  public:
   static constexpr uint64_t kCopies = 2;  // of the model: what it takes of memory
 
-  DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t threads);
+  explicit DeltaPair(uint64_t bytes, size_t threads = Cores());
 
-  const model::ModelLayout& layout() const { return *layout_; }
-  uint64_t bytes() const { return layout_->data_bytes(); }
+  const model::ModelLayout& layout() const { return *model_.layout(); }
+  uint64_t bytes() const { return layout().data_bytes(); }
   double gigabytes() const { return static_cast<double>(bytes()) / 1e9; }
   std::span<std::byte> slot(size_t which) const { return slots_[which].span(); }
   WorkerPool& pool() { return receiver_pool_; }
 
-  // After the slots were written: hashes them, and finds out which loop reads them fastest.
-  void Written();
+  // Two versions that follow each other, of which about this share of the elements differs.
+  void Write(double density);
 
-  // Seconds of the loops that only read, by the agent's threads (both slots) and by the receiver's (slot 0).
-  double TimeReadBoth();
-  double TimeReadOne();
-  // Seconds of the agent's one pass from slot `from` to the other.
+  // Seconds of the agent's one pass from slot `from` to the other; and the delta that it found.
   double TimeDiff(payload::CodecLevel level, size_t from = 0);
-  // What the last TimeDiff found.
-  const delta::DeltaOutput& found() const { return found_; }
-  uint64_t changes() const;
-  std::shared_ptr<const payload::Payload> FoundPayload(Version base) const;
-  // Seconds of applying `chain` to slot 0, which must then have every promised hash.
-  double TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain);
+  std::shared_ptr<const payload::Payload> found() const;
+  uint64_t changes() const;  // of that delta
+  // The deltas from slot 0 to slot 1 and back.
+  std::vector<std::shared_ptr<const payload::Payload>> ThereAndBack(payload::CodecLevel level);
+  // Seconds of applying `delta` to slot 0, which must then have every promised hash.
+  double TimeApply(const std::shared_ptr<const payload::Payload>& delta);
 
   // Seconds of a pass and of the loop that only reads the same, in turns: memory's speed changes from one second to the
   // next. What warms memory is not counted.
@@ -50,24 +57,25 @@ class DeltaPair {
   };
   // From slot 0 to slot 1.
   Samples SampleDiff(payload::CodecLevel level, int repeats);
-  // Brings slot 0 forward to slot 1's version, and back again. What was found last is the delta forward.
+  // Brings slot 0 forward to slot 1's version, and back again.
   Samples SampleApply(payload::CodecLevel level, int repeats);
 
+  // Order-0 entropy, in bytes per change, of the gaps inside blocks and of the steps, over the whole model: what no
+  // code that takes gap by gap and step by step can go below.
+  double EntropyPerChange() const;
+
  private:
+  double TimeReadBoth();
+  double TimeReadOne();
   void ChooseLoads();
 
-  const std::shared_ptr<const model::ModelLayout> layout_;
+  const AdamModel model_;
   Loads loads_ = Loads::kWide32;
   os::MappedSegment slots_[2];
   std::shared_ptr<const model::Manifest> manifests_[2];
-  std::vector<BlockIndex> all_blocks_;
   delta::DeltaOutput found_;
   WorkerPool agent_pool_;
   WorkerPool receiver_pool_;
 };
-
-// Order-0 entropy, in bytes per change, of the gaps inside blocks and of the steps, over the whole model: what no code
-// that takes gap by gap and step by step can go below. 0 where nothing changed.
-double EntropyPerChange(const DeltaPair& pair);
 
 }  // namespace lockstep::bench

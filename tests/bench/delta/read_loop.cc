@@ -1,6 +1,7 @@
-#include "tests/bench/delta/read_loop.h"
-
+// Loops that only read memory, with the widest loads that the machine has: the floor of every pass of delta_pair.h.
 #include <cstring>
+
+#include "tests/bench/delta/delta_pair.h"
 
 namespace lockstep::bench {
 namespace {
@@ -41,12 +42,10 @@ using Vector64 [[gnu::vector_size(64)]] = uint64_t;
 }
 #endif
 
-size_t ReadWide(const std::byte* a, const std::byte* b, size_t bytes, Loads loads, uint64_t& any) {
+size_t ReadWide(const std::byte* a, const std::byte* b, size_t bytes, [[maybe_unused]] Loads loads, uint64_t& any) {
 #if defined(__x86_64__)
   if (loads == Loads::kWide64 && __builtin_cpu_supports("avx512f")) return Read512(a, b, bytes, any);
   if (__builtin_cpu_supports("avx2")) return Read256(a, b, bytes, any);
-#else
-  (void)loads;
 #endif
   return ReadStreams<Vector16>(a, b, bytes, any);
 }
@@ -55,23 +54,11 @@ size_t ReadWide(const std::byte* a, const std::byte* b, size_t bytes, Loads load
 
 uint64_t ReadBoth(const std::byte* a, const std::byte* b, size_t bytes, Loads loads) {
   uint64_t any = 0;
-  for (size_t i = ReadWide(a, b, bytes, loads, any); i < bytes; i += 8) {
-    uint64_t x = 0, y = 0;
-    std::memcpy(&x, a + i, 8);
-    std::memcpy(&y, b + i, 8);
-    any |= x | y;
-  }
-  return any;
-}
-
-// The two halves of the range as the two streams.
-uint64_t ReadOne(const std::byte* memory, size_t bytes, Loads loads) {
-  const size_t half = bytes / 16 * 8;
-  uint64_t any = ReadBoth(memory, memory + half, half, loads);
-  for (size_t i = 2 * half; i < bytes; i += 8) {
-    uint64_t x = 0;
-    std::memcpy(&x, memory + i, 8);
-    any |= x;
+  for (size_t i = ReadWide(a, b, bytes, loads, any); i + 8 <= bytes; i += 8) {
+    uint64_t words[2];
+    std::memcpy(&words[0], a + i, 8);
+    std::memcpy(&words[1], b + i, 8);
+    any |= words[0] | words[1];
   }
   return any;
 }

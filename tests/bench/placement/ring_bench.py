@@ -1,7 +1,7 @@
 """How long a version takes through a ring of two buckets, one filled while the other is taken, against one bucket.
 
 Two real processes: a trainer's float32 masters, 1 GiB of them, rounded to bfloat16 on the way, into the parameters of
-an engine's module. One thread each, so two cores. One JSON line.
+an engine's module. One thread each, so two cores.
 """
 
 import time
@@ -18,7 +18,7 @@ SHAPE = (2048, 2048)
 LAYER_BYTES = 2 * SHAPE[0] * SHAPE[1]  # in bfloat16
 FULL_BYTES, QUICK_BYTES = 64 * LAYER_BYTES, 4 * LAYER_BYTES
 COPIES = 8.0  # in bfloat16: the masters are two, the engine's one, three buckets, two slots of the agent
-NAMES = ("serial", "ring")
+BUCKETS = {"serial": 1, "ring": 2}
 
 
 def module_of(layers: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -27,7 +27,7 @@ def module_of(layers: int, dtype: torch.dtype) -> torch.nn.Module:
 
 def follow(rank: Rank, layers: int, directory: Path) -> None:
     rank.module = module_of(layers, torch.bfloat16)
-    rank.readers = {name: lockstep.RingReader(directory / name, lockstep.IntoModule(rank.module)) for name in NAMES}
+    rank.readers = {name: lockstep.RingReader(directory / name, lockstep.IntoModule(rank.module)) for name in BUCKETS}
 
 
 def take(rank: Rank, name: str) -> "tuple[int, float]":
@@ -52,24 +52,22 @@ def seconds(ring: lockstep.BucketRing, name: str, engine: Ranks, module: torch.n
 
 
 def measure(cluster: Cluster, layers: int, repeats: int) -> "dict[str, list[float]]":
-    with Ranks(1) as engine:
-        agent = cluster.agent()
-        module = module_of(layers, torch.float32)
-        exporter = lockstep.Publisher.from_tensors(
-            dict(module.named_parameters()), dtype=torch.bfloat16, socket=agent.socket, model=MODEL
-        )
+    module = module_of(layers, torch.float32)
+    socket = cluster.agent().socket
+    opened = lockstep.Publisher.from_tensors
+    tensors = dict(module.named_parameters())
+    with Ranks(1) as engine, opened(tensors, dtype=torch.bfloat16, socket=socket, model=MODEL) as exporter:
         engine.call(follow, layers, cluster.directory)
-        found: "dict[str, list[float]]" = {name: [] for name in NAMES}
         rings = {
             name: lockstep.BucketRing(exporter, socket=cluster.directory / name, buckets=buckets)
-            for name, buckets in zip(NAMES, (1, 2))
+            for name, buckets in BUCKETS.items()
         }
+        found: "dict[str, list[float]]" = {name: [] for name in rings}
         for version in range(1, repeats + 2):
             for name, ring in rings.items():
                 found[name].append(seconds(ring, name, engine, module, version))
         for ring in rings.values():
             ring.close()
-        exporter.close()
     return {name: values[1:] for name, values in found.items()}
 
 

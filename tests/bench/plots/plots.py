@@ -1,7 +1,6 @@
 """The plots of docs/figures, drawn from the series that the benchmark programs print. The same rows make the same
 file."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -19,6 +18,8 @@ BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
 COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY, "#b2a100")
 MODEL_SPEED = "speed, GB of model per s"
 DENSITY = "changed elements, %"
+AGENT, RECEIVER = "compare, hash and encode", "decode, apply and verify"
+READ_BOTH = "only reading both slots"
 # The bars' names.
 WAYS = {"delta": "delta", "full": "full pull", "numpy": "NumPy pipeline"}
 TOGETHER = 4.0  # the longest bar of an axis is at most so many times the shortest one
@@ -51,22 +52,6 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def line_figure(
-    title: str, subtitle: str, x: str, y: str, lines: "dict[str, Points]", bound: "dict[str, Points] | None" = None
-) -> Figure:
-    """A line for each label, with values from 0 on. `bound`: what they are compared with, dashed. `x` and `y` name the
-    axes with their units."""
-    figure, [axes] = new_figure(title, subtitle)
-    axes.set(xlabel=x, ylabel=y)
-    for label, line in (bound or {}).items():
-        axes.plot(*zip(*line), color=GREY, linestyle="--", linewidth=1.5, label=label)
-    for (label, line), colour in zip(lines.items(), COLOURS):
-        axes.plot(*zip(*line), color=colour, marker="o", markersize=4, linewidth=2, label=label)
-    axes.set_ylim(bottom=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
 def new_figure(title: str, subtitle: str, heights: "tuple[int, ...]" = (1,)) -> "tuple[Figure, list[Axes]]":
     """A figure with an axis below the other for each of the relative heights."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -76,15 +61,23 @@ def new_figure(title: str, subtitle: str, heights: "tuple[int, ...]" = (1,)) -> 
     return figure, list(axes)
 
 
-def logarithmic(axes: Axes, ticks: "list[float]") -> None:
-    """Ticks where there are points."""
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
+def line_figure(
+    title: str, subtitle: str, x: str, y: str, lines: "dict[str, Points]", bound: "tuple[str, Points]"
+) -> Figure:
+    """A line for each label, with values from 0 on. `bound`: what they are compared with, dashed. `x` and `y` name the
+    axes with their units."""
+    figure, [axes] = new_figure(title, subtitle)
+    axes.set(xlabel=x, ylabel=y)
+    axes.plot(*zip(*bound[1]), color=GREY, linestyle="--", linewidth=1.5, label=bound[0])
+    for (label, line), colour in zip(lines.items(), COLOURS):
+        axes.plot(*zip(*line), color=colour, marker="o", markersize=4, linewidth=2, label=label)
+    axes.set_ylim(bottom=0)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
 
 
-def points(rows: Rows, x: str, y: str, level: str, times: float = 1.0) -> Points:
-    """(x · times, y) of the rows of a level, by rising x."""
+def points(rows: Rows, x: str, y: str, level: str = "fast", times: float = 1.0) -> Points:
+    """(x · times, y) of the rows of a codec level, by rising x."""
     return sorted((row[x] * times, row[y]) for row in rows if row["level"] == level)
 
 
@@ -98,59 +91,42 @@ def gigabytes(rows: Rows) -> str:
     return f"{rows[0]['gigabytes']:.2g} GB in bf16"
 
 
-def by_density(
-    rows: Rows, title: str, subtitle: str, y: str, bound: "tuple[str, str]", lines: "tuple[str, str]"
-) -> Figure:
-    """`bound` and `lines`: a label and the column of what is drawn, the latter for each level."""
-    below = {bound[0]: points(rows, "density", bound[1], "fast", 100)}
-    figure = line_figure(title, subtitle, DENSITY, y, by_level(rows, lines[0], "density", lines[1], 100), below)
-    logarithmic(figure.axes[0], sorted({round(100 * row["density"], 3) for row in rows}))
-    return figure
+def by_density(title: str, subtitle: str, y: str, bound: "tuple[str, str]", line: "tuple[str, str]"):
+    """Draws a line for each level over densities. `bound` and `line`: a label, and the column of what is drawn."""
 
+    def draw(rows: Rows, machine: str) -> Figure:
+        of = subtitle.format(model=gigabytes(rows), machine=machine)
+        below = bound[0], points(rows, "density", bound[1], times=100)
+        figure = line_figure(title, of, DENSITY, y, by_level(rows, line[0], "density", line[1], 100), below)
+        ticks = sorted({round(100 * row["density"], 3) for row in rows})
+        figure.axes[0].set_xscale("log")
+        figure.axes[0].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        figure.axes[0].xaxis.set_minor_locator(NullLocator())
+        return figure
 
-def throughput_by_density(rows: Rows, machine: str) -> Figure:
-    subtitle = f"the agent's pass over {gigabytes(rows)}, changes of Adam; {machine}"
-    bound = ("only reading both slots", "read_both")
-    lines = ("compare, hash and encode", "diff_encode")
-    return by_density(rows, "Throughput of the agent by density", subtitle, MODEL_SPEED, bound, lines)
-
-
-def apply_by_density(rows: Rows, machine: str) -> Figure:
-    subtitle = f"the receiver's pass over {gigabytes(rows)}, changes of Adam; {machine}"
-    bound = ("only reading the model", "read_one")
-    lines = ("decode, apply and verify", "decode_apply_verify")
-    return by_density(rows, "Throughput of the receiver by density", subtitle, MODEL_SPEED, bound, lines)
-
-
-def bytes_per_change(rows: Rows, machine: str) -> Figure:
-    subtitle = f"whole payloads, headers and tables included; {gigabytes(rows)}, changes of Adam"
-    bound = ("order-0 entropy of gaps and steps", "entropy_bytes_per_change")
-    lines = ("payload", "bytes_per_change")
-    return by_density(rows, "Bytes per changed element by density", subtitle, "bytes per changed element", bound, lines)
+    return draw
 
 
 def scaling_over_threads(rows: Rows, machine: str) -> Figure:
     subtitle = f"{gigabytes(rows)}, 1 % changed; {machine}"
-    lines = by_level(rows, "compare, hash and encode", "threads", "diff_encode")
-    bound = {"only reading both slots": points(rows, "threads", "read_both", "fast")}
+    lines = by_level(rows, AGENT, "threads", "diff_encode")
+    bound = READ_BOTH, points(rows, "threads", "read_both")
     figure = line_figure("Throughput of the agent by threads", subtitle, "number of threads", MODEL_SPEED, lines, bound)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
 def scaling_over_size(rows: Rows, machine: str) -> Figure:
-    def seconds(speed: str, level: str) -> Points:
-        return sorted((row["gigabytes"], row["gigabytes"] / row[speed]) for row in rows if row["level"] == level)
+    def seconds(speed: str, level: str = "fast") -> Points:
+        return [(size, size / of_size) for size, of_size in points(rows, "gigabytes", speed, level)]
 
     lines = {
-        "compare, hash and encode, fast": seconds("diff_encode", "fast"),
-        "compare, hash and encode, compact": seconds("diff_encode", "compact"),
-        "decode, apply and verify, fast": seconds("decode_apply_verify", "fast"),
+        f"{AGENT}, fast": seconds("diff_encode"),
+        f"{AGENT}, compact": seconds("diff_encode", "compact"),
+        f"{RECEIVER}, fast": seconds("decode_apply_verify"),
     }
-    bound = {"only reading both slots": seconds("read_both", "fast")}
-    subtitle = f"1 % changed by Adam; {machine}"
-    x, y = "size of the model in bf16, GB", "time of a pass, s"
-    figure = line_figure("Time of a pass by size of the model", subtitle, x, y, lines, bound)
+    x, y, bound = "size of the model in bf16, GB", "time of a pass, s", (READ_BOTH, seconds("read_both"))
+    figure = line_figure("Time of a pass by size of the model", f"1 % changed by Adam; {machine}", x, y, lines, bound)
     figure.axes[0].set_xlim(left=0)
     return figure
 
@@ -192,8 +168,7 @@ def add_bars(axes: Axes, bars: Rows, colours: "dict[str, str]") -> None:
 
 
 def stages_ms(row: dict) -> "dict[str, float]":
-    """The trainer's copy comes before the clock starts."""
-    return {name: 1000 * value for name, value in row["stages"].items() if name not in ("publish", "total")}
+    return {name: 1000 * value for name, value in row["stages"].items() if name != "total"}
 
 
 def total_ms(row: dict) -> float:
@@ -202,10 +177,37 @@ def total_ms(row: dict) -> float:
 
 
 # File -> the series that it needs, and what draws it.
-PLOTS: "dict[str, tuple[str, Callable[[Rows, str], Figure]]]" = {
-    "throughput_by_density": ("by_density", throughput_by_density),
-    "apply_by_density": ("by_density", apply_by_density),
-    "bytes_per_change": ("by_density", bytes_per_change),
+PLOTS = {
+    "throughput_by_density": (
+        "by_density",
+        by_density(
+            "Throughput of the agent by density",
+            "the agent's pass over {model}, changes of Adam; {machine}",
+            MODEL_SPEED,
+            (READ_BOTH, "read_both"),
+            (AGENT, "diff_encode"),
+        ),
+    ),
+    "apply_by_density": (
+        "by_density",
+        by_density(
+            "Throughput of the receiver by density",
+            "the receiver's pass over {model}, changes of Adam; {machine}",
+            MODEL_SPEED,
+            ("only reading the model", "read_one"),
+            (RECEIVER, "decode_apply_verify"),
+        ),
+    ),
+    "bytes_per_change": (
+        "by_density",
+        by_density(
+            "Bytes per changed element by density",
+            "whole payloads, headers and tables included; {model}, changes of Adam",
+            "bytes per changed element",
+            ("order-0 entropy of gaps and steps", "entropy_bytes_per_change"),
+            ("payload", "bytes_per_change"),
+        ),
+    ),
     "latency_breakdown": ("delta_sync_stages", latency_breakdown),
     "scaling_over_threads": ("by_threads", scaling_over_threads),
     "scaling_over_size": ("by_size", scaling_over_size),

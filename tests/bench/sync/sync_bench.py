@@ -2,15 +2,14 @@
 changed; against the same by NumPy (numpy_pipeline.py), and by stages. Every other version is scraped: both daemons are
 asked for their metrics when the trainer begins to publish it, and each second from then on.
 
-One JSON line for the figure, and one with rows of stages: {"kind", "stages": {name: median seconds}}. Daemons and the
-pipeline take turns in memory, not in time: the model, two slots and two replicas are all that the machine must hold.
+Daemons and the pipeline take turns in memory, not in time: the model, two slots and two replicas are all that the machine
+must hold. The series has rows {"kind", "stages": {name: median seconds}}.
 """
 
 import contextlib
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,9 @@ import processes
 import program
 from harness import Cluster, roomy_directory
 from numpy_pipeline import NumpyPipeline
+from processes import WARMING, Trainer
 from weights import Weights, change, step_table
 
-WARMING = 3  # versions: both slots and both replicas were written, and written into
 COPIES = 5.0
 STAGES = ("negotiate", "pull", "apply", "commit")
 
@@ -39,53 +38,34 @@ def diff_tails(log: str) -> "dict[int, float]":
     return {entry["version"]: entry["diff_tail_s"] for entry in entries}
 
 
-def check_equal(what: str, path: Path, bits: np.ndarray) -> None:
-    """Ends the program unless the file ends with exactly these elements."""
-    offset = path.stat().st_size - bits.nbytes
-    if not np.array_equal(np.memmap(path, np.uint16, "r", offset), bits):
-        raise SystemExit(f"{what} holds other bytes than were published")
-
-
 def by_daemons(options: program.Options) -> "tuple[list[float], list[float], list[dict]]":
     """Seconds from publish()'s return to the switch of `current`, those of versions that were scraped, and rows of stages
     of what happened in the others."""
-    weights = Weights(options.model_bytes)
     with Cluster() as cluster:
         agent = cluster.agent(metrics_listen="127.0.0.1:0")
         receiver = cluster.receiver(agent, metrics_listen="127.0.0.1:0")
-        seconds, publishing = {}, {}
-        with agent.publisher(weights.tensors) as publisher:
-            publisher.publish(version=1, tensors=weights.tensors)
-            processes.wait_published(receiver, 1)
-            with receiver.recorded_syncs() as records:
-                for version in range(2, 2 + WARMING + 2 * options.repeats):
-                    weights.step()
-                    scraping = processes.scraped((agent, receiver)) if version % 2 else contextlib.nullcontext()
-                    with scraping:
-                        begin = time.perf_counter()
-                        publisher.publish(version=version, tensors=weights.tensors)
-                        end = time.perf_counter()
-                        seconds[version] = processes.wait_published(receiver, version) - end
-                    publishing[version] = end - begin
-            full = [receiver.ask("pull", "--full") for _ in range(3)][1:]
-        check_equal("the replica", receiver.file(), weights.flat)
+        trainer = Trainer(agent, Weights(options.model_bytes))
+        seconds = {1: trainer.sync(receiver)}
+        with receiver.recorded_syncs() as records:
+            for version in range(2, 2 + WARMING + 2 * options.repeats):
+                with processes.scraped((agent, receiver)) if version % 2 else contextlib.nullcontext():
+                    seconds[version] = trainer.sync(receiver)
+        full = [receiver.ask("pull", "--full") for _ in range(3)][1:]
+        trainer.close()
+        processes.check_equal("the replica", receiver.file(), trainer.weights.flat)
         tails = diff_tails(agent.log())
-    measured = [record for record in records if record["to"]["version"] >= 2 + WARMING]
-    if [record["mode"] for record in measured] != ["delta"] * 2 * options.repeats:
-        raise SystemExit(f"not the syncs that were wanted: {measured}")
-    scraped = [seconds[record["to"]["version"]] for record in measured if record["to"]["version"] % 2]
-    measured = [record for record in measured if record["to"]["version"] % 2 == 0]
-    versions = [record["to"]["version"] for record in measured]
+    measured = [processes.check(record, mode="delta") for record in records[WARMING:]]
+    plain, scraped = ([r for r in measured if r["to"]["version"] % 2 == odd] for odd in (0, 1))
+    took = [[seconds[record["to"]["version"]] for record in these] for these in (plain, scraped)]
     delta = [
-        {"publish": publishing[version], "diff": tails[version], **stages_of(record), "total": seconds[version]}
-        for version, record in zip(versions, measured)
+        {"diff": tails[record["to"]["version"]], **stages_of(record), "total": total}
+        for record, total in zip(plain, took[0])
     ]
-    last = {key: measured[-1].get(key, 0) for key in ("payload_bytes", "streamed_bytes", "changed_elements")}
     rows = [
-        {"kind": "delta", "stages": medians(delta), **last},
+        {"kind": "delta", "stages": medians(delta)},
         {"kind": "full", "stages": medians([stages_of(record) for record in full])},
     ]
-    return [seconds[version] for version in versions], scraped, rows
+    return took[0], took[1], rows
 
 
 def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
@@ -106,7 +86,7 @@ def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
                 np.copyto(new, old)
                 change(new, 0.01, random, steps)
                 rows.append(pipeline.sync(old, new))
-        check_equal("the NumPy pipeline's file", pipeline.file, new)
+        processes.check_equal("the NumPy pipeline's file", pipeline.file, new)
     measured = rows[WARMING:]
     return [row["total"] for row in measured], [{"kind": "numpy", "stages": medians(measured)}]
 

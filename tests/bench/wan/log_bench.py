@@ -7,21 +7,19 @@ version (CPU time, and how many receivers it knows), and the bytes that readers 
 Status 77: no such link here, or no nginx.
 """
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import time
+from pathlib import Path
 
 import processes
 import program
-from harness import Receiver
-from sync_bench import check_equal
-from wan_net import NOT_ALLOWED, CannotMeasure, LinkedCluster, Shape
+import wan_net
+from harness import Receiver, wait_until
+from processes import Trainer
+from wan_net import CannotMeasure, LinkedCluster, Shape
 from weights import Weights
 
 READERS, QUICK_READERS = 16, 3
@@ -32,6 +30,7 @@ PAUSE_S = 1.0
 STORE_PORT = 7780
 SHAPE = Shape(1_000_000_000, 0.01)
 BUCKET = "weights"
+READER = {"log_poll": "100ms", "threads": 1, "lanes": 2}
 
 NGINX = """
 daemon off; master_process off; pid {directory}/nginx.pid; error_log {directory}/error.log;
@@ -44,122 +43,82 @@ http {{
 """
 
 
-class Fleet:
-    """All of it, from the first version on; close it."""
-
-    def __init__(self, model_bytes: int, readers: int) -> None:
-        with contextlib.ExitStack() as opened:
-            self.cluster = LinkedCluster(SHAPE)
-            opened.callback(self.cluster.close)
-            self.store = self.cluster.directory / "store"
-            (self.store / BUCKET).mkdir(parents=True)
-            self.start_store(opened)
-            link = self.cluster.link
-            self.writer: Receiver = self.cluster.receiver(
-                self.cluster.the_agent,
-                name="writer",
-                start=False,
-                archive=f"file://{self.store / BUCKET}",
-                allow_insecure_network=link.network,
-            )
-            self.writer.prefix = link.prefix(0)
-            self.writer.start()
-            credentials = self.store / "credentials"
-            credentials.touch(mode=0o600)
-            credentials.write_text("[default]\naws_access_key_id = any\naws_secret_access_key = any\n")
-            endpoint = f"http://{link.addresses[0]}:{STORE_PORT}"
-            self.readers = [
-                self.reader(f"s3://{BUCKET}?endpoint={endpoint}&credentials={credentials}", n) for n in range(readers)
-            ]
-            self.weights = Weights(model_bytes)
-            self.version = 0
-            self.publisher = opened.enter_context(self.cluster.the_agent.publisher(self.weights.tensors))
-            self.close = opened.pop_all().close
-
-    def start_store(self, opened: contextlib.ExitStack) -> None:
-        config = self.store / "nginx.conf"
-        config.write_text(NGINX.format(directory=self.store, port=STORE_PORT))
-        command = [*self.cluster.link.prefix(0), "nginx", "-c", str(config)]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        opened.callback(process.wait)
-        opened.callback(process.kill)
-
-    def reader(self, source: str, number: int) -> Receiver:
-        network = self.cluster.link.network
-        options = {"log_poll": "100ms", "threads": 1, "lanes": 2, "allow_insecure_network": network}
-        reader = self.cluster.receiver(source, name=f"reader-{number}", start=False, **options)
-        reader.prefix = self.cluster.link.prefix(1)
-        reader.start()
-        return reader
-
-    def publish(self) -> "tuple[float, float]":
-        """Seconds from the publish to the last reader's commit, and to that of the one that follows the agent."""
-        if self.version:
-            self.weights.step()
-        self.version += 1
-        self.publisher.publish(version=self.version, tensors=self.weights.tensors)
-        begin = time.perf_counter()
-        waiting = {**{reader.name: reader for reader in self.readers}, "direct": self.cluster.the_receiver}
-        when: "dict[str, float]" = {}
-        while waiting:
-            for name, receiver in list(waiting.items()):
-                with contextlib.suppress(FileNotFoundError):
-                    if os.readlink(receiver.published()) == f"v{self.version}":
-                        when[name] = time.perf_counter() - begin
-                        del waiting[name]
-            if time.perf_counter() - begin > 300:
-                raise SystemExit(f"version {self.version}: not at {sorted(waiting)}")
-            time.sleep(0.002)
-        direct = when.pop("direct")
-        return max(when.values()), direct
-
-    def check(self) -> None:
-        for receiver in (*self.readers, self.cluster.the_receiver, self.writer):
-            check_equal(f"the replica of {receiver.name}", receiver.file(), self.weights.flat)
+def start_store(cluster: LinkedCluster, store: Path) -> subprocess.Popen:
+    config = store / "nginx.conf"
+    config.write_text(NGINX.format(directory=store, port=STORE_PORT))
+    command = [*cluster.link.prefix(0), "nginx", "-c", str(config)]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
-def bytes_of_deltas(receiver: Receiver) -> "list[int]":
+def start_readers(cluster: LinkedCluster, store: Path, count: int) -> "tuple[Receiver, list[Receiver]]":
+    """The log's writer, at the agent's end, and its readers."""
+    credentials = store / "credentials"
+    credentials.touch(mode=0o600)
+    credentials.write_text("[default]\naws_access_key_id = any\naws_secret_access_key = any\n")
+    endpoint = f"http://{cluster.link.addresses[0]}:{STORE_PORT}"
+    source = f"s3://{BUCKET}?endpoint={endpoint}&credentials={credentials}"
+    archive = f"file://{store / BUCKET}"
+    writer = cluster.receiver_at(0, cluster.the_agent, name="writer", archive=archive)
+    return writer, [cluster.receiver_at(1, source, name=f"reader-{number}", **READER) for number in range(count)]
+
+
+def seconds_to_all(trainer: Trainer, receivers: "list[Receiver]") -> "list[float]":
+    """From the publish of the next version to the commit of each receiver."""
+    trainer.publish()
+    begin = time.perf_counter()
+    when: "dict[str, float]" = {}
+
+    def all_have_it() -> bool:
+        for receiver in receivers:
+            if receiver.name not in when and processes.published_version(receiver) == trainer.version:
+                when[receiver.name] = time.perf_counter() - begin
+        return len(when) == len(receivers)
+
+    wait_until(all_have_it, f"version {trainer.version} is everywhere", timeout_s=300, interval_s=0.002)
+    return [when[receiver.name] for receiver in receivers]
+
+
+def bytes_of_delta(receiver: Receiver) -> float:
     lines = (json.loads(line) for line in receiver.log().splitlines() if '"version_committed"' in line)
-    return [line["bytes"] for line in lines if line["mode"] != "full"]
+    return statistics.median(line["bytes"] for line in lines if line["mode"] != "full")
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def measure() -> None:
     options = program.options(COPIES, MODEL_BYTES, QUICK_BYTES, repeats=VERSIONS)
     if shutil.which("nginx") is None:
-        print("log_bench: cannot measure here: nginx is not installed", file=sys.stderr)
-        return NOT_ALLOWED
-    readers = QUICK_READERS if options.quick else READERS
-    versions = QUICK_VERSIONS if options.quick else VERSIONS
-    try:
-        with contextlib.closing(Fleet(options.model_bytes, readers)) as fleet:
-            agent = fleet.cluster.the_agent
-            times = [fleet.publish()]
+        raise CannotMeasure("nginx is not installed")
+    count, versions = (QUICK_READERS, QUICK_VERSIONS) if options.quick else (READERS, VERSIONS)
+    with LinkedCluster(SHAPE) as cluster:
+        agent, direct = cluster.the_agent, cluster.the_receiver
+        store = cluster.directory / "store"
+        (store / BUCKET).mkdir(parents=True)
+        nginx = start_store(cluster, store)
+        try:
+            writer, readers = start_readers(cluster, store, count)
+            trainer = Trainer(agent, Weights(options.model_bytes))
+            times = [seconds_to_all(trainer, [direct, *readers])]
             before = processes.cpu_s(agent.process.pid)
             for _ in range(WARMING + versions - 1):
                 time.sleep(PAUSE_S)
-                times.append(fleet.publish())
+                times.append(seconds_to_all(trainer, [direct, *readers]))
             agent_cpu = (processes.cpu_s(agent.process.pid) - before) / (len(times) - 1)
-            fleet.check()
-            known = agent.model_status()["receivers"]
-            read = [statistics.median(bytes_of_deltas(reader)) for reader in fleet.readers]
+            for receiver in (*readers, direct, writer):
+                processes.check_equal(f"the replica of {receiver.name}", receiver.file(), trainer.weights.flat)
             row = {
-                "readers": readers,
-                "agent_knows": len(known),
+                "readers": count,
+                "agent_knows": len(agent.model_status()["receivers"]),
                 "agent_cpu_s_a_version": agent_cpu,
-                "delta_bytes": statistics.median(bytes_of_deltas(fleet.cluster.the_receiver)),
-                "read_bytes_a_reader": statistics.median(read),
+                "delta_bytes": bytes_of_delta(direct),
+                "read_bytes_a_reader": statistics.median(map(bytes_of_delta, readers)),
             }
-    except CannotMeasure as why:
-        print(f"log_bench: cannot measure here: {why}", file=sys.stderr)
-        return NOT_ALLOWED
+            trainer.close()
+        finally:
+            nginx.kill()
+            nginx.wait()
     program.print_series("log_readers_cost", "s", options.model_bytes, [row])
-    measured = times[WARMING:]
-    program.print_figure(
-        "log_readers", "s", options.model_bytes, [ours for ours, _ in measured], [one for _, one in measured]
-    )
-    return 0
+    last, one = zip(*((max(others), first) for first, *others in times[WARMING:]))
+    program.print_figure("log_readers", "s", options.model_bytes, list(last), list(one))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    wan_net.run(measure)

@@ -9,10 +9,7 @@ Status 77: no such links here.
 """
 
 import contextlib
-import json
-import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +17,9 @@ from pathlib import Path
 
 import processes
 import program
-from harness import wait_until
-from sync_bench import check_equal
-from wan_net import NOT_ALLOWED, CannotMeasure, LinkedCluster, Shape
+import wan_net
+from processes import Trainer
+from wan_net import LinkedCluster, Shape
 from weights import Weights
 
 LANES = 4
@@ -66,107 +63,72 @@ class Measured:
 def full_pull(shape: Shape, options: program.Options) -> Measured:
     """Bytes a second, by lanes and by iperf3, after one of each."""
     model_bytes = options.model_bytes * (FAST_LINKS if shape.bits_per_s > GBIT else 1)
-    weights = Weights(model_bytes)
     ours, theirs = [], []
-    with contextlib.closing(LinkedCluster(shape, HOSTS, follow=False, lanes=LANES)) as cluster:
-        with cluster.the_agent.publisher(weights.tensors) as publisher:
-            publisher.publish(version=1, tensors=weights.tensors)
-            wait_until(lambda: cluster.the_agent.model_status()["newest_version"], "version 1 is served", timeout_s=120)
-            for _ in range(1 + options.repeats):
-                pulled = cluster.the_receiver.ctl("--json", "pull", "--full", timeout_ms=55_000)
-                if pulled.returncode != 0:
-                    raise SystemExit(f"{shape}: {pulled.stderr}\n{cluster.the_receiver.log_tail()}")
-                record = json.loads(pulled.stdout)
-                seconds = (record["negotiate_us"] + record["pull_us"]) / 1e6
-                ours.append(record["payload_bytes"] / seconds)
-                theirs.append(cluster.link.iperf_bytes_per_s(LANES, seconds))
-        check_equal(f"the replica over {shape}", cluster.the_receiver.file(), weights.flat)
+    with LinkedCluster(shape, HOSTS, follow=False, lanes=LANES) as cluster:
+        trainer = Trainer(cluster.the_agent, Weights(model_bytes))
+        trainer.publish()
+        trainer.wait_served()
+        for _ in range(1 + options.repeats):
+            record = cluster.the_receiver.ask("pull", "--full")
+            seconds = (record["negotiate_us"] + record["pull_us"]) / 1e6
+            ours.append(record["payload_bytes"] / seconds)
+            theirs.append(cluster.link.iperf_bytes_per_s(LANES, seconds))
+        trainer.close()
+        processes.check_equal(f"the replica over {shape}", cluster.the_receiver.file(), trainer.weights.flat)
         totals = cluster.link.totals()[0]
     return Measured(shape, model_bytes, ours[1:], theirs[1:], {"bytes": record["payload_bytes"], "totals": totals})
-
-
-class Followed:
-    """A trainer, its agent and a receiver that follows over a link; close it."""
-
-    def __init__(self, shape: Shape, model_bytes: int) -> None:
-        self.weights = Weights(model_bytes)
-        self.version = 0
-        with contextlib.ExitStack() as opened:
-            self.cluster = LinkedCluster(shape, HOSTS, lanes=LANES)
-            opened.callback(self.cluster.close)
-            self.publisher = opened.enter_context(self.cluster.the_agent.publisher(self.weights.tensors))
-            self.publish()
-            self.close = opened.pop_all().close
-
-    def publish(self) -> float:
-        """Seconds from publish()'s return to the receiver's commit of a new version."""
-        if self.version:
-            self.weights.step()
-        self.version += 1
-        self.publisher.publish(version=self.version, tensors=self.weights.tensors)
-        begin = time.perf_counter()
-        return processes.wait_published(self.cluster.the_receiver, self.version) - begin
 
 
 def delta_latency(shape: Shape, options: program.Options) -> Measured:
     """Seconds, and the seconds allowed."""
     model_bytes = min(options.model_bytes, DELTA_BYTES)
-    times, repeats = [], DELTAS_PER_PULL * options.repeats
+    far_times, near_times, repeats = [], [], DELTAS_PER_PULL * options.repeats
     with contextlib.ExitStack() as opened:
-        near, far = (opened.enter_context(contextlib.closing(Followed(one, model_bytes))) for one in (Shape(), shape))
-        with far.cluster.the_receiver.recorded_syncs() as records:
+        near, far = (opened.enter_context(LinkedCluster(one, HOSTS, lanes=LANES)) for one in (Shape(), shape))
+        trainers = [Trainer(cluster.the_agent, Weights(model_bytes)) for cluster in (far, near)]
+        for trainer, cluster in zip(trainers, (far, near)):
+            opened.callback(trainer.close)
+            trainer.sync(cluster.the_receiver)
+        with far.the_receiver.recorded_syncs() as records:
             for _ in range(WARMING + repeats):
                 time.sleep(PAUSE_S)
-                times.append((far.publish(), near.publish()))
-        check_equal(f"the replica over {shape}", far.cluster.the_receiver.file(), far.weights.flat)
-        totals = far.cluster.link.totals()[0]
-    measured = records[-repeats:]
-    if [record["mode"] for record in measured] != ["delta"] * repeats:
-        raise SystemExit(f"{shape}: not the syncs that were wanted: {measured}")
+                far_times.append(trainers[0].sync(far.the_receiver))
+                near_times.append(trainers[1].sync(near.the_receiver))
+        processes.check_equal(f"the replica over {shape}", far.the_receiver.file(), trainers[0].weights.flat)
+        totals = far.link.totals()[0]
+    measured = [processes.check(record, mode="delta") for record in records[WARMING:]]
+    ours, undelayed = far_times[WARMING:], near_times[WARMING:]
     allowed = [
-        2 * shape.round_trip_s + 8 * record["payload_bytes"] / shape.bits_per_s + undelayed
-        for record, (_, undelayed) in zip(measured, times[WARMING:])
+        2 * shape.round_trip_s + 8 * record["payload_bytes"] / shape.bits_per_s + near
+        for record, near in zip(measured, undelayed)
     ]
-    stages = {
-        stage: statistics.median(record[f"{stage}_us"] for record in measured) / 1e6
-        for stage in ("negotiate", "pull", "apply", "commit", "publish_to_commit")
-    }
     about = {
         "bytes": measured[-1]["payload_bytes"],
-        "round_trips": statistics.median(ours - near for ours, near in times[WARMING:]) / shape.round_trip_s,
-        "undelayed": statistics.median(undelayed for _, undelayed in times[WARMING:]),
-        "stages": stages,
+        "round_trips": statistics.median(far - near for far, near in zip(ours, undelayed)) / shape.round_trip_s,
+        "undelayed": statistics.median(undelayed),
         "totals": totals,
     }
-    return Measured(shape, model_bytes, [ours for ours, _ in times[WARMING:]], allowed, about)
+    return Measured(shape, model_bytes, ours, allowed, about)
 
 
-def measure(
-    name: str, unit: str, links: "list[Shape]", on_link: "Callable[[Shape], Measured]", worst: "Callable"
-) -> None:
+def on_links(name: str, unit: str, links: "list[Shape]", of: "Callable[[Shape], Measured]", worst: "Callable") -> None:
     """Prints a row for each link when it is measured, and the figure of the worst one."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     measured = []
     for shape in links:
-        one = on_link(shape)
+        one = of(shape)
         measured.append(one)
         program.print_series(f"{name}_by_link", unit, one.model_bytes, [{**one.row(), "congestion_control": control}])
     found = worst(measured, key=Measured.ratio)
     program.print_figure(name, unit, found.model_bytes, found.values, found.baselines)
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def measure() -> None:
     options = program.options(COPIES, FULL_BYTES, QUICK_BYTES, repeats=3)
     links = QUICK_LINKS if options.quick else LINKS
-    try:
-        measure("wan_full_pull", "B/s", links, lambda shape: full_pull(shape, options), min)
-        measure("wan_delta_latency", "s", links, lambda shape: delta_latency(shape, options), max)
-    except CannotMeasure as why:
-        print(f"wan_bench: cannot measure here: {why}", file=sys.stderr)
-        return NOT_ALLOWED
-    return 0
+    on_links("wan_full_pull", "B/s", links, lambda shape: full_pull(shape, options), min)
+    on_links("wan_delta_latency", "s", links, lambda shape: delta_latency(shape, options), max)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    wan_net.run(measure)

@@ -8,8 +8,11 @@ import ipaddress
 import json
 import math
 import shutil
+import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness import BIN, Agent, Cluster, Receiver
@@ -23,6 +26,16 @@ TOOLS = ("nsenter", "setpriv", "iperf3")
 
 class CannotMeasure(Exception):
     """This machine or user cannot have such a link; says why."""
+
+
+def run(measure: "Callable[[], None]") -> None:
+    """A benchmark program. Ends with NOT_ALLOWED where this machine cannot measure."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        measure()
+    except CannotMeasure as why:
+        print(f"cannot measure here: {why}", file=sys.stderr)
+        sys.exit(NOT_ALLOWED)
 
 
 @dataclass(frozen=True)
@@ -54,14 +67,8 @@ class Link:
         command += ["--rtt-us", round(1e6 * shape.round_trip_s)]
         for key, value in (sysctls or {}).items():
             command += ["--sysctl", f"{key}={value}"]
-        self.shape = shape
-        self._process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self._process = subprocess.Popen([str(part) for part in command], text=True, **pipes)
         line = self._process.stdout.readline()
         if not line:
             why = self._process.communicate()[1].strip()
@@ -84,17 +91,12 @@ class Link:
     def iperf_bytes_per_s(self, streams: int, seconds: float) -> float:
         """What iperf3 gets across with so many streams in so long a time, its slow start included: what its server
         counted until then."""
-        server_command = [
-            "iperf3",
-            "--server",
-            "--one-off",
-            "--bind",
-            self.addresses[1],
-            "--interval",
-            IPERF_INTERVAL_S,
-        ]
         server = subprocess.Popen(
-            [*self.prefix(1), *map(str, server_command), "--json"], stdout=subprocess.PIPE, text=True
+            self._iperf(
+                1, "--server", "--one-off", "--bind", self.addresses[1], "--interval", IPERF_INTERVAL_S, "--json"
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             self._run_iperf_client(streams, math.ceil(seconds))
@@ -106,10 +108,13 @@ class Link:
         sums = [interval["sum"] for interval in counted["intervals"]]
         return sum(entry["bytes"] * share_before(seconds, entry["start"], entry["end"]) for entry in sums) / seconds
 
+    def _iperf(self, end: int, *options: object) -> "list[str]":
+        return [*self.prefix(end), "iperf3", *map(str, options)]
+
     def _run_iperf_client(self, streams: int, seconds: int) -> None:
-        command = ["iperf3", "--client", self.addresses[1], "--parallel", streams, "--time", seconds]
+        command = self._iperf(0, "--client", self.addresses[1], "--parallel", streams, "--time", seconds)
         for _ in range(IPERF_ATTEMPTS):
-            done = subprocess.run([*self.prefix(0), *map(str, command)], capture_output=True, text=True, timeout=300)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             if "refused" not in done.stderr:
                 break
             time.sleep(IPERF_RETRY_S)  # the server does not listen yet
@@ -131,20 +136,19 @@ class LinkedCluster(Cluster):
         super().__init__()
         self._cleanups.callback(self.link.close)
         try:
-            self.the_agent: Agent = self.agent(
-                start=False,
-                listen=f"0.0.0.0:{AGENT_PORT}",
-                lane_listen=f"0.0.0.0:{LANE_PORT}",
-                allow_insecure_network=self.link.network,
-            )
-            self.the_agent.prefix = self.link.prefix(0)
-            self.the_agent.start()
+            listen = {"listen": f"0.0.0.0:{AGENT_PORT}", "lane_listen": f"0.0.0.0:{LANE_PORT}"}
+            self.the_agent: Agent = self._at(0, self.agent, **listen)
             self.the_agent.address = f"{self.link.addresses[0]}:{AGENT_PORT}"
-            self.the_receiver: Receiver = self.receiver(
-                self.the_agent, start=False, allow_insecure_network=self.link.network, **receiver_options
-            )
-            self.the_receiver.prefix = self.link.prefix(1)
-            self.the_receiver.start()
+            self.the_receiver = self.receiver_at(1, self.the_agent, **receiver_options)
         except BaseException:
             self.close()
             raise
+
+    def receiver_at(self, end: int, source: "Agent | str", **options) -> Receiver:
+        return self._at(end, self.receiver, source, **options)
+
+    def _at(self, end: int, make, *arguments, **options):
+        daemon = make(*arguments, start=False, allow_insecure_network=self.link.network, **options)
+        daemon.prefix = self.link.prefix(end)
+        daemon.start()
+        return daemon

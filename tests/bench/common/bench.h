@@ -1,20 +1,66 @@
-// What a benchmark program prints: one JSON line per figure, with every sample of it and of its baseline.
+// What the benchmark programs in C++ share: a clock, how large a model memory allows, an end at the first error, and
+// the JSON lines that run.py reads.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "common/base/status.h"
 
 namespace lockstep::bench {
 
 using Json = nlohmann::ordered_json;
 
-// Seconds that `body` takes.
+// Each program defines Run; main.cc calls it. `quick` asks for a tiny model, few times.
+void Run(bool quick);
+
+[[noreturn]] inline void Fail(const Status& status) {
+  std::fprintf(stderr, "benchmark: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T OrDie(Result<T> result) {
+  if (!result.ok()) Fail(result.status());
+  return *std::move(result);
+}
+
+inline void OrDie(const Status& status) {
+  if (!status.ok()) Fail(status);
+}
+
+inline void Require(bool fact, const char* otherwise) {
+  if (!fact) Fail({ErrorCode::kInternal, otherwise});
+}
+
+// `wanted`, or the largest model of which `copies` fit into memory, which stderr then says. Ends the process with
+// status 71 when that is too small for any figure.
+inline uint64_t FittingBytes(uint64_t wanted, uint64_t copies) {
+  constexpr uint64_t kRoom = uint64_t{1} << 30;  // for deltas and for others on the machine
+  constexpr uint64_t kLeast = 8'000'000;
+  uint64_t kibibytes = 0;
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    if (word == "MemAvailable:" && file >> kibibytes) break;
+  }
+  const uint64_t available = kibibytes << 10;
+  const uint64_t fitting = available > kRoom ? (available - kRoom) / copies : 0;
+  if (fitting >= wanted) return wanted;
+  std::fprintf(stderr, "benchmark: %.2f GB are wanted, and %lu copies of %.2f GB fit into memory\n",
+               static_cast<double>(wanted) / 1e9, copies, static_cast<double>(fitting) / 1e9);
+  if (fitting < kLeast) std::exit(71);
+  return fitting;
+}
+
 template <typename Body>
 double TimeOnce(Body body) {
   const auto start = std::chrono::steady_clock::now();
@@ -45,11 +91,6 @@ inline std::vector<double> Throughput(const std::vector<double>& seconds, uint64
   return rates;
 }
 
-// Whether the command line asks for a tiny model, few times.
-inline bool IsQuick(int argc, char** argv) {
-  return argc > 1 && std::string_view(argv[1]) == "--quick";
-}
-
 inline void PrintLine(const Json& line) {
   std::printf("%s\n", line.dump().c_str());
   std::fflush(stdout);
@@ -63,8 +104,7 @@ inline void PrintResult(std::string_view name, std::string_view unit, uint64_t m
       {{"name", name}, {"unit", unit}, {"model_bytes", model_bytes}, {"values", values}, {"baselines", baselines}});
 }
 
-// A row of a series, an object: what plots and documents show in addition to the figures. Rows of one name, in the
-// order in which they are printed, make the series in run.py's report.
+// A row of what plots and documents show in addition to the figures. Rows of one name make the series.
 inline void PrintRow(std::string_view series, std::string_view unit, Json row) {
   PrintLine({{"series", series}, {"unit", unit}, {"rows", Json::array({std::move(row)})}});
 }
