@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import signal
 from pathlib import Path
 
@@ -103,95 +102,6 @@ def test_two_ranks_write_halves_of_a_version_and_it_commits_when_both_have(clust
         receiver.wait_for(all_content(version))
 
 
-def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluster, agent, two_ranks):
-    receiver = cluster.receiver(agent)
-    publish_by_all(two_ranks, 1, seed=1)
-    receiver.wait_for(all_content(1))
-
-    survivor, victim = two_ranks
-    survivor.write(2, HALVES[0], seed=2)
-    victim.write(2, HALVES[1][:1], seed=2)
-    victim.kill()
-    # A rank that is done before the agent has seen the death is answered OK, and is notified with its next commit.
-    wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent sees that the rank is gone")
-    with pytest.raises(lockstep.AbortedError, match=rf"rank 1 \(pid {victim.process.pid}\) is gone"):
-        survivor.call("commit")
-    assert agent.model_status()["newest_version"] == 1
-    assert agent.model_status()["versions_aborted"] == 1
-    receiver.wait_for(all_content(1))
-
-    run = agent.model_status()["run"]
-    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, run) as replacement:
-        publish_by_all([survivor, replacement], 3, seed=3)
-        receiver.wait_for(all_content(3))
-
-
-def test_a_killed_trainer_is_noticed_although_a_child_of_it_has_its_connection(cluster, agent):
-    with RankProcess(agent.socket, MODEL, SHAPES) as trainer:
-        trainer.write(1, SHAPES, seed=1)
-        trainer.call("commit")
-        trainer.write(2, ["a"], seed=2)
-        trainer.call("fork")
-        trainer.process.kill()
-        wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the agent sees that the rank is gone")
-        assert agent.model_status()["writing_version"] == 0
-        with RankProcess(agent.socket, MODEL, SHAPES) as restarted:
-            restarted.write(1, SHAPES, seed=3)
-            restarted.call("commit")
-        cluster.receiver(agent).wait_for(all_content(3))
-
-
-def test_a_forked_process_may_not_publish_for_its_parent(agent):
-    model = ToyModel()
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        child = os.fork()
-        if child == 0:
-            try:
-                publisher.publish(version=2, tensors=model.step())
-            except lockstep.StateError as error:
-                os._exit(0 if "was forked" in str(error) else 1)
-            finally:
-                os._exit(2)
-        assert os.waitpid(child, 0)[1] == 0
-        publisher.publish(version=2, tensors=model.step())
-    agent.wait_for(2)
-
-
-def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two_ranks):
-    waiting, other = two_ranks
-    waiting.write(1, HALVES[0], seed=1)
-    waiting.call("commit")
-    waiting.send("begin", 2)  # waits for the other rank's part of version 1
-    other.call("begin", 1)
-    waiting.kill()
-    wait_until(lambda: agent.model_status()["ranks_connected"] == 1, "the agent sees that the rank is gone")
-    with RankProcess(agent.socket, MODEL, SHAPES, 0, 2, agent.model_status()["run"]) as replacement:
-        for name in HALVES[1]:
-            other.call("fill", name, 1)
-        other.call("commit")
-        publish_by_all([replacement, other], 2, seed=2)
-    agent.wait_for(2)
-
-
-def test_a_rank_that_waits_for_one_that_is_killed_hears_at_once_which(agent, two_ranks):
-    waiting, victim = two_ranks
-    publish_by_all(two_ranks, 1, seed=1)
-    waiting.write(2, HALVES[0], seed=2)
-    waiting.call("commit")
-    victim.write(2, HALVES[1][:1], seed=2)
-    waiting.send("begin", 3)  # waits for the other rank's part of version 2
-    victim.kill()
-    gone = rf"rank 1 \(pid {victim.process.pid}\) is gone"
-    with pytest.raises(lockstep.AbortedError, match=gone):
-        waiting.answer()
-    with pytest.raises(lockstep.AbortedError, match=gone):
-        waiting.call("begin", 3)
-    assert agent.model_status()["newest_version"] == 1
-    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, agent.model_status()["run"]) as replacement:
-        publish_by_all([waiting, replacement], 3, seed=3)
-
-
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
 def test_a_rank_that_is_stopped_holds_the_others_up_until_their_timeout_and_nothing_that_is_served(cluster, agent, end):
     receiver = cluster.receiver(agent)
@@ -231,16 +141,6 @@ def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):
         two_ranks[1].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
     agent.wait_for(2)
-
-
-def test_a_trainer_killed_while_writing_leaves_the_last_whole_version_served(cluster, agent):
-    with RankProcess(agent.socket, MODEL, SHAPES) as trainer:
-        trainer.write(1, SHAPES, seed=1)
-        trainer.call("commit")
-        trainer.write(2, ["a"], seed=2)
-    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the half-written version is aborted")
-    late = cluster.receiver(agent)
-    late.wait_for(all_content(1))
 
 
 def test_a_restarted_trainer_makes_a_new_run_that_receivers_take_in_full(cluster, agent):
@@ -357,11 +257,11 @@ def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
     with agent.publisher(tensors) as publisher:
         publisher.begin(1)
-        source = publisher._writer._source("b", tensors["b"])
+        source = publisher._source("b", tensors["b"])
         with pytest.raises(lockstep.BadDataError, match="b"):
-            publisher._writer._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
+            publisher._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
         with pytest.raises(lockstep.BadDataError, match='tensor "b" is not BF16'):
-            publisher._writer._write([source._replace(rounds=True)])
+            publisher._write([source._replace(rounds=True)])
         publisher.abort()
         publisher.publish(version=2, tensors=tensors)
 

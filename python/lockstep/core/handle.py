@@ -28,6 +28,8 @@ class Handle:
         close_after_fork(self)
 
     def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes
+        in the middle of a call, that call ends with StateError."""
         with self._lock, delayed_interrupt():
             if self._calling:
                 self._close_after_call = True

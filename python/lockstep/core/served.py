@@ -65,7 +65,7 @@ def wait_served(
     engines: "int | None",
     timeout: "float | None",
 ) -> Served:
-    """As ``Handle.wait_served``; ``version`` 0: the newest with ``label``."""
+    """As ``Publisher.wait_served``; ``version`` 0: the newest with ``label``."""
     count, names = wanted_receivers(receivers, engines)
     lines = "\n".join([model, label.decode(), *names]).encode()
     deadline = None if timeout is None else time.monotonic() + timeout

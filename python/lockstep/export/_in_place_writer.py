@@ -85,11 +85,7 @@ class InPlaceWriter(Writer):
     def layout(self) -> "list[Tuple[TensorMeta, int]]":
         return list(zip(self._tensors, self._offsets))
 
-    @property
-    def writes(self) -> bool:
-        return True
-
-    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+    def _publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         if tensors is None:
             raise BadDataError("publish: give tensors=, those that this rank owns")
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
@@ -98,7 +94,7 @@ class InPlaceWriter(Writer):
         self._published_stats = {}
         with self._lock, delayed_interrupt():
             number = self._number(version)
-            return self._absence.publish(lambda: self._publish(number, sources, name), number, name)
+            return self._absence.publish(lambda: self._publish_sources(number, sources, name), number, name)
 
     def _next_number(self) -> int:
         if not self._counts:  # one that missed a version would put its part under another one's number
@@ -155,7 +151,7 @@ class InPlaceWriter(Writer):
         else:
             super()._close()
 
-    def _publish(self, version: int, sources: "Sequence[_Source]", label: bytes) -> Publication:
+    def _publish_sources(self, version: int, sources: "Sequence[_Source]", label: bytes) -> Publication:
         self.begin(version)
         try:
             self._write(sources)

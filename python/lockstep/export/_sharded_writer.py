@@ -85,11 +85,7 @@ class ShardedWriter(Writer):
     def plan_digest(self) -> str:
         return str(self._description["plan"])
 
-    @property
-    def writes(self) -> bool:
-        return bool(self._description["writes"])
-
-    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+    def _publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         with self._lock, delayed_interrupt(second_at_once=True):
             if version is None:
                 number = self._number(self._agreed_number())
@@ -106,7 +102,9 @@ class ShardedWriter(Writer):
                 with contextlib.suppress(Error):
                     self._call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self._absence.publish(lambda: self._publish(number, name, _addresses(current)), number, name)
+            return self._absence.publish(
+                lambda: self._commit("publish", number, name, number, name, _addresses(current)), number, name
+            )
 
     def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
         target = Path(directory)
@@ -116,8 +114,6 @@ class ShardedWriter(Writer):
 
     @contextlib.contextmanager
     def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
-        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now:
-        (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
         with self._lock:
             self._open_handle()
             current = self._whole_locals()  # they stay until the end
@@ -175,6 +171,7 @@ class ShardedWriter(Writer):
             self._open(**fields)
             self._opened()
             self._description = json.loads(self._library.lockstep_describe(self._open_handle()))
+            self._writes = self._description["writes"]
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
             self._check_frozen_names()
@@ -233,9 +230,6 @@ class ShardedWriter(Writer):
                 "different agents; give on_agent_host=False on the hosts whose agent is not the model's"
             )
         return str(next(iter(runs)))
-
-    def _publish(self, version: int, label: bytes, addresses: Any) -> Publication:
-        return self._commit("publish", version, label, version, label, addresses)
 
     def _describe(self) -> str:
         """This rank's description. Everything that may fail on one rank alone is done here, before the others have it."""

@@ -70,9 +70,9 @@ class StreamWriter(InPlaceWriter):
         self._places = {meta.name: (meta, offset) for meta, offset in self.layout}
         self._own = _share([meta for meta, _ in self.layout], rank, writers)
 
-    @property
-    def writes(self) -> bool:
-        return self._writes
+    # In users' hands these refuse; the writer itself calls those of InPlaceWriter.
+    begin, write, ranges_done = Writer.begin, Writer.write, Writer.ranges_done
+    commit, abort = Writer.commit, Writer.abort
 
     @property
     def committed_version(self) -> int:
@@ -82,7 +82,7 @@ class StreamWriter(InPlaceWriter):
     def stats(self) -> "dict[str, float]":
         return super().stats if self._writes else {}
 
-    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+    def _publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         entries = _entries(() if tensors is None else tensors)
         with _taken_to_its_end(entries):
             if tensors is None:
@@ -98,7 +98,7 @@ class StreamWriter(InPlaceWriter):
         if not self._publishing.acquire(blocking=False):
             raise StateError("publish: another publish of this publisher is under way, in this thread or another one")
         try:
-            data = self.begin(version)
+            data = super().begin(version)
             missing = dict.fromkeys(self._places)
             for entry in entries:
                 name, tensor = pair(len(self._places) - len(missing), entry)
@@ -124,10 +124,10 @@ class StreamWriter(InPlaceWriter):
                     next(iter(missing)),
                     f"the stream ended without it{more}; ignore= publishes the model without, keep= as a checkpoint has it",
                 )
-            return self.commit(label.decode())
+            return super().commit(label.decode())
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                self.abort()
+                super().abort()
             raise
         finally:
             self._publishing.release()
@@ -173,7 +173,7 @@ class StreamWriter(InPlaceWriter):
         if _readable_in_place(tensor):
             given = meta_of(name, tensor)
             if given == opened:
-                self.write(name, tensor)
+                super().write(name, tensor)
                 return
             if (given.dtype, opened.dtype) == ("F32", "BF16"):
                 self._write_rounded(name, tensor)
@@ -181,13 +181,13 @@ class StreamWriter(InPlaceWriter):
         local_of(name, tensor)  # refuses what cannot be read
         if opened.nbytes:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
-            self.ranges_done([(offset, opened.nbytes)])
+            super().ranges_done([(offset, opened.nbytes)])
 
     def _copy_kept(self, data: memoryview, name: str) -> None:
         opened, offset = self._places[name]
         if name in self._own and opened.nbytes:
             self._kept[name].read_into(data[offset : offset + opened.nbytes])
-            self.ranges_done([(offset, opened.nbytes)])
+            super().ranges_done([(offset, opened.nbytes)])
 
 
 def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":
