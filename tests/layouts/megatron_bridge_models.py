@@ -32,120 +32,52 @@ def _with_vision(text: "dict[str, Any]", **vision: Any) -> "dict[str, Any]":
 
 _UNPADDED = {"vocab_size": 124}  # of providers that pad the embedding and not the head, or none
 # family -> (transformers' architecture, model_type, what differs from the common configuration)
+# fmt: off
 FAMILIES: "dict[str, tuple[str, str, dict[str, Any]]]" = {
     "llama": ("LlamaForCausalLM", "llama", {"head_dim": 16}),
     "mistral": ("MistralForCausalLM", "mistral", {"head_dim": 16}),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", {"head_dim": 32}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", "qwen3_moe", {"head_dim": 32, "num_experts": 4, **EXPERTS}),
-    "qwen3_next": (
-        "Qwen3NextForCausalLM",
-        "qwen3_next",
-        {
-            "head_dim": 16,
-            "num_experts": 4,
-            "shared_expert_intermediate_size": 40,
-            "full_attention_interval": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            **EXPERTS,
-        },
-    ),
+    "qwen3_next": ("Qwen3NextForCausalLM", "qwen3_next", {
+        "head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 40, "full_attention_interval": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, **EXPERTS}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", "deepseek_v2", _LATENT),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "deepseek_v3", {**_LATENT, "scoring_func": "sigmoid"}),
-    "glm4_moe": (
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
-        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, **FIRST_DENSE},
-    ),
-    "glm4_moe_mtp": (
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
-        {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1, **FIRST_DENSE},
-    ),
+    "glm4_moe": ("Glm4MoeForCausalLM", "glm4_moe", {
+        "head_dim": 16, "attention_bias": True, "use_qk_norm": True, **FIRST_DENSE}),
+    "glm4_moe_mtp": ("Glm4MoeForCausalLM", "glm4_moe", {
+        "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1, **FIRST_DENSE}),
     "kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3", {**_LATENT, "scoring_func": "sigmoid"}),
-    "nemotron_h": (
-        "NemotronHForCausalLM",
-        "nemotron_h",
-        {
-            "head_dim": 16,
-            "hybrid_override_pattern": "M-*M",
-            "mamba_head_dim": 16,
-            "mamba_num_heads": 8,
-            "n_groups": 2,
-            "ssm_state_size": 8,
-            "conv_kernel": 4,
-            "layer_norm_epsilon": 1e-5,
-            "mlp_hidden_act": "relu2",
-            "rope_theta": 10000.0,
-        },
-    ),
+    "nemotron_h": ("NemotronHForCausalLM", "nemotron_h", {
+        "head_dim": 16, "hybrid_override_pattern": "M-*M", "mamba_head_dim": 16, "mamba_num_heads": 8,
+        "n_groups": 2, "ssm_state_size": 8, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
+        "rope_theta": 10000.0}),
     "gemma": ("GemmaForCausalLM", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", {"head_dim": 16, "tie_word_embeddings": True, **_UNPADDED}),
     "gpt_oss": ("GptOssForCausalLM", "gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("OlmoeForCausalLM", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "nemotron": ("NemotronForCausalLM", "nemotron", {"head_dim": 16}),
-    "gemma3_vl": (
-        "Gemma3ForConditionalGeneration",
-        "gemma3",
-        _with_vision(
-            {"tie_word_embeddings": True, **_UNPADDED},
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            image_size=16,
-            model_type="siglip_vision_model",
-        ),
-    ),
-    "qwen2_5_vl": (
-        "Qwen2_5_VLForConditionalGeneration",
-        "qwen2_5_vl",
-        _with_vision(
-            {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
-            out_hidden_size=64,
-            fullatt_block_indexes=[1],
-        ),
-    ),
-    "qwen3_vl": (
-        "Qwen3VLForConditionalGeneration",
-        "qwen3_vl",
-        _with_vision(
-            {"rope_scaling": _MROPE, **_UNPADDED},
-            **_QWEN3_TOWER,
-        ),
-    ),
-    "qwen3_vl_moe": (
-        "Qwen3VLMoeForConditionalGeneration",
-        "qwen3_vl_moe",
-        _with_vision(
-            {"rope_scaling": _MROPE, "num_experts": 4, **EXPERTS, **_UNPADDED},
-            **_QWEN3_TOWER,
-        ),
-    ),
-    "glm4v_moe": (
-        "Glm4vMoeForConditionalGeneration",
-        "glm4v_moe",
-        _with_vision(
-            {
-                "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
-                "attention_bias": True,
-                "use_qk_norm": False,
-                **FIRST_DENSE,
-            },
-            out_hidden_size=64,
-            image_size=16,
-        ),
-    ),
-    "mistral3": (
-        "Mistral3ForConditionalGeneration",
-        "mistral3",
-        _with_vision(
-            {"model_type": "mistral"}, num_hidden_layers=2, num_attention_heads=2, image_size=16, model_type="pixtral"
-        ),
-    ),
+    "gemma3_vl": ("Gemma3ForConditionalGeneration", "gemma3", _with_vision(
+        {"tie_word_embeddings": True, **_UNPADDED}, num_hidden_layers=2, num_attention_heads=2, image_size=16,
+        model_type="siglip_vision_model")),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", _with_vision(
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, out_hidden_size=64,
+        fullatt_block_indexes=[1])),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3_vl", _with_vision(
+        {"rope_scaling": _MROPE, **_UNPADDED}, **_QWEN3_TOWER)),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", _with_vision(
+        {"rope_scaling": _MROPE, "num_experts": 4, **EXPERTS, **_UNPADDED}, **_QWEN3_TOWER)),
+    "glm4v_moe": ("Glm4vMoeForConditionalGeneration", "glm4v_moe", _with_vision(
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}, "attention_bias": True,
+         "use_qk_norm": False, **FIRST_DENSE}, out_hidden_size=64, image_size=16)),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral3", _with_vision(
+        {"model_type": "mistral"}, num_hidden_layers=2, num_attention_heads=2, image_size=16,
+        model_type="pixtral")),
 }
+# fmt: on
 
 # Copies that a layer for multi-token prediction has in a checkpoint, of which Megatron-Bridge exports none.
 SHARED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
