@@ -6,7 +6,6 @@ import functools
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import threading
 from html.parser import HTMLParser
@@ -177,32 +176,3 @@ def test_a_directory_that_is_no_site_and_an_unknown_option_are_refused(tmp_path)
     for argument in (tmp_path, "--server"):
         assert subprocess.run([ROOT / "docs/site/build.sh", argument], capture_output=True).returncode == 64
     assert (tmp_path / "thesis.txt").exists()
-
-
-@pytest.fixture
-def small_site(tmp_path):
-    """A repository that has docs/site, and returns how building it with this README.md ends."""
-    shutil.copytree(ROOT / "docs/site", tmp_path / "docs/site", ignore=shutil.ignore_patterns("__pycache__"))
-    config = tmp_path / "docs/site/mkdocs.yml"
-    config.write_text(config.read_text().partition("\nnav:")[0] + "\nnav: [README.md, docs/other.md]\n")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache/site-venv").symlink_to(ROOT / ".cache/site-venv")
-    (tmp_path / "docs/other.md").write_text("# Other\n\n## Part\n")
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-
-    def build(readme: str) -> subprocess.CompletedProcess:
-        (tmp_path / "README.md").write_text(readme)
-        subprocess.run(["git", "-C", tmp_path, "add", "README.md", "docs"], check=True)
-        return subprocess.run([tmp_path / "docs/site/build.sh"], capture_output=True, text=True)
-
-    return build
-
-
-def test_links_that_hold_are_built_and_dead_ones_are_errors(small_site, tmp_path):
-    assert small_site("# Top\n\n[a](docs/other.md#part), [b](docs/site/build.sh), [c](docs/site)\n").returncode == 0
-    dead = ("docs/none.md", "docs/other.md#none", "none.sh", "docs/none.svg", "#none", "/docs/other.md")
-    (tmp_path / "docs/hidden.md").write_text("# Not in the menu\n")
-    built = small_site("# Top\n\n" + "".join(f"[a]({link})\n" for link in dead))
-    assert built.returncode == 1
-    assert f"{len(dead) + 1} warnings" in built.stdout + built.stderr
-    assert "docs/hidden.md" in built.stderr

@@ -70,6 +70,8 @@ def test_a_socket_that_is_taken_is_said_with_the_option_that_names_another(clust
             flag = "--" + option.replace("_", "-")
             assert result.returncode == UNAVAILABLE
             assert f"{flag}: another process already listens at {taken}" in result.stderr, option
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(taken))  # still there
 
 
 @DAEMONS

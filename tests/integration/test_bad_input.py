@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, wait_until
-from replicas import ToyModel, differing_tensor
+from replicas import ToyModel
 
 import lockstep
 
@@ -129,21 +129,6 @@ def test_no_error_and_no_printed_configuration_shows_a_password_of_a_url(cluster
 
 
 @DAEMONS
-def test_a_port_in_use_is_named(cluster, daemon):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "127.0.0.1:%d" % taken.getsockname()[1]
-        result = run(command(daemon, cluster.directory, listen=address))
-    assert result.returncode == UNAVAILABLE and address in result.stderr
-
-
-def test_a_lane_port_in_use_is_named(cluster):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "127.0.0.1:%d" % taken.getsockname()[1]
-        result = run(command("trainer_agent", cluster.directory, lane_listen=address))
-    assert result.returncode == UNAVAILABLE and address in result.stderr
-
-
-@DAEMONS
 def test_listening_beyond_loopback_is_refused_unless_told_so_in_as_many_words(cluster, daemon):
     result = run(command(daemon, cluster.directory, listen="0.0.0.0:0"))
     assert result.returncode == CONFIG and "--allow-insecure-network" in result.stderr
@@ -162,15 +147,6 @@ def test_a_directory_it_may_not_write_is_named(cluster, daemon):
     arguments = command(daemon, locked)[1:]
     result = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(binary), *arguments])
     assert result.returncode == NOT_ALLOWED and str(locked) in result.stderr
-
-
-def test_a_second_agent_on_the_same_socket_is_refused_and_the_first_lives_on(cluster):
-    model = ToyModel(blocks=2)
-    agent = cluster.agent()
-    result = run(command("trainer_agent", cluster.directory, socket=agent.socket))
-    assert result.returncode == UNAVAILABLE and str(agent.socket) in result.stderr
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.tensors)
 
 
 def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cluster):
@@ -343,36 +319,6 @@ def test_garbage_on_the_grpc_port_is_turned_away(cluster):
     assert agent.answers()
 
 
-def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(cluster):
-    model = ToyModel(blocks=2)
-    calls = cluster.directory / "calls"
-    hook = cluster.directory / "hook.sh"
-    hook.write_text(
-        f'#!/bin/sh\necho "$LOCKSTEP_MODEL $LOCKSTEP_VERSION $LOCKSTEP_MODE" >> {calls}\n'
-        'test -f "$LOCKSTEP_PATH/model.safetensors" || exit 9\n'
-        '[ "$LOCKSTEP_VERSION" != 2 ] || { echo "engine says no" >&2; exit 3; }\n'
-    )
-    hook.chmod(0o755)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=3)
-    with agent.publisher(model.tensors) as publisher:
-        for version in (1, 2):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
-            wait_until(lambda: calls.exists() and f"{MODEL} {version} " in calls.read_text(), f"hook of {version}")
-        wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") >= 6, "three attempts, and three after a wait")
-        status = wait_until(
-            lambda: (found := receiver.model_status())["engine_failures"] >= 1 and found["last_error"] and found,
-            "the failure is reported",
-        )
-        assert (status["held"]["version"], status["served_version"]) == (2, 1)
-        publisher.publish(version=3, tensors=model.step())
-        receiver.wait_for(model.tensors)
-        wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
-    said = calls.read_text().splitlines()
-    assert said == [f"{MODEL} 1 full"] + [f"{MODEL} 2 delta"] * (len(said) - 2) + [f"{MODEL} 3 delta"]
-
-
 def test_a_hook_that_is_not_there_or_may_not_be_executed_is_refused_at_start(cluster):
     hook = cluster.directory / "hook.sh"
     command = [RAAS_RECEIVER, "--model", MODEL, "--root", cluster.directory / "root", "--engine", f"hook:{hook} now"]
@@ -390,47 +336,6 @@ def test_assets_among_which_versions_would_lie_are_refused_at_start(cluster):
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert refused.returncode == CONFIG
     assert f"--assets: {assets}/roots/root, where versions are written, is in {assets}" in refused.stderr
-
-
-def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(cluster):
-    model = ToyModel(blocks=2)
-    calls, go = cluster.directory / "calls", cluster.directory / "go"
-    hook = cluster.directory / "hook.sh"
-    hook.write_text(
-        f'#!/bin/sh\necho "begin $LOCKSTEP_VERSION" >> {calls}\nbefore=$(cksum < "$LOCKSTEP_PATH/model.safetensors")\n'
-        f"while ! test -e {go}; do sleep 0.05; done\n"
-        f'test "$before" = "$(cksum < "$LOCKSTEP_PATH/model.safetensors")" || exit 1\n'
-        f'echo "end $LOCKSTEP_VERSION" >> {calls}\n'
-    )
-    hook.chmod(0o755)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, engine=f"hook:{hook}", engine_attempts=1)
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        wait_until(lambda: calls.exists() and calls.read_text() == "begin 1\n", "the hook runs")
-        publisher.publish(version=2, tensors=model.step())
-        receiver.wait_for(model.tensors)
-        publisher.publish(version=3, tensors=model.step())
-        wait_until(lambda: receiver.model_status()["newest_version"] == 3, "version 3 is known")
-        status = receiver.model_status()
-        assert (status["held"]["version"], status["served_version"], status["state"]) == (2, 0, "notifying")
-        go.touch()
-        receiver.wait_for(model.tensors)
-        wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
-    assert calls.read_text().split("\n")[:2] == ["begin 1", "end 1"]
-    assert receiver.model_status()["engine_failures"] == 0
-
-
-def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
-    model = ToyModel(blocks=2)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, engine="hook:sleep 600", engine_attempts=1, engine_load_timeout="300ms")
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
-        wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported")
-    assert differing_tensor(receiver.file(), model.tensors) is None
-    assert receiver.stop() == 0
 
 
 class _OnGpu(np.ndarray):

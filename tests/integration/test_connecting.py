@@ -53,6 +53,7 @@ def test_a_call_to_a_silent_daemon_ends_at_its_own_deadline(cluster):
     began = time.monotonic()
     result = status_of(agent.address, timeout_ms=1500)
     assert result.returncode == TRY_AGAIN and time.monotonic() - began >= 1.5, result.stderr
+    assert f"waiting for trainer_agent {agent.address}" in result.stderr
 
 
 def test_a_call_where_no_daemon_listens_does_not_wait_for_its_deadline():
@@ -60,6 +61,7 @@ def test_a_call_where_no_daemon_listens_does_not_wait_for_its_deadline():
         began = time.monotonic()
         result = status_of(unused.address, timeout_ms=60_000)
     assert result.returncode == UNAVAILABLE and time.monotonic() - began < 30
+    assert unused.address in result.stderr
 
 
 def test_the_other_kind_of_daemon_is_named_with_the_flag_for_it(cluster):

@@ -112,12 +112,3 @@ def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(version=2, tensors=model.step())
         receiver.wait_for(model.tensors)
-
-
-def test_a_socket_that_another_process_serves_is_not_taken_over(cluster):
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, start=False, control_socket=agent.addresses["control"])
-    result = subprocess.run(receiver.command, capture_output=True, text=True, timeout=60)
-    assert (
-        result.returncode == 69 and f"another process already listens at {agent.addresses['control']}" in result.stderr
-    )

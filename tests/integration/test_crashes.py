@@ -73,35 +73,6 @@ def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, s
     assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
 
 
-def test_an_agent_killed_again_and_again_never_loses_the_run(cluster):
-    model = ToyModel(blocks=8)
-    randomness = random.Random(5)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent)
-    killing = threading.Event()
-
-    def killer():
-        for _ in range(5):
-            time.sleep(randomness.uniform(0.05, 0.4))
-            agent.kill()
-            agent.start()
-        killing.set()
-
-    with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
-        thread = threading.Thread(target=killer)
-        thread.start()
-        version = 1
-        while not killing.is_set():
-            version += 1
-            publisher.publish(version=version, tensors=model.step())
-            time.sleep(0.02)
-        thread.join()
-        receiver.wait_for(model.tensors)
-    assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
-
-
 class SteadyPublisher(threading.Thread):
     """Publishes versions without rest from a thread, and remembers the hash of each. `paused` stands still."""
 
@@ -148,36 +119,6 @@ def test_a_receiver_killed_at_any_moment_always_leaves_and_regains_a_whole_versi
             receiver.start()
             with steady.paused:
                 receiver.wait_for(model.tensors)
-
-
-def test_a_receiver_killed_during_its_first_pull_starts_over(cluster):
-    model = ToyModel(blocks=400)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, start=False)
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.tensors)
-        for delay_s in (0.0, 0.02, 0.05):
-            receiver.start()
-            time.sleep(delay_s)
-            receiver.kill()
-            if receiver.file().exists():
-                assert differing_tensor(receiver.file(), model.tensors) is None
-        receiver.start()
-        receiver.wait_for(model.tensors)
-
-
-def test_what_a_receiver_held_is_still_published_when_it_restarts_without_an_agent(cluster):
-    model = ToyModel(blocks=4)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent)
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
-    agent.kill()
-    receiver.kill()
-    receiver.start()
-    assert differing_tensor(receiver.file(), model.tensors) is None
-    assert receiver.model_status()["held"]["version"] == 1
 
 
 def test_receivers_go_on_with_deltas_when_agent_and_receiver_were_killed_at_once(cluster):

@@ -1,7 +1,6 @@
 """The log: versions that one receiver writes to a directory, and others read without the trainer."""
 
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -236,28 +235,6 @@ def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(clus
         publisher.publish(version=2, tensors=model.step())
         reader.wait_for(model.tensors)
         wait_archived(writer, 2)
-
-
-def test_a_writer_that_is_killed_at_any_moment_goes_on_with_the_log(cluster, agent, log):
-    random.seed(4)
-    model = ToyModel(blocks=16)
-    writer = cluster.receiver(agent, name="writer", archive=log)
-    reader = cluster.receiver(log, name="reader")
-    begun = 0
-    with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
-        for version in range(2, 14):
-            publisher.publish(version=version, tensors=model.step())
-            time.sleep(random.random() * 0.15)
-            writer.kill()
-            writer.start()
-        wait_archived(writer, 13)
-        reader.wait_for(model.tensors)
-        begun = writer.log().count("archive_begun")
-    status = reader.model_status()
-    assert status["failures"] == 0 and not status["last_error"]
-    assert begun == 1, "a whole model was written again"
 
 
 def test_of_two_writers_one_stops_with_a_clear_word_and_readers_follow_the_other(cluster, agent, log):

@@ -92,25 +92,3 @@ def test_every_step_of_a_training_run_arrives_bit_for_bit_and_loads_as_the_train
     tokens = text[None, :CONTEXT]
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, trainer.served(tokens).logits)
-
-
-def test_a_checkpoint_in_several_shards_arrives_as_the_model_that_was_saved(cluster, tmp_path):
-    model = small_qwen3(tie=False, dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path, max_shard_size="1MB")
-    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
-    assert len(shards) >= 3
-    tensors = {}
-    for shard in shards:
-        tensors |= safetensors.torch.load_file(shard)
-
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent, assets=tmp_path)
-    with agent.publisher(tensors) as publisher:
-        publisher.publish(version=1, tensors=tensors)
-        receiver.wait_for(tensors)
-        assert_same_tensors(receiver.file(), {name: tensor.detach() for name, tensor in model.state_dict().items()})
-    assert not list(receiver.published().glob("model-*")), "weights of the checkpoint must not be linked in"
-    assert (receiver.published() / "config.json").exists()
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(receiver.published(), dtype=torch.bfloat16)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(loaded.get_parameter(name), parameter), name

@@ -1,14 +1,10 @@
-"""What deploy/release.sh makes; and of that the package, on Debian 12 and 13: installed, run, upgraded, removed, purged. How long a
-first replica takes by it and by pip."""
+"""What deploy/release.sh makes; and of that the package, on Debian 12 and 13: installed, run, upgraded, removed, purged."""
 
 import json
 import os
 import subprocess
-import sys
 import tarfile
-import time
 
-import harness
 import pytest
 from builds import PROGRAMS, RELEASE, next_build
 from debian import SUITES, Debian
@@ -23,18 +19,6 @@ QUICKLY = {
     "DPKG_DEB_COMPRESSOR_TYPE": "gzip",
     "DPKG_DEB_COMPRESSOR_LEVEL": "1",
 }
-TRAINER = """
-import ctypes, sys, lockstep
-class Array:
-    memory = (ctypes.c_uint8 * 1000000)(7)
-    __array_interface__ = {"data": (ctypes.addressof(memory), False), "shape": (1000000,), "typestr": "|u1", "version": 3}
-with lockstep.Publisher.in_place({"weight": Array}, model="actor", socket=sys.argv[1]) as publisher:
-    publisher.publish(version=1, tensors={"weight": Array})
-"""
-
-
-def say_seconds(by: str, seconds: float) -> None:
-    print(f"from nothing to a first replica, by the {by}: {seconds:.1f} s")
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +87,12 @@ def test_installed_upgraded_and_purged(cluster, place, suite, package, next_pack
     with Debian(cluster, place, suite) as debian:
         files = debian.files()
         users = {name: (debian.root / "etc" / name).read_text() for name in USER_FILES}
-        begin = time.monotonic()
         debian.install(package)
         agent, receiver = debian.start("trainer-agent"), debian.start("raas-receiver")
         socket = debian.root / "run/trainer-agent/export.sock"
         with lockstep.Publisher.in_place(model.tensors, model="actor", socket=socket) as publisher:
             publisher.publish(version=1, tensors=model.step())
             wait_until(synced, "the replica is synced")
-            say_seconds(f"package on {suite}", time.monotonic() - begin)
 
             # Files of the package are where a user looks for them.
             listed = debian.run("dpkg", "--listfiles", "lockstep").split()
@@ -145,19 +127,3 @@ def test_installed_upgraded_and_purged(cluster, place, suite, package, next_pack
         debian.run("rm", "-r", "/dev/shm/other")
         assert debian.files() == files
         assert {name: (debian.root / "etc" / name).read_text() for name in USER_FILES} == users
-
-
-def test_seconds_to_a_first_replica_by_pip(cluster, release, tmp_path, monkeypatch):
-    [wheel] = release.glob("*.whl")
-    environment = tmp_path / "environment"
-    begin = time.monotonic()
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    subprocess.run([environment / "bin/pip", "install", "--quiet", "--no-index", wheel], check=True)
-    for program in PROGRAMS:
-        monkeypatch.setattr(harness, program.name.upper(), environment / "bin" / program.name)
-    agent = cluster.agent()
-    receiver = cluster.receiver(agent)
-    subprocess.run([environment / "bin/python", "-c", TRAINER, agent.socket], check=True)
-    wait_until(lambda: receiver.file().exists(), "the replica is synced")
-    say_seconds("wheel", time.monotonic() - begin)
-    assert receiver.file().read_bytes().endswith(bytes([7]) + bytes(999_999))
