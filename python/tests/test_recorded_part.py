@@ -335,7 +335,7 @@ def test_frozen_tensors_are_named_as_huggingface_names_them():
     model = Model()
     part = opened(model, frozen=["norm"])
     assert [own.name for own in part.locals() if own.frozen] == ["norm[0] of rank 0"]
-    assert part.frozen_names == {"norm"}
+    assert part.frozen.names == {"norm"}
     model.router.requires_grad_(False)
     part = opened(model, frozen="requires_grad")
     assert [own.name for own in part.locals() if own.frozen] == ["router[0, 0] of rank 0"] and part.trains()

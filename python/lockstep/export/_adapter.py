@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Iterable, Tuple
 
 from lockstep.core.errors import BadDataError
-from lockstep.export._parts import Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._parts import FrozenTensors, Shard, ShardsPart, exported_dtype
 from lockstep.export._piece import shard_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -54,9 +54,7 @@ class AdapterPart(ShardsPart):
     """One adapter; made by ``adapter``."""
 
     def __init__(self, model: Any, adapter_name: str, dtype: Any) -> None:
-        super().__init__(
-            self._adapter_tensors, self._describe_tensor, frozen_predicate(None), converts=dtype is not None
-        )
+        super().__init__(self._adapter_tensors, self._describe_tensor, FrozenTensors(None), converts=dtype is not None)
         self._model = model
         self._adapter_name = adapter_name
         self._dtype = dtype

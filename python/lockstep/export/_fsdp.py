@@ -7,7 +7,7 @@ from typing import Any, Callable, FrozenSet, Iterable, Tuple
 
 from lockstep.core.tensors import CheckpointTensor, refuse_shards
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._parts import Frozen, FrozenTensors, Shard, ShardsPart, exported_dtype
 from lockstep.export._piece import shard_of
 from lockstep.export._ties import refuse_ties_that_came_apart
 
@@ -52,7 +52,7 @@ class FsdpPart(ShardsPart):
         super().__init__(
             self._parameters,
             self._describe_parameter,
-            frozen_predicate(frozen),
+            FrozenTensors(frozen),
             converts=dtype is not None,
         )
         refuse_adapters(model)

@@ -12,15 +12,7 @@ from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
 from lockstep.export._bridges import exporter_by, exporter_of
 from lockstep.export._chunks import chunks_of, finish_gathers, keep_router_biases_exact, tensors_of
-from lockstep.export._parts import (
-    DESCRIPTION_FORMAT,
-    Frozen,
-    Part,
-    any_requires_gradient,
-    frozen_predicate,
-    goes_by_gradient,
-    names_of,
-)
+from lockstep.export._parts import DESCRIPTION_FORMAT, Frozen, FrozenTensors, Part, any_requires_gradient
 from lockstep.export._ties import came_apart
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
@@ -185,16 +177,14 @@ class MegatronPart(Part):
         self._chunks = chunks
         self._config = config
         self._place = place
-        self._is_frozen = frozen_predicate(frozen)
-        self.frozen_names = names_of(self._is_frozen)
-        self.frozen_by_gradient = goes_by_gradient(self._is_frozen)
+        self.frozen = FrozenTensors(frozen)
 
     def describe(self) -> "dict[str, Any]":
         parameters = []
         for name, tensor in self._parameters():
             local = local_of(name, tensor)
             entry: "dict[str, Any]" = {"name": name, "dtype": local.dtype, "shape": list(local.shape)}
-            if self._is_frozen(name, tensor):
+            if self.frozen.has(name, tensor):
                 entry["frozen"] = True
             parameters.append(entry)
         return {
@@ -212,7 +202,7 @@ class MegatronPart(Part):
 
     def locals(self) -> "list[LocalTensor]":
         return [
-            local_of(name, tensor, frozen=self._is_frozen(name, tensor), converts=self.converts)
+            local_of(name, tensor, frozen=self.frozen.has(name, tensor), converts=self.converts)
             for name, tensor in self._parameters()
         ]
 

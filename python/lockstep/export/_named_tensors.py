@@ -3,7 +3,7 @@
 from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 from lockstep.core.tensors import meta_of, named
-from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._parts import Frozen, FrozenTensors, Part, Shard, ShardsPart, exported_dtype
 from lockstep.export._piece import shard_of
 from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
@@ -25,7 +25,7 @@ def named_tensors(
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
         frozen: as for ``lockstep.fsdp``.
     """
-    is_frozen = frozen_predicate(frozen)
+    never_changing = FrozenTensors(frozen)
     given: Any = named(tensors) if isinstance(tensors, Iterator) else tensors
     is_module = hasattr(given, "state_dict")  # which can be called, too: named() says what to give instead
     is_function = callable(given) and not is_module
@@ -37,9 +37,9 @@ def named_tensors(
         warn_of_ties(pairs())
 
     def describe(name: str, tensor: Any) -> Shard:
-        return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))
+        return shard_of(name, tensor, exported_dtype(name, tensor, dtype), never_changing.has(name, tensor))
 
-    return NamedTensorsPart(pairs, describe, is_frozen, converts=dtype is not None)
+    return NamedTensorsPart(pairs, describe, never_changing, converts=dtype is not None)
 
 
 class NamedTensorsPart(ShardsPart):

@@ -6,7 +6,7 @@ gives the same parts in the same order.
 
 import abc
 from dataclasses import dataclass
-from typing import Any, Callable, FrozenSet, Iterable, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Sequence, Tuple, Union
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
@@ -18,12 +18,43 @@ DESCRIPTION_FORMAT = 1
 Frozen = Union[None, str, Iterable[str], Callable[[str], bool]]
 
 
+class FrozenTensors:
+    """Which tensors never change, by the caller's ``frozen``.
+
+    By "requires_grad" an ``nn.Parameter`` alone is frozen. ``requires_grad`` is off for every buffer, detached tensor and
+    array, too, and these may change.
+
+    Attributes:
+        names: as the caller gave them: every one is some rank's.
+        by_gradient: the caller gave "requires_grad".
+    """
+
+    def __init__(self, frozen: Frozen) -> None:
+        self.by_gradient = frozen == "requires_grad"
+        if isinstance(frozen, str) and not self.by_gradient:
+            raise BadDataError(f'frozen="{frozen}": give names, a function of a name, or "requires_grad"')
+        self._function = frozen if callable(frozen) else None
+        self.names = frozenset(() if frozen is None or callable(frozen) or self.by_gradient else frozen)
+
+    def has(self, name: str, tensor: Any) -> bool:
+        if self._function is not None:
+            return bool(self._function(name))
+        return name in self.names or (self.by_gradient and _is_parameter_without_gradient(tensor))
+
+
+def _is_parameter_without_gradient(tensor: Any) -> bool:
+    if getattr(tensor, "requires_grad", True):
+        return False
+    import torch  # which the tensor is of
+
+    return isinstance(tensor, torch.nn.Parameter)
+
+
 class Part(abc.ABC):
     """One part of a model, as this rank has it. ``converts``: float32 tensors may be rounded to bfloat16 on the way."""
 
     converts: bool = False
-    frozen_names: "FrozenSet[str]" = frozenset()  # as the caller gave them: every one is some rank's
-    frozen_by_gradient: bool = False  # the caller gave "requires_grad"
+    frozen = FrozenTensors(None)
 
     @abc.abstractmethod
     def describe(self) -> "dict[str, Any]":
@@ -107,23 +138,21 @@ class ShardsPart(Part):
     Args:
         pairs: returns (name, tensor), always the same names in one order; called at every publish.
         describe: what this rank holds of one of them; called once.
-        is_frozen: whether one of them never changes; called at every publish, to notice when the answer changes.
+        frozen: which of them never change; asked at every publish, to notice when the answer changes.
     """
 
     def __init__(
         self,
         pairs: "Callable[[], Iterable[Tuple[str, Any]]]",
         describe: "Callable[[str, Any], Shard]",
-        is_frozen: "Callable[[str, Any], bool]",
+        frozen: FrozenTensors,
         *,
         converts: bool,
     ) -> None:
         self.converts = converts
         self._pairs = pairs
         self._describe = describe
-        self._is_frozen = is_frozen
-        self.frozen_names = names_of(is_frozen)
-        self.frozen_by_gradient = goes_by_gradient(is_frozen)
+        self.frozen = frozen
 
     def describe(self) -> "dict[str, Any]":
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
@@ -137,57 +166,17 @@ class ShardsPart(Part):
             for name, tensor in self._pairs()
         ]
 
+    def _is_frozen(self, name: str, tensor: Any) -> bool:
+        return self.frozen.has(name, tensor)
+
 
 def local_tensor(tensor: Any) -> Any:
     """This rank's shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def frozen_predicate(frozen: Frozen) -> "Callable[[str, Any], bool]":
-    """(name, tensor) -> whether it never changes, by the caller's ``frozen``.
-
-    By "requires_grad" an ``nn.Parameter`` alone is frozen. ``requires_grad`` is off for every buffer, detached tensor and
-    array, too, and these may change.
-    """
-    if frozen is None:
-        return lambda name, tensor: False
-    if callable(frozen):
-        return lambda name, tensor: bool(frozen(name))
-    if frozen == "requires_grad":
-        return _is_parameter_without_gradient
-    if isinstance(frozen, str):
-        raise BadDataError(f'frozen="{frozen}": give names, a function of a name, or "requires_grad"')
-    return _AmongNames(frozenset(frozen))
-
-
-def _is_parameter_without_gradient(name: str, tensor: Any) -> bool:
-    if getattr(tensor, "requires_grad", True):
-        return False
-    import torch  # which the tensor is of
-
-    return isinstance(tensor, torch.nn.Parameter)
-
-
-def goes_by_gradient(is_frozen: "Callable[[str, Any], bool]") -> bool:
-    """Whether a ``frozen_predicate`` was made of "requires_grad"."""
-    return is_frozen is _is_parameter_without_gradient
-
-
 def any_requires_gradient(pairs: "Iterable[Tuple[str, Any]]") -> bool:
     return any(getattr(tensor, "requires_grad", False) for _, tensor in pairs)
-
-
-@dataclass(frozen=True)
-class _AmongNames:
-    names: "FrozenSet[str]"
-
-    def __call__(self, name: str, tensor: Any) -> bool:
-        return name in self.names
-
-
-def names_of(is_frozen: "Callable[[str, Any], bool]") -> "FrozenSet[str]":
-    """Those that a ``frozen_predicate`` was made of; none where it was made of something else."""
-    return is_frozen.names if isinstance(is_frozen, _AmongNames) else frozenset()
 
 
 def whole_shard(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:

@@ -18,12 +18,10 @@ from lockstep.export._look import BLOCK, Look, Piece, Source, Values
 from lockstep.export._parts import (
     Box,
     Frozen,
+    FrozenTensors,
     Shard,
     ShardsPart,
     any_requires_gradient,
-    frozen_predicate,
-    goes_by_gradient,
-    names_of,
 )
 from lockstep.export._plan_cache import cache_file, load, save
 
@@ -49,10 +47,8 @@ class RecordedPart(ShardsPart):
         convert: bool,
         frozen: Frozen,
     ) -> None:
-        predicate = frozen_predicate(frozen)
-        super().__init__(self._views, self._shard, self._frozen, converts=convert)
-        self.frozen_names, self.frozen_by_gradient = names_of(predicate), goes_by_gradient(predicate)
-        self._tensors, self._prepare, self._exporter, self._is_frozen_tensor = tensors, prepare, exporter, predicate
+        super().__init__(self._views, self._shard, FrozenTensors(frozen), converts=convert)
+        self._tensors, self._prepare, self._exporter = tensors, prepare, exporter
         self._pieces: "dict[str, Piece]" = {}  # this rank's, each a tensor of its own name
         self._now: "Mapping[str, Any]" = {}  # what is read
 
@@ -106,11 +102,11 @@ class RecordedPart(ShardsPart):
         zeros = (0,) * len(own.shape)
         made = CheckpointTensor(own.tensor, own.whole, zeros, own.at, own.shape, own.view)
         box = Box(zeros, zeros, own.shape)
-        return Shard(name, own.dtype, own.shape, own.shape, [box], self._frozen(name, tensor), [made])
+        return Shard(name, own.dtype, own.shape, own.shape, [box], self._is_frozen(name, tensor), [made])
 
-    def _frozen(self, name: str, _: Any) -> bool:
+    def _is_frozen(self, name: str, _: Any) -> bool:
         own = self._pieces[name]
-        return self._is_frozen_tensor(own.tensor, self._now[own.source.name])
+        return self.frozen.has(own.tensor, self._now[own.source.name])
 
 
 class _Recording:

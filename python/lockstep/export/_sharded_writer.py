@@ -194,7 +194,7 @@ class ShardedWriter(Writer):
     def _check_frozen_names(self) -> None:
         """One that no rank has would be taken for one that changes, in silence."""
         for position, part in enumerate(self._parts):
-            wanted = part.frozen_names
+            wanted = part.frozen.names
             if not wanted:
                 continue
             parts = [json.loads(description)["parts"][position] for description in self._descriptions]
@@ -238,7 +238,7 @@ class ShardedWriter(Writer):
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.describe() for part in self._parts]
-        by_gradient = any(part.frozen_by_gradient for part in self._parts)
+        by_gradient = any(part.frozen.by_gradient for part in self._parts)
         self._trains = any([part.trains() for part in self._parts]) if by_gradient else None
         return json.dumps(
             {"format": DESCRIPTION_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
