@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lockstep, seen working: one trainer_agent, three raas_receivers and a trainer that takes real Adam steps, as processes on
-# this machine. Installs what is missing, builds, runs, compares every replica with the trainer's bytes by sha256, cleans up.
+# Lockstep, seen working: one trainer_agent and three raas_receivers as processes on this machine, and a trainer that takes
+# real Adam steps. Installs what is missing, builds, runs, compares every replica with the trainer's bytes by sha256, cleans up.
 #
 #   deploy/demo.sh                                     42 M parameters, 12 steps: under a minute once built
 #   deploy/demo.sh --shape qwen3-0.6b --steps 8        a real model's shape

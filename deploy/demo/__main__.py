@@ -7,17 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from daemons import Workspace
 from failure import EX_OK, EX_OSERR, EX_UNAVAILABLE, EX_USAGE, EX_WRONG, DemoFailed
 from memory import check_memory, check_memory_for_vllm
 from models import SHAPES, of_checkpoint, of_shape
-from processes import Binaries
 from report import print_report, summarize, write_json
 from scenario import LEARNING_RATE, MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
-from workspace import Workspace
+
+import lockstep
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 STEPS, STEPS_WITH_VLLM = 12, 20
+TARGETS = (
+    "//trainer_agent/agent:trainer_agent",
+    "//raas_receiver/receiver:raas_receiver",
+    "//ctl:lockstepctl",
+    "//export_plugin:liblockstep.so",
+)
 
 EXIT_STATUSES = f"""\
 exit status:
@@ -94,7 +101,7 @@ def install_vllm():
 
 def build():
     print("building (a first time takes some minutes) ...", flush=True)
-    command = ["bazel", "build", *Binaries.TARGETS]
+    command = ["bazel", "build", *TARGETS]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise DemoFailed(EX_UNAVAILABLE, "the build failed; the reason is above")
 
@@ -109,14 +116,12 @@ def run(flags):
         os.execv(python, [python, *sys.argv])
     if not flags.no_build:
         build()
-    binaries = Binaries(ROOT)
-    binaries.check()
     if flags.vllm:
-        return run_with_vllm(binaries, flags)
+        return run_with_vllm(flags)
     model = of_checkpoint(flags.checkpoint) if flags.checkpoint else of_shape(flags.shape)
     check_memory(model)
     with Workspace(keep=flags.keep) as workspace:
-        outcome = Scenario(workspace, binaries, model, flags).run()
+        outcome = Scenario(workspace, model, flags).run()
         result = summarize(model, outcome)
         print_report(model, outcome, result)
         if flags.json:
@@ -124,12 +129,12 @@ def run(flags):
     return EX_OK if not outcome.complaints else EX_WRONG
 
 
-def run_with_vllm(binaries, flags):
+def run_with_vllm(flags):
     from vllm_scenario import VllmScenario, print_summary  # PyTorch takes seconds
 
     check_memory_for_vllm()
     with Workspace(keep=flags.keep) as workspace:
-        result = VllmScenario(workspace, binaries, flags.steps).run()
+        result = VllmScenario(workspace, flags.steps).run()
     print_summary(result)
     if flags.json:
         write_json(flags.json, result)
@@ -149,6 +154,10 @@ def main():
     except DemoFailed as failure:
         print(f"demo.sh: {failure}", file=sys.stderr)
         return failure.exit_status
+    except lockstep.Error as error:
+        hint = ", or run deploy/demo.sh without --no-build" if isinstance(error, lockstep.NotFoundError) else ""
+        print(f"demo.sh: {error}{hint}", file=sys.stderr)
+        return EX_UNAVAILABLE
 
 
 sys.exit(main())

@@ -8,22 +8,22 @@ ABSOLUTE_BYTES_PER_CHANGE = 6  # u32 index and bf16 value: what a delta costs wi
 
 def summarize(model, outcome):
     """The result as --json writes it."""
-    deltas = [sync for sync in outcome.syncs if sync.mode == "delta" and sync.changed_elements]
+    deltas = [sync for _, sync in outcome.syncs if sync.mode == "delta" and sync.changed_elements]
     changed = sum(sync.changed_elements for sync in deltas)
     return {
         "model_bytes": model.model_bytes,
         "steps": [
             {
-                "version": sync.version,
-                "receiver": sync.receiver,
+                "version": sync.to.version,
+                "receiver": receiver,
                 "mode": sync.mode,
                 "changed_elements": sync.changed_elements,
                 "density": sync.changed_elements / model.elements,
                 "payload_bytes": sync.payload_bytes,
-                "publish_to_commit_ms": round(sync.publish_to_commit_ms, 3),
+                "publish_to_commit_ms": sync.publish_to_commit_us / 1000,
                 "verified": sync.verified,
             }
-            for sync in outcome.syncs
+            for receiver, sync in outcome.syncs
         ],
         "final_digest_equal": all(digest == outcome.trainer_digest for digest in outcome.replica_digests.values()),
         "model": model.title,
@@ -42,7 +42,7 @@ COLUMNS = ("version", "receiver", "mode", "changed", "density", "payload", "x sm
 
 
 def print_report(model, outcome, result):
-    rows = [_row(sync, step, model) for sync, step in zip(outcome.syncs, result["steps"])]
+    rows = [_row(step, model) for step in result["steps"]]
     widths = [max(len(row[i]) for row in (COLUMNS, *rows)) for i in range(len(COLUMNS))]
     print()
     for row in (COLUMNS, *rows):
@@ -64,18 +64,18 @@ def print_report(model, outcome, result):
         print("every replica holds the trainer's bytes, every sync was verified")
 
 
-def _row(sync, step, model):
-    full = sync.mode == "full"
+def _row(step, model):
+    full = step["mode"] == "full"
     return (
-        str(sync.version),
-        sync.receiver,
-        sync.mode,
-        "-" if full else f"{sync.changed_elements:,}",
+        str(step["version"]),
+        step["receiver"],
+        step["mode"],
+        "-" if full else f"{step['changed_elements']:,}",
         "-" if full else f"{step['density']:.3%}",
-        _bytes(sync.payload_bytes),
-        f"{model.model_bytes / sync.payload_bytes:.1f}" if sync.payload_bytes else "-",
-        f"{sync.publish_to_commit_ms:,.0f} ms",
-        "yes" if sync.verified else "NO",
+        _bytes(step["payload_bytes"]),
+        f"{model.model_bytes / step['payload_bytes']:.1f}" if step["payload_bytes"] else "-",
+        f"{step['publish_to_commit_ms']:,.0f} ms",
+        "yes" if step["verified"] else "NO",
     )
 
 

@@ -13,10 +13,13 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
+from daemons import MODEL, Receiver, kill, wait_for_version
 from models import write_config
-from processes import Agent, Receiver, Trainer
-from processes import flags as flags_of
+from trainer import Trainer
+
+import lockstep
 
 LEARNING_RATE = 1e-6  # as RL of large models has it
 MIN_STEPS = 4
@@ -45,54 +48,47 @@ class Schedule:
 @dataclass(frozen=True)
 class Outcome:
     versions: list  # Published
-    syncs: list  # Sync, in the order of version and receiver
+    syncs: list  # (receiver, lockstep.control.Sync), in the order of version and receiver
     trainer_digest: str
     replica_digests: dict  # receiver -> sha256
     complaints: list  # sentences; empty when all is well
 
 
 class Scenario:
-    def __init__(self, workspace, binaries, model, flags):
+    def __init__(self, workspace, model, flags):
         self._workspace = workspace
-        self._binaries = binaries
         self._model = model
         self._steps = flags.steps
+        self._learning_rate = flags.learning_rate
         self._schedule = Schedule.spread_over(flags.steps, flags.kill_agent)
         self._made_up = flags.checkpoint is None
         self._timeout_s = 60 + 30 * model.model_bytes / 1e9
+        assets = workspace.path / "assets" if self._made_up else flags.checkpoint.absolute()
         if self._made_up:
-            assets = workspace.path / "assets"
             write_config(flags.shape, assets)
-            self._training = flags_of(shape=flags.shape)
-        else:
-            assets = flags.checkpoint.absolute()
-            self._training = flags_of(checkpoint=assets)
-        self._training += flags_of(learning_rate=flags.learning_rate)
         self._always_delta = self._made_up and flags.learning_rate <= LEARNING_RATE
-        self._agent = Agent(workspace, binaries)
-        self._receivers = [Receiver(workspace, binaries, name, self._agent.address, assets=assets) for name in "ABC"]
+        self._receivers = [Receiver(workspace, letter, assets=str(assets)) for letter in "ABC"]
+        self._agent = None
         self._trainer = None
+        self._versions = []  # Published
         self._before_agent_kill = {}  # receiver -> number of syncs it had made
 
     def run(self):
-        self._start()
-        for step in range(1, self._steps + 1):
-            self._make_step(step)
-        self._wait_for_receivers(self._steps + 1)
-        return self._check()
-
-    def _start(self):
-        _, b, _ = self._receivers
-        self._agent.start(self._timeout_s)
+        a, _, c = self._receivers
+        self._start_agent()
         self._print("agent listens; the trainer makes its weights")
-        for receiver in self._receivers:
-            if receiver is not b:
-                receiver.start(self._timeout_s)
+        for receiver in (a, c):
+            receiver.start(self._agent, self._timeout_s)
         self._print("receivers A and C wait for version 1")
-        self._trainer = Trainer(self._workspace, self._training, self._steps, self._agent)
-        self._trainer.wait_for(1, self._timeout_s)
-        self._wait_for_receivers(1)
-        self._print_syncs(1)
+        with lockstep.Publisher.in_place(self._model.metas, model=MODEL, socket=self._agent.socket) as publisher:
+            self._trainer = Trainer(publisher, self._model, self._learning_rate)
+            self._publish(0)
+            self._wait_for_receivers(1)
+            self._print_syncs(1)
+            for step in range(1, self._steps + 1):
+                self._make_step(step)
+            self._wait_for_receivers(self._steps + 1)
+            return self._check()
 
     def _make_step(self, step):
         _, b, c = self._receivers
@@ -102,10 +98,13 @@ class Scenario:
         if step == self._schedule.return_c:
             self._print(f"receiver C comes back, holding version {c.version} of {step}")
             self._start_receiver(c, step)
-        self._trainer.step()
         if step == self._schedule.kill_agent:
-            self._kill_agent(step + 1)
-        self._trainer.wait_for(step + 1, self._timeout_s)
+            with ThreadPoolExecutor(1) as other:
+                killed = other.submit(self._kill_agent, step + 1)
+                self._publish(step)
+                killed.result()
+        else:
+            self._publish(step)
         if step == self._schedule.kill_c:
             c.kill()
             self._print(f"receiver C is killed with SIGKILL while version {step + 1} is on its way")
@@ -117,21 +116,21 @@ class Scenario:
 
     def _kill_agent(self, version):
         self._before_agent_kill = {receiver.letter: len(receiver.syncs) for receiver in self._receivers}
-        time.sleep(self._trainer.versions[-1].step_ms / 2000)  # half-way, if this step takes as long as the last one
-        self._agent.kill()
+        time.sleep(self._versions[-1].step_ms / 2000)  # half-way, if this step takes as long as the last one
+        kill(self._agent)
         self._print(f"the agent is killed with SIGKILL while version {version} is being written; it starts again")
-        self._agent.start(self._timeout_s)
+        self._start_agent()
 
     # What must be true.
 
     def _check(self):
-        final = self._trainer.versions[-1]
+        final = self._versions[-1]
         with ThreadPoolExecutor() as pool:
-            files = [receiver.published_file for receiver in self._receivers]
+            files = [Path(receiver.daemon.current(MODEL), "model.safetensors") for receiver in self._receivers]
             digests = dict(zip((receiver.letter for receiver in self._receivers), pool.map(data_section_digest, files)))
         syncs = sorted(
-            (sync for receiver in self._receivers for sync in receiver.syncs),
-            key=lambda sync: (sync.version, sync.receiver),
+            ((receiver.letter, sync) for receiver in self._receivers for sync in receiver.syncs),
+            key=lambda pair: (pair[1].to.version, pair[0]),
         )
         complaints = [
             f"receiver {name} holds other bytes than the trainer: sha256 {digest}"
@@ -139,11 +138,11 @@ class Scenario:
             if digest != final.sha256
         ]
         complaints += [
-            f"receiver {sync.receiver} did not verify version {sync.version}" for sync in syncs if not sync.verified
+            f"receiver {letter} did not verify version {sync.to.version}" for letter, sync in syncs if not sync.verified
         ]
         complaints += self._complaints_about_modes()
         complaints += self._complaints_about_counts(syncs)
-        return Outcome(self._trainer.versions, syncs, final.sha256, digests, complaints)
+        return Outcome(self._versions, syncs, final.sha256, digests, complaints)
 
     def _complaints_about_modes(self):
         """A receiver's first pull is a full one; afterwards what it holds is near enough for deltas.
@@ -157,41 +156,43 @@ class Scenario:
                 after_kill = position >= before_agent_kill
                 if position > 0 and sync.mode == "full" and (after_kill or self._always_delta):
                     when = " after the agent's death" if after_kill else ""
-                    yield f"receiver {receiver.letter} needed a full pull of version {sync.version}{when}"
+                    yield f"receiver {receiver.letter} needed a full pull of version {sync.to.version}{when}"
 
     def _complaints_about_counts(self, syncs):
         """The trainer counts what it changes, the agent finds it out: of weights that are all bf16 they agree."""
-        for sync in syncs:
-            counted = self._trainer.versions[sync.version - 1].changed_elements
+        for _, sync in syncs:
+            counted = self._versions[sync.to.version - 1].changed_elements
             if self._made_up and sync.mode == "delta" and sync.changed_elements != counted:
-                yield f"version {sync.version} changed {counted} elements, its delta says {sync.changed_elements}"
+                yield f"version {sync.to.version} changed {counted} elements, its delta says {sync.changed_elements}"
 
     # Helpers.
 
+    def _start_agent(self):
+        # Segments with names outlive a killed agent.
+        self._agent = lockstep.ensure_agent(end_with_owner=True, segments="tmpfs", timeout=self._timeout_s)
+        self._workspace.callback(self._agent.stop)
+
     def _start_receiver(self, receiver, version):
-        receiver.start(self._timeout_s)
+        receiver.start(self._agent, self._timeout_s)
         self._wait_for_receivers(version)
         sync = receiver.syncs[-1]
         self._print(
-            f"receiver {receiver.letter} holds version {sync.version}: {sync.mode}, {sync.payload_bytes:,} bytes"
+            f"receiver {receiver.letter} holds version {sync.to.version}: {sync.mode}, {sync.payload_bytes:,} bytes"
         )
+
+    def _publish(self, step):
+        self._versions.append(self._trainer.publish(step, last=step == self._steps))
+
+    def _live(self):
+        return [receiver for receiver in self._receivers if receiver.daemon]
 
     def _wait_for_receivers(self, version):
-        live = [receiver for receiver in self._receivers if receiver.alive]
-        late = lambda: [receiver for receiver in live if receiver.version < version]  # noqa: E731
-        self._workspace.wait_until(
-            lambda: not late(),
-            self._timeout_s,
-            [receiver.process for receiver in live] + [self._agent.process],
-            lambda: "; ".join(
-                f"receiver {one.letter} has not committed version {version}; {one.standing()}" for one in late()
-            ),
-        )
+        wait_for_version(version, self._live(), self._timeout_s)
 
     def _print_syncs(self, version):
-        density = self._trainer.versions[version - 1].density
-        last = [(one.letter, one.syncs[-1]) for one in self._receivers if one.alive]
-        syncs = "   ".join(f"{name} {sync.mode} {sync.publish_to_commit_ms:.0f} ms" for name, sync in last)
+        density = self._versions[version - 1].density
+        last = [(one.letter, one.syncs[-1]) for one in self._live()]
+        syncs = "   ".join(f"{name} {sync.mode} {sync.publish_to_commit_us / 1000:.0f} ms" for name, sync in last)
         self._print(f"version {version:3}   {density:7.3%} changed   {syncs}")
 
     def _print(self, sentence):

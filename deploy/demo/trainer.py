@@ -3,19 +3,15 @@ the memory that the agent gives.
 
 Trained are all BF16, F16 and F32 tensors but one in twenty, which stays frozen, as some do in real runs; of an embedding
 only an eighth in each step, as not every word occurs in a batch. Others are carried. Version 1 has the initial weights, version
-n + 1 those after step n; a line on stdin lets it take a step, and its end ends it. It prints a JSON object for each version
-(processes.Published). A run is a function of the model and the number of steps.
+n + 1 those after step n. A run is a function of the model and the number of steps. Used by scenario.py.
 """
 
-import argparse
 import hashlib
-import json
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 
 import models
 import numpy as np
@@ -131,6 +127,18 @@ class Tensor:
         return changed
 
 
+@dataclass(frozen=True)
+class Published:
+    """One version; ``sha256`` of the last one alone."""
+
+    version: int
+    changed_elements: int
+    density: float
+    step_ms: float
+    blocked_ms: float
+    sha256: "str | None"
+
+
 class Trainer:
     def __init__(self, publisher: lockstep.Publisher, model: models.Model, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -142,7 +150,7 @@ class Trainer:
             for number, (meta, offset) in enumerate(publisher.layout)
         ]
 
-    def publish(self, step: int, last: bool) -> None:
+    def publish(self, step: int, last: bool) -> Published:
         """Takes the step, or makes the initial weights, and publishes what comes of it while it is made."""
         begun = time.monotonic()
         memory = np.frombuffer(self._publisher.begin(step + 1), np.uint8)
@@ -156,15 +164,14 @@ class Trainer:
         before = time.monotonic()
         self._publisher.commit()
         now = time.monotonic()
-        line = {
-            "version": step + 1,
-            "changed_elements": changed,
-            "density": changed / self._elements,
-            "step_ms": 1000 * (now - begun),
-            "blocked_ms": 1000 * (blocked + now - before),
-            "sha256": self._digest() if last else None,
-        }
-        print(json.dumps(line), flush=True)
+        return Published(
+            version=step + 1,
+            changed_elements=changed,
+            density=changed / self._elements,
+            step_ms=1000 * (now - begun),
+            blocked_ms=1000 * (blocked + now - before),
+            sha256=self._digest() if last else None,
+        )
 
     def _buckets(self):
         bucket, nbytes = [], 0
@@ -191,32 +198,8 @@ class Trainer:
         return changed or 0
 
     def _digest(self) -> str:
-        """SHA-256 of the data section, from this process's own arrays: whatever became of what was published shows."""
+        """SHA-256 of the data section, from the trainer's own arrays: whatever became of what was published shows."""
         sha256 = hashlib.sha256()
         for tensor, _ in self._tensors:
             sha256.update(tensor.published)
         return sha256.hexdigest()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--learning-rate", type=float, required=True)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--shape", choices=models.SHAPES)
-    source.add_argument("--checkpoint", type=Path)
-    flags = parser.parse_args()
-    model = models.of_checkpoint(flags.checkpoint) if flags.checkpoint else models.of_shape(flags.shape)
-    with lockstep.Publisher.in_place(model.metas, model=flags.model, socket=flags.socket) as publisher:
-        trainer = Trainer(publisher, model, flags.learning_rate)
-        for step in range(flags.steps + 1):
-            if step > 0 and not sys.stdin.readline():
-                return
-            trainer.publish(step, last=step == flags.steps)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,12 @@ Each step publishes the weights, waits until the server serves them, has it samp
 version is what the server stamped on it, and the demo fails where that is not the newest one.
 """
 
+import contextlib
 import json
+import os
 import re
+import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -15,31 +19,54 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import vllm_cpu
+from daemons import MODEL, Receiver, log_tail, wait_for_version
 from failure import EX_UNAVAILABLE, EX_WRONG, DemoFailed
 from grpo import ANSWER_TOKENS, GROUP, PROMPTS, Grpo
-from processes import MODEL, Agent, Receiver, reserved_port
 
 import lockstep
+from lockstep import programs
 
 START_S = 300  # most of it is importing, and the machine may be busy
 WAIT_S = 60
 
 
 class Vllm:
-    """The server, and how it is asked."""
+    """The server, with every process that it starts, and how it is asked."""
 
-    def __init__(self, workspace, model, follows):
-        self._workspace, self._model, self._follows = workspace, model, follows
-        self._socket = reserved_port()
-        self._port = self._socket.getsockname()[1]
+    def __init__(self):
+        self._reserved = socket.socket()  # bound and never listening: no other process gets its port
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self._port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
-        self.process = None
 
-    def start(self):
-        environment = vllm_cpu.environment(self._workspace.path, self._follows)
-        command = vllm_cpu.command(self._model, self._port)
-        self.process = self._workspace.start("vllm", command, environment=environment)
-        self._workspace.wait_until(self._is_ready, START_S, [self.process], lambda: "vLLM does not answer")
+    def start(self, workspace, model, follows):
+        command = ["setpriv", "--pdeathsig", "TERM", *map(str, vllm_cpu.command(model, self._port))]
+        environment = {**os.environ, **vllm_cpu.environment(workspace.path, follows)}
+        self.log = workspace.path / "vllm.log"
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        workspace.callback(self._stop)
+        deadline = time.monotonic() + START_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise DemoFailed(EX_UNAVAILABLE, f"vLLM does not answer\n{log_tail(self.log)}")
+            time.sleep(0.05)
+
+    def _stop(self):
+        """SIGTERM, and SIGKILL for what is left of its processes after a while. Python's resource tracker, which removes what the
+        others leave in /dev/shm, takes no SIGTERM and ends after them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            for _ in range(100):
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _is_ready(self):
         try:
@@ -58,34 +85,32 @@ class Vllm:
             with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
                 choices = json.load(answer)["choices"]
         except (OSError, ValueError) as error:
-            raise DemoFailed(EX_UNAVAILABLE, f"vLLM does not sample: {error}\n{self.process.log_tail()}") from error
+            raise DemoFailed(EX_UNAVAILABLE, f"vLLM does not sample: {error}\n{log_tail(self.log)}") from error
         spans = lambda choice: choice["weight_versions"] or []  # noqa: E731
         return [(choice["token_ids"], {span["version"] for span in spans(choice)}) for choice in choices]
 
 
 class VllmScenario:
-    def __init__(self, workspace, binaries, steps):
-        self._workspace, self._binaries, self._steps = workspace, binaries, steps
-        checkpoint, engine_socket = workspace.path / "checkpoint", workspace.path / "engine.sock"
-        self._grpo = Grpo(checkpoint)
-        self._agent = Agent(workspace, binaries)
-        self._vllm = Vllm(workspace, checkpoint, {"LOCKSTEP_ENGINE_SOCKET": engine_socket, "LOCKSTEP_MODEL": MODEL})
-        engine = {"engine": f"vllm:{self._vllm.url}", "engine_load": "in-place", "engine_socket": engine_socket}
-        self._receiver = Receiver(workspace, binaries, "A", self._agent.address, **engine)
+    def __init__(self, workspace, steps):
+        self._workspace, self._steps = workspace, steps
+        self._checkpoint = workspace.path / "checkpoint"
+        self._grpo = Grpo(self._checkpoint)
+        self._vllm = Vllm()
+        self._receiver = Receiver(workspace, "A", engine=f"vllm:{self._vllm.url}", engine_load="in-place")
         self._clients = ThreadPoolExecutor(PROMPTS)
         self._publisher = None
 
     def run(self):
         """The result as --json writes it."""
-        self._agent.start(WAIT_S)
-        self._receiver.start(WAIT_S)
+        agent = lockstep.ensure_agent(end_with_owner=True)
+        self._workspace.callback(agent.stop)
+        self._receiver.start(agent, WAIT_S)
         print("agent and receiver listen; vLLM starts, which takes half a minute", flush=True)
-        self._vllm.start()
+        follows = {"LOCKSTEP_ENGINE_SOCKET": self._receiver.daemon.engine_socket, "LOCKSTEP_MODEL": MODEL}
+        self._vllm.start(self._workspace, self._checkpoint, follows)
         print("step  reward  samples         publish->served  pause", flush=True)
         rows = []
-        with lockstep.Publisher.from_module(
-            self._grpo.model, model=MODEL, socket=self._agent.socket
-        ) as self._publisher:
+        with lockstep.Publisher.from_module(self._grpo.model, model=MODEL, socket=agent.socket) as self._publisher:
             for step in range(1, self._steps + 1):
                 rows.append({"step": step, **self._publish(), **self._learn()})
                 print(_line(**rows[-1]), flush=True)
@@ -101,13 +126,11 @@ class VllmScenario:
         try:
             published.wait(engines=1, timeout=WAIT_S)
         except lockstep.DeadlineError as error:
-            logs = "\n".join(process.log_tail() for process in (self._receiver.process, self._vllm.process))
+            logs = "\n".join(map(log_tail, (self._receiver.daemon.log, self._vllm.log)))
             raise DemoFailed(EX_UNAVAILABLE, f"{error}\n{logs}") from error
         served_ms = 1000 * (time.monotonic() - begun)
-        self._workspace.wait_until(
-            lambda: self._receiver.version >= published.version, WAIT_S, [], self._receiver.standing
-        )
-        return {"publish_to_served_ms": served_ms, "pause_ms": self._receiver.syncs[-1].pause_ms}
+        wait_for_version(published.version, [self._receiver], WAIT_S)
+        return {"publish_to_served_ms": served_ms, "pause_ms": self._receiver.syncs[-1].pause_us / 1000}
 
     def _learn(self):
         prompts = self._grpo.prompts()
@@ -131,7 +154,7 @@ class VllmScenario:
     # What must be true at the end.
 
     def _check_memory(self):
-        verify = [self._binaries.ctl, "--receiver", self._receiver.address, "verify", "--engines"]
+        verify = [programs.find("lockstepctl"), "--receiver", self._receiver.daemon.control, "verify", "--engines"]
         done = subprocess.run(verify, capture_output=True, text=True, timeout=WAIT_S)
         print(f"\n$ lockstepctl verify --engines\n{done.stdout}{done.stderr}", flush=True)
         if done.returncode != 0:
