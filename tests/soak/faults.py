@@ -49,6 +49,14 @@ def nothing() -> None:
     pass
 
 
+def flip(file, random: Random, at: "int | None" = None) -> None:
+    """One bit of an open file, anywhere behind its first MiB or in the byte `at`."""
+    file.seek(random.randrange(1 << 20, os.fstat(file.fileno()).st_size) if at is None else at)
+    byte = file.read(1)[0]
+    file.seek(-1, os.SEEK_CUR)
+    file.write(bytes([byte ^ 1 << random.randrange(8)]))
+
+
 def killed(daemon):
     daemon.kill()
     return daemon.start
@@ -102,10 +110,7 @@ def rotten(place, random: Random):
         with open(os.open(older, os.O_RDWR | os.O_NONBLOCK), "r+b") as file:  # a lease: it is being written
             if older.stat().st_ino == shown:
                 raise NotNow
-            file.seek(random.randrange(1 << 20, older.stat().st_size))
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 1 << random.randrange(8)]))
+            flip(file, random)
     except OSError:
         raise NotNow from None
     finally:
@@ -137,21 +142,6 @@ def rotated(ca, name: str):
     return nothing
 
 
-def held(link, ways, torn: bool):
-    link.hold(*ways)
-    return lambda: link.heal(torn)
-
-
-def refused(link):
-    link.refuse()
-    return link.heal
-
-
-def damaged(link):
-    link.damage = 3
-    return link.heal
-
-
 def loads(engine, fault: str, **more):
     """Every load until it is healed: "status" is a refusal."""
     if engine.over_http:
@@ -166,19 +156,9 @@ def give_faults(engine, faults: "list[dict]") -> None:
     urllib.request.urlopen(address, json.dumps(faults).encode(), timeout=10).close()
 
 
-def engine_killed(engine):
-    engine.kill()
-    return engine.start
-
-
 def asleep(engine):
     engine.process.send_signal(signal.SIGUSR1)
     return lambda: engine.process.send_signal(signal.SIGUSR2)
-
-
-def trainer_killed(site, same_run: bool):
-    site.kill_trainer()
-    return lambda: site.start_trainer(same_run)
 
 
 def has_engine(*kinds: str):
@@ -199,8 +179,9 @@ def killed_when(moment: str, needle: str, **options) -> Kind:
 
 def link_held(name: str, ways: str, torn: bool) -> Kind:
     end = "torn" if torn else "resumed"
-    inject = lambda p, _: held(p.links[name], WAYS[ways], torn)  # noqa: E731
-    return Kind(f"{name} link held {ways}, {end}", inject, 1, (1, 12), is_far)
+    return Kind(
+        f"{name} link held {ways}, {end}", lambda p, _: p.links[name].held(WAYS[ways], torn), 1, (1, 12), is_far
+    )
 
 
 def of_site(name: str, inject, weight: int = 1, **options) -> Kind:
@@ -220,15 +201,15 @@ KINDS = [
     Kind("receiver without descriptors", lambda p, _: without_descriptors(p.receiver), 6),
     Kind("receiver's certificate rotated", lambda p, _: rotated(p.site.ca, p.name), fits=is_far),
     *(link_held(*row) for row in itertools.product(("control", "lanes"), WAYS, (False, True))),
-    Kind("control link refused", lambda p, _: refused(p.links["control"]), fits=is_far),
-    Kind("lanes link refused", lambda p, _: refused(p.links["lanes"]), fits=is_far),
-    Kind("lanes link damaged", lambda p, _: damaged(p.links["lanes"]), seconds=(6, 8), fits=is_far),
+    Kind("control link refused", lambda p, _: p.links["control"].refused(), fits=is_far),
+    Kind("lanes link refused", lambda p, _: p.links["lanes"].refused(), fits=is_far),
+    Kind("lanes link damaged", lambda p, _: p.links["lanes"].damaged(), seconds=(6, 8), fits=is_far),
     Kind("engine refuses", lambda p, _: loads(p.engine, "status"), 3, fits=LOADING),
     Kind("engine hangs", lambda p, _: loads(p.engine, "hang"), 3, fits=LOADING),
     Kind("engine slow", lambda p, _: loads(p.engine, "slow", delay_s=1), fits=LOADING),
     Kind("engine loads half", lambda p, _: loads(p.engine, "partial"), fits=SERVERS),
     Kind("engine's answer cut", lambda p, _: loads(p.engine, "truncated", effect=True), fits=SERVERS),
-    Kind("engine killed", lambda p, _: engine_killed(p.engine), fits=WITH_PROCESS),
+    Kind("engine killed", lambda p, _: p.engine.killed(), fits=WITH_PROCESS),
     Kind("engine stopped", lambda p, _: stopped(p.engine.process), seconds=(1, 10), fits=WITH_PROCESS),
     Kind("engine asleep", lambda p, _: asleep(p.engine), seconds=(1, 10), fits=IN_PLACE),
     of_site("agent killed", lambda s, _: killed(s.agent), ends=True),
@@ -241,6 +222,6 @@ KINDS = [
     of_site("agent without descriptors", lambda s, _: without_descriptors(s.agent), 2),
     of_site("agent's certificate rotated", lambda s, _: rotated(s.ca, "agent"), fits=lambda s: s.ca is not None),
     of_site("trainer stopped", lambda s, _: stopped(s.trainer)),
-    of_site("trainer killed, another goes on", lambda s, _: trainer_killed(s, same_run=True)),
-    of_site("trainer killed, another begins", lambda s, _: trainer_killed(s, same_run=False)),
+    of_site("trainer killed, another goes on", lambda s, _: s.killed_trainer(same_run=True)),
+    of_site("trainer killed, another begins", lambda s, _: s.killed_trainer(same_run=False)),
 ]

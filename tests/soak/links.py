@@ -19,15 +19,6 @@ class Link(Proxy):
         self.heal()
         super().__init__(upstream, (host, port))
 
-    def hold(self, *ways: str) -> None:
-        for way in ways:
-            self.open[way].clear()
-
-    def refuse(self) -> None:
-        """Ends all connections, and every new one."""
-        self.refuses = True
-        self.tear()
-
     def heal(self, torn: bool = False) -> None:
         self.refuses = False
         self.damage = 0  # so many pieces more come down with a wrong bit
@@ -38,7 +29,24 @@ class Link(Proxy):
 
     def tear(self) -> None:
         for connection in self._connections:
-            connection.reset()
+            connection.stop(torn=True)
+
+    # Faults answer what ends them.
+
+    def held(self, ways: "tuple[str, ...]", torn: bool):
+        for way in ways:
+            self.open[way].clear()
+        return lambda: self.heal(torn)
+
+    def refused(self):
+        """Ends all connections, and every new one."""
+        self.refuses = True
+        self.tear()
+        return self.heal
+
+    def damaged(self):
+        self.damage = 3
+        return self.heal
 
     def _serve(self, client: socket.socket) -> None:
         self._connections = [connection for connection in self._connections if connection.ways]
@@ -67,16 +75,12 @@ class _Connection:
         for end in self._ends:
             end.close()
 
-    def stop(self) -> None:
+    def stop(self, torn: bool = False) -> None:
         for end in self._ends:
             with contextlib.suppress(OSError):
+                if torn:
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
                 end.shutdown(socket.SHUT_RDWR)
-
-    def reset(self) -> None:
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
-        self.stop()
 
     def _pass_on(self, way: str) -> None:
         source, sink = self.ways[way]

@@ -15,5 +15,5 @@ if [[ $(id -u) != 0 ]] && unshare -rm true 2>/dev/null; then
   namespace=(unshare -rm)
 fi
 tests=$root/tests
-export PYTHONPATH=$root/python:$tests/integration:$tests/fault:$tests/engines:$tests/scale
+export PYTHONPATH=$root/python:$tests/integration:$tests/fault:$tests/engines
 exec "${namespace[@]}" "$root/.cache/venv/bin/python" "$tests/soak/soak.py" "$@"

@@ -80,11 +80,13 @@ class Engine:
         if self.kind != "hook":  # which the receiver starts
             self.process = spawned(self.directory / "log", HERE / "engine.py", *command)
 
-    def kill(self) -> None:
+    def killed(self):
+        """Answers what starts it again."""
         self.process.kill()
         self.process.wait()
         with self.given.open("a") as given:
             given.write('{"version": 0}\n')
+        return self.start
 
     def look(self) -> None:
         for entry in self.tail.entries():
@@ -160,8 +162,7 @@ class Site:
         cluster.daemons.append(self.agent)
         self.agent.start()
         self.places = [Place(self, f"{name}-{number}", kind, number) for number, kind in enumerate(engines)]
-        self.truth, self._published = self.directory / "truth", self.directory / "published"
-        self.published = Tail(self._published)
+        self.truth, self.published = self.directory / "truth", Tail(self.directory / "published")
         self.versions: "dict[int, float]" = {}  # those published, and when that began
         self.run: "str | None" = None
         self.trainer: "subprocess.Popen | None" = None
@@ -180,7 +181,7 @@ class Site:
         options = {
             "socket": str(self.agent.socket),
             "truth": str(self.truth),
-            "published": str(self._published),
+            "published": str(self.published.path),
             "seed": self.seed,
             "megabytes": self.megabytes,
             "every_s": EVERY_S,
@@ -189,9 +190,11 @@ class Site:
         }
         self.trainer = spawned(self.directory / "trainer.log", HERE / "trainer.py", json.dumps(options))
 
-    def kill_trainer(self) -> None:
+    def killed_trainer(self, same_run: bool):
+        """Answers what starts another."""
         self.trainer.kill()
         self.trainer.wait()
+        return lambda: self.start_trainer(same_run)
 
     def start(self) -> None:
         """With a first version everywhere."""
