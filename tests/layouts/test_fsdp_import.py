@@ -59,14 +59,6 @@ def test_every_shard_is_filled_from_the_checkpoint(checkpoints, name):
     assert differences == [[]] * len(differences)
 
 
-def test_a_checkpoint_of_several_files_is_read_by_its_index(checkpoints, tmp_path):
-    checkpoint = checkpoint_of(checkpoints, "qwen3_moe")
-    AutoModelForCausalLM.from_pretrained(checkpoint).save_pretrained(tmp_path, max_shard_size="8KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    with Ranks(Topology(dp=2)) as ranks:
-        assert ranks.call(load_and_compare, checkpoint, tmp_path, Layout((2,))) == [[], []]
-
-
 def import_broken(rank: Rank, checkpoint: Path, broken: Path) -> "tuple[str, bool]":
     """The importer's error, and whether it left every weight alone."""
     trainer.build(rank, checkpoint, Layout((2,)))

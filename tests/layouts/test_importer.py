@@ -5,7 +5,6 @@ import torch
 import trainer
 from cases import CASES
 from hf_models import published_tensors
-from megatron_models import weights
 from ranks import Rank, Ranks
 from safetensors.torch import save_file
 from topologies import DENSE
@@ -63,30 +62,3 @@ def test_rows_of_the_padded_vocabulary_become_zero(checkpoints):
     assert rows.shape[0] == 128 and expected.shape[0] == 125
     assert torch.equal(rows[:125], expected)
     assert torch.equal(rows[125:], torch.zeros(3, rows.shape[1], dtype=torch.bfloat16))
-
-
-def import_broken(rank: Rank, checkpoint, broken) -> "tuple[str, bool]":
-    """The importer's error for a broken checkpoint, and whether it left every weight alone."""
-    trainer.build(rank, checkpoint)
-    with pytest.raises(lockstep.BadDataError) as raised:
-        trainer.load_by_lockstep(rank, broken)
-    untouched = all(tensor.isnan().all() for chunk in rank.chunks for _, tensor in weights(chunk))
-    return str(raised.value), untouched
-
-
-@pytest.mark.parametrize("fault", ["missing", "shape", "dtype"])
-def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name_before_anything_is_written(
-    checkpoints, tmp_path, fault
-):
-    checkpoint, name = checkpoints.get("llama"), "model.layers.1.mlp.up_proj.weight"
-    tensors = published_tensors(checkpoint)
-    if fault == "missing":
-        del tensors[name]
-    elif fault == "shape":
-        tensors[name] = tensors[name][:-1].contiguous()
-    else:
-        tensors[name] = tensors[name].to(torch.float16)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with Ranks(DENSE["tp2"]) as ranks:
-        for message, untouched in ranks.call(import_broken, checkpoint, tmp_path):
-            assert name in message and untouched
