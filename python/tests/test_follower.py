@@ -65,19 +65,6 @@ def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_k
     assert follower.wait_for(4, timeout=60).label == ""
 
 
-def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
-    whole = torch.arange(16.0)
-    model = torch.nn.Module()
-    model.whole, model.part = torch.nn.Parameter(whole), torch.nn.Parameter(whole[4:8])
-    assert model.part.data_ptr() == model.whole.data_ptr() + 16
-    follow(model)
-    rank = receiver.accept()
-    rank.attached()
-    rank.pause(7)
-    rank.fill(7.0, names=["whole"])
-    assert model.part.tolist() == [7.0] * 4
-
-
 def test_attach_names_the_engine_and_its_rank_and_holds_nothing(receiver, follow):
     follow(torch.nn.Linear(4, 4), engine_name="tp2", rank=1, world=2)
     rank = receiver.accept()

@@ -68,16 +68,6 @@ def test_a_rank_that_waits_is_written_and_serves_without_having_been_read(receiv
     assert (again.version, again.state) == (0, "waiting") and follower.served is None
 
 
-def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
-    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
-    rank.close()
-    rank = receiver.accept()
-    rank.attached()
-    rank.pause(2)
-    rank.close()
-    assert follower.wait_for(timeout=60) == Served(RUN, 1)
-
-
 def test_a_reader_that_stays_keeps_no_other_out_once_the_receiver_waits_no_longer(receiver, follow):
     follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():

@@ -52,32 +52,6 @@ def test_without_memory_for_a_batch_all_is_dropped_and_the_error_says_what_to_ch
     assert not held.any()
 
 
-def test_memory_that_is_read_is_not_written_and_a_mix_is_not_served(rank, held):
-    with pytest.raises(ProtocolError, match="the receiver: .*cannot be served: None is in memory"):
-        obey(rank, MessageType.SERVE, VERSION)
-    stage(rank, 8)
-    obey(rank, MessageType.WRITE, VERSION)
-    assert obey(rank, MessageType.SERVE, VERSION).type == MessageType.SERVING
-    assert (rank.state(), rank.reads, rank.holds) == ("reading", VERSION, VERSION)
-    stage(rank, 16)
-    with pytest.raises(ProtocolError, match="WRITE of memory that is being read"):
-        obey(rank, MessageType.WRITE)
-    assert held.view(-1).nonzero().view(-1).tolist() == [8, 9]
-
-
-def test_what_was_not_written_since_a_pause_is_read_again_without_its_receiver(rank):
-    obey(rank, MessageType.WRITE, VERSION)
-    obey(rank, MessageType.SERVE, VERSION)
-    for writes, state in ((False, "reading"), (True, "waiting")):
-        obey(rank, MessageType.PAUSE, Served(VERSION.run, 2))
-        assert rank.state() == "waiting"
-        if writes:
-            obey(rank, MessageType.WRITE)
-        rank.drop()
-        rank.resume()
-        assert rank.state() == state
-
-
 @pytest.mark.parametrize(
     "kind, version", [("PAUSE", None), ("SERVE", None), ("ATTACHED", VERSION), ("PAUSED", VERSION)]
 )

@@ -110,22 +110,3 @@ def test_a_gpu_that_fails_in_the_engine_is_told_to_the_trainer_and_leaves_a_mix(
         assert isinstance(error, lockstep.AbortedError) and "illegal memory access" in str(error)
         assert reader.served is None and "illegal memory access" in reader.error
     check_next_version_is_whole(ring, path)
-
-
-def test_a_gpu_that_fails_in_the_trainer_is_told_to_the_engine_and_bytes_of_it_are_no_version(ring, path):
-    exporter, calls = ring._publisher, []
-
-    def fail_the_second(offset, size, address):
-        calls.append(offset)
-        if len(calls) == 2:
-            raise lockstep.UnavailableError("CUDA: waiting for copies (device 0): cudaErrorLaunchFailure")
-        type(exporter)._fill(exporter, offset, size, address)
-
-    exporter._fill = fail_the_second
-    with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
-        sending = in_background(ring.send, 1)
-        with pytest.raises(lockstep.AbortedError, match="cudaErrorLaunchFailure"):
-            reader.take(timeout=SECONDS)
-        assert isinstance(outcome(sending), lockstep.UnavailableError)
-        assert reader.served is None
-    check_next_version_is_whole(ring, path)

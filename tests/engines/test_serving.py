@@ -109,7 +109,8 @@ def test_every_answer_is_what_one_versions_checkpoint_gives(cluster, record_prop
         model = AutoModelForCausalLM.from_pretrained(checkpoints[version], dtype=torch.bfloat16).eval()
         for prompt, ids in answers:
             assert serve.greedy(model, prompt, NEW_TOKENS) == ids, f"version {version}, prompt {prompt}"
-    assert stats["updates"] >= len(by_version)
+    assert stats["updates"] >= len(by_version) and stats["answers"] == len(clients.answers)
+    assert 0 < stats["pause_ms"]["p50"] <= stats["pause_ms"]["max"] and stats["error"] is None
     assert engine["commits"] >= len(by_version) and engine["last_pause_us"] > 0
     record_property("pause_ms", json.dumps(stats["pause_ms"]))
     print(f"{stats['updates']} updates, pause in ms {stats['pause_ms']}, {len(clients.answers)} answers")
