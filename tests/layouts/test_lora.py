@@ -157,6 +157,21 @@ def test_an_adapter_is_rounded_when_asked_for(cluster):
         receiver.wait_for({name: tensor.to(torch.bfloat16) for name, tensor in saved.items()})
 
 
+def test_an_adapter_that_peft_has_loaded_is_published_without_the_module_that_its_file_names(cluster, tmp_path):
+    saved = peft.get_peft_model(base_model("lora"), peft.LoraConfig(r=4, target_modules=["q_proj"]))  # of no task
+    saved.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]["parent_library"]
+    loaded = peft.PeftModel.from_pretrained(base_model("lora"), str(tmp_path), is_trainable=True)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with lockstep.Publisher.from_adapter(loaded, socket=agent.socket, model=MODEL) as publisher:
+        publisher.publish(version=1)
+        receiver.wait_for(peft.get_peft_model_state_dict(loaded))
+    assert json.loads((receiver.published() / "adapter_config.json").read_text())["auto_mapping"] is None
+    again = peft.PeftModel.from_pretrained(base_model("lora"), str(receiver.published()))
+    assert torch.equal(logits_of(again), logits_of(loaded))
+
+
 def test_an_adapter_that_the_model_lacks_is_named(cluster):
     with Ranks(Topology(dp=2)) as ranks:
         ranks.call(build, "lora")
