@@ -57,12 +57,12 @@ float FromBf16(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// The sums of all updates after `first_step` steps, after one more, and so on: what weights become that start at 0 and
-// train at a learning rate of 1.
-std::vector<std::vector<float>> TrainTile(uint32_t first_step, uint32_t versions) {
+// The sums of all updates after `first_step` steps, and after one more: what weights become that start at 0 and train
+// at a learning rate of 1.
+std::vector<std::vector<float>> TrainTile(uint32_t first_step) {
   std::vector<float> sum(kTile + kPart), first_moment(kTile), second_moment(kTile);
   std::vector<std::vector<float>> sums;
-  for (uint32_t step = 0; step <= first_step + versions; ++step) {
+  for (uint32_t step = 0; step <= first_step + 1; ++step) {
     const auto first_correction = static_cast<float>(1 / (1 - std::pow(kBeta1, step)));
     const auto second_correction = static_cast<float>(1 / (1 - std::pow(kBeta2, step)));
     for (uint32_t i = 0; step > 0 && i < kTile; ++i) {
@@ -83,8 +83,8 @@ uint64_t RowElements(const model::TensorMeta& tensor) {
 
 }  // namespace
 
-AdamModel::AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions, uint32_t first_step)
-    : layout_(std::move(layout)), normals_(kTile + kPart), sums_(TrainTile(first_step, versions)) {
+AdamModel::AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t first_step)
+    : layout_(std::move(layout)), normals_(kTile + kPart), sums_(TrainTile(first_step)) {
   for (uint32_t i = 0; i < kTile; ++i) normals_[i] = Normal(kWeights, i);
   std::copy_n(normals_.begin(), kPart, normals_.begin() + kTile);
   for (uint32_t tensor = 0; tensor < layout_->tensors().size(); ++tensor) {

@@ -1,4 +1,4 @@
-// Consecutive versions of a model in training, for benchmarks: weights that Adam moves, rounded to bf16.
+// Two consecutive versions of a model in training, for benchmarks: weights that Adam moves, rounded to bf16.
 //
 // What Adam adds to a weight follows from its gradients alone. So a small tile of elements is trained, and the sums of
 // its updates serve every weight of a model of any size, without any state per element:
@@ -26,8 +26,8 @@ namespace lockstep::bench {
 
 class AdamModel {
  public:
-  // Can write versions 0 to `versions` of `layout`, all in bf16, version 0 after `first_step` steps of training.
-  explicit AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions = 1, uint32_t first_step = 40);
+  // Of tensors in bf16; version 0 is the one after `first_step` steps of training, version 1 the next.
+  explicit AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t first_step = 40);
 
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
 

@@ -4,7 +4,7 @@ The sender compares two slots in shared memory and sends absolute indices and ra
 process, scatters them into its private copy, writes the whole safetensors file again in memory, and renames it. Every
 stage is the quickest NumPy way found: compared in slices that stay in a cache, received in place, written by one call.
 
-    message  <QHHi: changes, bytes of an element, flags (bit 0: indices are u64), 0; then all indices, then all values
+    message  <Q: changes; then all indices as u32, then all values as u16
     answer   <dd: seconds of the scatter and of the rewriting
 """
 
@@ -19,18 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-HEADER = struct.Struct("<QHHi")
+HEADER = struct.Struct("<Q")
 ANSWER = struct.Struct("<dd")
 COMPARED_AT_ONCE = 1 << 18  # elements
 
 
 def compare(old: np.ndarray, new: np.ndarray) -> "tuple[np.ndarray, np.ndarray]":
-    """Indices, u32 where they fit, and new values of the elements that differ between two flat arrays."""
-    kind = np.uint32 if new.size <= 1 << 32 else np.uint64
+    """Indices and new values of the elements that differ between two flat arrays."""
     found = []
     for begin in range(0, new.size, COMPARED_AT_ONCE):
         part = slice(begin, begin + COMPARED_AT_ONCE)
-        found.append(np.flatnonzero(old[part] != new[part]).astype(kind) + kind(begin))
+        found.append(np.flatnonzero(old[part] != new[part]).astype(np.uint32) + np.uint32(begin))
     indices = np.concatenate(found)
     return indices, new[indices]
 
@@ -62,7 +61,7 @@ class NumpyPipeline:
         begin = time.perf_counter()
         indices, values = compare(old, new)
         compared = time.perf_counter()
-        self._socket.sendall(HEADER.pack(indices.size, new.itemsize, indices.itemsize == 8, 0))
+        self._socket.sendall(HEADER.pack(indices.size))
         self._socket.sendall(indices)
         self._socket.sendall(values)
         scatter, rewrite = ANSWER.unpack(self._socket.recv(ANSWER.size, socket.MSG_WAITALL))
@@ -105,8 +104,8 @@ def receive(port: int, first: Path, elements: int, path: Path) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"\0")
         while header := connection.recv(HEADER.size, socket.MSG_WAITALL):
-            count, _, wide, _ = HEADER.unpack(header)
-            indices = received(connection, count, np.uint64 if wide & 1 else np.uint32)
+            (count,) = HEADER.unpack(header)
+            indices = received(connection, count, np.uint32)
             values = received(connection, count, np.uint16)
             begin = time.perf_counter()
             private[indices] = values

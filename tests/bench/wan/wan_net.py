@@ -5,6 +5,7 @@ is killed when this process ends, however it ends.
 """
 
 import ipaddress
+import itertools
 import json
 import math
 import shutil
@@ -65,8 +66,6 @@ class Link:
             raise CannotMeasure(f"not installed: {', '.join(missing)}")
         command = [WAN_LINK, "--rate", shape.bits_per_s, "--loss", shape.loss]
         command += ["--rtt-us", round(1e6 * shape.round_trip_s)]
-        for key, value in (sysctls or {}).items():
-            command += ["--sysctl", f"{key}={value}"]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self._process = subprocess.Popen([str(part) for part in command], text=True, **pipes)
         line = self._process.stdout.readline()
@@ -76,6 +75,9 @@ class Link:
         description = json.loads(line)
         self.addresses: "list[str]" = description["addresses"]
         self._ends: "list[str]" = description["ends"]
+        for end, (key, value) in itertools.product((0, 1), (sysctls or {}).items()):
+            write = f"echo {value} > /proc/sys/{key.replace('.', '/')}"
+            subprocess.run([*self.prefix(end), "sh", "-c", write], check=True)
         self.network = str(ipaddress.ip_network(f"{self.addresses[0]}/24", strict=False))
 
     def prefix(self, end: int) -> "list[str]":
