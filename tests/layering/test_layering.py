@@ -14,282 +14,88 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "bazel-bin/export_plugin/liblockstep.so"
 
-# Module -> what it may use directly. `@name` is a library of the distribution.
-ALLOWED = {
-    # The ground that all stand on.
-    "common/base": {"@xxhash"},
-    "common/os": {"common/base"},
-    "common/peer": {"common/base"},
-    "common/model": {"common/base", "@nlohmann_json"},
-    "common/layout": {"common/base", "common/model"},
-    "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
-    "common/http": {"common/base", "common/net", "common/os", "@asio", "@curl"},
-    "common/objects": {
-        "common/base",
-        "common/http",
-        "common/net",
-        "common/os",
-        "@expat",
-        "@nlohmann_json",
-        "@openssl",
-    },
-    "common/versionlog": {
-        "common/base",
-        "common/model",
-        "common/objects",
-        "common/os",
-        "common/payload",
-        "proto",
-        "@openssl",
-    },
-    "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
-    "common/wire": {"common/base", "common/payload", "common/peer", "@openssl"},
-    "common/net": {"common/base", "common/os", "@asio", "@openssl"},
-    "common/access": {"common/base", "common/config", "common/os", "common/rpc", "common/telemetry", "@grpc"},
-    "common/metrics": {
-        "common/base",
-        "common/net",
-        "common/rpc",
-        "common/telemetry",
-        "@asio",
-        "@prometheus",
-    },
-    "common/rpc": {
-        "common/base",
-        "common/config",
-        "common/net",
-        "common/os",
-        "common/telemetry",
-        "@asio",
-        "@grpc",
-        "@openssl",
-    },
-    "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
-    "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
-    "common/gpu": {"common/base", "@cuda"},  # only with --config=cuda
-    "kernels": {"common/base", "@highway"},
-    "kernels/cuda": {"@cuda"},  # only with --config=cuda
-    "proto": {"@grpc", "@protobuf"},
-    # The trainer's side.
-    "trainer_agent/buffer": {"common/base", "common/os", "common/peer", "common/model"},
-    "export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
-    "export_plugin/plan": {
-        "common/base",
-        "common/json",
-        "common/model",
-        "common/layout",
-        "export_plugin/rules",
-        "@nlohmann_json",
-    },
-    "export_plugin/exporter": {
-        "common/base",
-        "common/os",
-        "common/model",
-        "common/layout",
-        "common/gpu",  # only with --config=cuda
-        "kernels",
-        "kernels/cuda",  # only with --config=cuda
-        "trainer_agent/buffer",
-        "export_plugin/plan",
-        "@cuda",  # only with --config=cuda
-        "@nlohmann_json",
-    },
-    "export_plugin": {
-        "common/base",
-        "common/os",
-        "common/model",
-        "common/layout",
-        "kernels",
-        "trainer_agent/buffer",
-        "export_plugin/exporter",
-        "export_plugin/plan",
-        "@nlohmann_json",
-    },
-    "trainer_agent/delta": {
-        "common/base",
-        "common/os",
-        "common/model",
-        "common/payload",
-        "kernels",
-        "trainer_agent/buffer",
-    },
-    "trainer_agent/store": {"common/base", "common/os", "common/model", "common/payload", "common/telemetry"},
-    "trainer_agent/publish": {
-        "common/base",
-        "common/os",
-        "common/peer",
-        "common/model",
-        "common/payload",
-        "common/telemetry",
-        "trainer_agent/buffer",
-        "trainer_agent/delta",
-        "trainer_agent/store",
-    },
-    "trainer_agent/serve": {
-        "common/access",
-        "common/base",
-        "common/os",
-        "common/peer",
-        "common/telemetry",
-        "common/model",
-        "common/payload",
-        "common/wire",
-        "common/net",
-        "common/rpc",
-        "proto",
-        "trainer_agent/buffer",
-        "trainer_agent/store",
-    },
-    # The inference side.
-    "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
-    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload"},
-    "raas_receiver/placement/description": {
-        "common/base",
-        "common/json",
-        "common/model",
-        "common/layout",
-        "@nlohmann_json",
-    },
-    "raas_receiver/placement/plan": {
-        "common/base",
-        "common/model",
-        "common/layout",
-        "raas_receiver/placement/description",
-    },
-    "raas_receiver/placement/writes": {
-        "common/base",
-        "common/os",
-        "common/model",
-        "common/layout",
-        "common/payload",
-        "kernels",
-        "raas_receiver/placement/plan",
-    },
-    "raas_receiver/targets": {
-        "common/base",
-        "common/os",
-        "common/peer",
-        "common/model",
-        "common/payload",
-        "common/telemetry",
-        "raas_receiver/placement/description",
-        "raas_receiver/placement/plan",
-        "raas_receiver/placement/writes",
-        "@nlohmann_json",
-    },
-    "raas_receiver/engines": {
-        "common/base",
-        "common/http",
-        "common/json",
-        "common/model",
-        "common/os",
-        "common/telemetry",
-        "@nlohmann_json",
-        "@openssl",
-    },
-    "raas_receiver/archive": {
-        "common/base",
-        "common/model",
-        "common/net",
-        "common/objects",
-        "common/os",
-        "common/payload",
-        "common/telemetry",
-        "common/versionlog",
-        "proto",
-        "raas_receiver/replica",
-    },
-    "raas_receiver/origin": {
-        "common/base",
-        "common/model",
-        "common/net",
-        "common/objects",
-        "common/os",
-        "common/payload",
-        "common/peer",
-        "common/rpc",
-        "common/telemetry",
-        "common/versionlog",
-        "common/wire",
-        "proto",
-        "raas_receiver/pull",
-    },
-    # It knows no agent, lane or ticket: what it does with an origin, it does with every one.
-    "raas_receiver/session": {
-        "common/base",
-        "common/os",
-        "common/model",
-        "common/payload",
-        "common/telemetry",
-        "proto",
-        "raas_receiver/archive",
-        "raas_receiver/engines",
-        "raas_receiver/origin",
-        "raas_receiver/pull",
-        "raas_receiver/replica",
-        "raas_receiver/targets",
-        "@nlohmann_json",
-    },
-    # The tool.
-    "ctl/output": {"common/base", "common/model", "@grpc", "@nlohmann_json"},
-    "ctl/daemon": {
-        "common/base",
-        "common/model",
-        "common/os",
-        "common/peer",
-        "common/rpc",
-        "ctl/output",
-        "proto",
-        "@grpc",
-        "@nlohmann_json",
-    },
-    "ctl/plan": {
-        "common/base",
-        "common/layout",
-        "common/model",
-        "common/os",
-        "ctl/output",
-        "export_plugin/plan",
-        "@cli11",
-        "@nlohmann_json",
-    },
-    "ctl/log": {
-        "common/base",
-        "common/model",
-        "common/objects",
-        "common/os",
-        "common/payload",
-        "common/versionlog",
-        "ctl/output",
-        "proto",
-        "@cli11",
-    },
-    "ctl/doctor": {"common/base", "common/net", "common/os", "common/rpc", "ctl/output", "@asio", "@cli11"},
-    "ctl/timeline": {
-        "common/base",
-        "common/net",
-        "common/telemetry",
-        "ctl/daemon",
-        "ctl/output",
-        "proto",
-        "@cli11",
-        "@grpc",
-        "@nlohmann_json",
-    },
-    "ctl": {
-        "common/base",
-        "common/config",
-        "common/net",
-        "common/telemetry",
-        "ctl/daemon",
-        "ctl/doctor",
-        "ctl/log",
-        "ctl/output",
-        "ctl/plan",
-        "ctl/timeline",
-        "@cli11",
-    },
-}
+# A module, and what it may use directly. `@name` is a library of the distribution.
+_TABLE = """
+# The ground that all stand on.
+common/base: @xxhash
+common/os: common/base
+common/peer: common/base
+common/model: common/base @nlohmann_json
+common/layout: common/base common/model
+common/json: common/base common/model common/layout @nlohmann_json
+common/http: common/base common/net common/os @asio @curl
+common/objects: common/base common/http common/net common/os @expat @nlohmann_json @openssl
+common/versionlog: common/base common/model common/net common/objects common/os common/payload proto @openssl
+common/payload: common/base common/model kernels @zstd
+common/wire: common/base common/payload common/peer @openssl
+common/net: common/base common/os @asio @openssl
+common/access: common/base common/config common/os common/rpc common/telemetry @grpc
+common/metrics: common/base common/net common/rpc common/telemetry @asio @prometheus
+common/rpc: common/base common/config common/net common/os common/telemetry @asio @grpc @openssl
+common/telemetry: common/base common/os @spdlog @nlohmann_json
+common/config: common/base common/os @cli11 @tomlplusplus
+common/gpu: common/base @cuda  # only with --config=cuda
+kernels: common/base @highway
+kernels/cuda: @cuda  # only with --config=cuda
+proto: @grpc @protobuf
+# The trainer's side.
+trainer_agent/buffer: common/base common/os common/peer common/model
+export_plugin/rules: common/base common/model common/layout @nlohmann_json
+export_plugin/plan: common/base common/json common/model common/layout export_plugin/rules @nlohmann_json
+export_plugin/exporter: common/base common/os common/model common/layout common/gpu kernels kernels/cuda
+    trainer_agent/buffer export_plugin/plan @cuda @nlohmann_json  # what has cuda in its name: only with --config=cuda
+export_plugin: common/base common/os common/model common/layout kernels trainer_agent/buffer export_plugin/exporter
+    export_plugin/plan @nlohmann_json
+trainer_agent/delta: common/base common/os common/model common/payload kernels trainer_agent/buffer
+trainer_agent/store: common/base common/os common/model common/payload common/telemetry
+trainer_agent/publish: common/base common/os common/peer common/model common/payload common/telemetry
+    trainer_agent/buffer trainer_agent/delta trainer_agent/store
+trainer_agent/serve: common/access common/base common/os common/peer common/telemetry common/model common/payload
+    common/wire common/net common/rpc proto trainer_agent/buffer trainer_agent/store
+# The inference side.
+raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
+raas_receiver/replica: common/base common/os common/model common/payload
+raas_receiver/placement/description: common/base common/json common/model common/layout @nlohmann_json
+raas_receiver/placement/plan: common/base common/model common/layout raas_receiver/placement/description
+raas_receiver/placement/writes: common/base common/os common/model common/layout common/payload kernels
+    raas_receiver/placement/plan
+raas_receiver/targets: common/base common/os common/peer common/model common/payload common/telemetry
+    raas_receiver/placement/description raas_receiver/placement/plan raas_receiver/placement/writes @nlohmann_json
+raas_receiver/engines: common/base common/http common/json common/model common/os common/telemetry @nlohmann_json
+    @openssl
+raas_receiver/archive: common/base common/model common/net common/objects common/os common/payload common/telemetry
+    common/versionlog proto raas_receiver/replica
+raas_receiver/origin: common/base common/model common/net common/objects common/os common/payload common/peer
+    common/rpc common/telemetry common/versionlog common/wire proto raas_receiver/pull
+# It knows no agent, lane or ticket: what it does with an origin, it does with every one.
+raas_receiver/session: common/base common/os common/model common/payload common/telemetry proto raas_receiver/archive
+    raas_receiver/engines raas_receiver/origin raas_receiver/pull raas_receiver/replica raas_receiver/targets
+    @nlohmann_json
+# The tool.
+ctl/output: common/base common/model @grpc @nlohmann_json
+ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/output proto @grpc @nlohmann_json
+ctl/plan: common/base common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
+ctl/log: common/base common/model common/objects common/os common/payload common/telemetry common/versionlog
+    ctl/output proto @cli11
+ctl/doctor: common/base common/net common/os common/rpc ctl/output @asio @cli11
+ctl/timeline: common/base common/net common/telemetry ctl/daemon ctl/output proto @cli11 @grpc @nlohmann_json
+ctl: common/base common/config common/net common/telemetry ctl/daemon ctl/doctor ctl/log ctl/output ctl/plan
+    ctl/timeline @cli11
+"""
+
+
+def parsed(table: str) -> "dict[str, set[str]]":
+    """By module; no module stands there twice."""
+    found: "dict[str, set[str]]" = {}
+    for line in re.sub(r"\n +", " ", re.sub(r"#.*", "", table)).split("\n"):
+        module, _, used = line.partition(":")
+        assert module not in found or not module, f"{module} stands there twice"
+        found[module] = set(used.split())
+    del found[""]
+    return found
+
+
+ALLOWED = parsed(_TABLE)
 
 # A daemon's wiring may use all of its own daemon, everything common, and nothing of the other daemon.
 WIRING = {"trainer_agent/agent": "trainer_agent/", "raas_receiver/receiver": "raas_receiver/"}
