@@ -33,12 +33,8 @@ class _Place:
 
     def view(self) -> torch.Tensor:
         """The parameter's elements, in the HuggingFace tensor's dimensions."""
-        found = self.parameter.tensor.detach()
-        for dim, (first, extent) in enumerate(zip(self.at, self.box)):
-            found = found.narrow(dim, first, extent)
-        for _ in range(found.dim() - len(self.shape)):
-            found = found.squeeze(0)
-        return found
+        box = tuple(slice(first, first + extent) for first, extent in zip(self.at, self.box))
+        return self.parameter.tensor.detach()[box].view(self.shape)
 
 
 class IntoModule:
