@@ -7,7 +7,6 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/layout_testing.h"
 #include "common/layout/random_trainer.h"
-#include "common/layout/strided_copy.h"
 
 namespace lockstep::layout {
 namespace {
@@ -53,15 +52,7 @@ Memory LocalMemory(const TrainingModel& model, const Holding& holding) {
 void Move(const Pieces& pieces, const Extents& from_shape, const Memory& from, const Extents& to_shape, Memory& to) {
   std::vector<StridedCopy> copies;
   AppendCopies(pieces, TensorView::Contiguous(from_shape, 8, 0), TensorView::Contiguous(to_shape, 8, 0), copies);
-  for (const StridedCopy& copy : copies) {
-    for (uint64_t row = 0; row < copy.rows; ++row) {
-      for (uint64_t i = 0; i < copy.row_bytes; i += 8) {
-        uint64_t& element = to[(copy.target_offset + row * copy.target_pitch + i) / 8];
-        REQUIRE(element == kNothing);
-        element = from[(copy.source_offset + row * copy.source_pitch + i) / 8];
-      }
-    }
-  }
+  REQUIRE(RunCopies(copies, std::as_bytes(std::span(from)), std::as_writable_bytes(std::span(to)), /*once=*/true));
 }
 
 Extents SeenBy(const TrainingModel& model, const PlanEntry& entry) {

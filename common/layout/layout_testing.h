@@ -1,14 +1,17 @@
-// For tests of layouts: random shapes, tilings and relations, and what a relation means, element by element.
+// For tests of layouts: random shapes, tilings and relations, the elements of a relation, and copies of bytes.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "common/layout/piece.h"
+#include "common/layout/strided_copy.h"
 
 namespace lockstep::layout {
 
@@ -56,6 +59,22 @@ inline uint64_t FlatIndex(const Extents& shape, const Extents& start, const Exte
   uint64_t flat = 0;
   for (size_t k = 0; k < shape.size(); ++k) flat = flat * shape[k] + start[k] + index[k];
   return flat;
+}
+
+// Runs `copies` of bytes. False when one leaves its memory or, with `once`, writes a byte that is not 0xff.
+inline bool RunCopies(const std::vector<StridedCopy>& copies, std::span<const std::byte> source,
+                      std::span<std::byte> target, bool once = false) {
+  for (const StridedCopy& copy : copies) {
+    for (uint64_t row = 0; row < copy.rows; ++row) {
+      const uint64_t from = copy.source_offset + row * copy.source_pitch;
+      const uint64_t to = copy.target_offset + row * copy.target_pitch;
+      if (from + copy.row_bytes > source.size() || to + copy.row_bytes > target.size()) return false;
+      const std::span<std::byte> into = target.subspan(to, copy.row_bytes);
+      if (once && std::count(into.begin(), into.end(), std::byte{0xff}) < std::ssize(into)) return false;
+      std::copy_n(source.begin() + from, copy.row_bytes, into.begin());
+    }
+  }
+  return true;
 }
 
 // For every element of B the element of A that it is, or kNoElement.

@@ -2,7 +2,6 @@
 // again is the image, to the bit.
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -11,7 +10,6 @@
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
 #include "common/layout/layout_testing.h"
-#include "common/layout/strided_copy.h"
 #include "export_plugin/plan/shard_description.h"
 #include "export_plugin/rules/model_config.h"
 
@@ -174,19 +172,6 @@ Bytes RandomBytes(layout::Random& random, size_t count) {
   return bytes;
 }
 
-void Run(const std::vector<layout::StridedCopy>& copies, const Bytes& source, Bytes& target) {
-  bool inside = true;
-  for (const layout::StridedCopy& copy : copies) {
-    for (uint64_t row = 0; row < copy.rows && inside; ++row) {
-      const uint64_t from = copy.source_offset + row * copy.source_pitch;
-      const uint64_t to = copy.target_offset + row * copy.target_pitch;
-      inside = from + copy.row_bytes <= source.size() && to + copy.row_bytes <= target.size();
-      if (inside) std::memcpy(target.data() + to, source.data() + from, copy.row_bytes);
-    }
-  }
-  REQUIRE(inside);
-}
-
 // All ranks' memories, and the copies between them and an image.
 class World {
  public:
@@ -211,7 +196,7 @@ class World {
         if (entry.source != model_.holdings[i].source) continue;
         std::vector<layout::StridedCopy> copies;
         layout::AppendCopies(layout::Inverse(entry.pieces), ImageView(entry), LocalView(i), copies);
-        Run(copies, image, memories_[i]);
+        REQUIRE(layout::RunCopies(copies, image, memories_[i]));
       }
     }
   }
@@ -223,7 +208,7 @@ class World {
       std::vector<layout::StridedCopy> copies;
       layout::AppendCopies(entry.pieces, LocalView(local), ImageView(entry), copies);
       for (const layout::StridedCopy& copy : copies) bytes += copy.bytes();
-      Run(copies, memories_[local], image);
+      REQUIRE(layout::RunCopies(copies, memories_[local], image));
     }
     CHECK(bytes == plan.bytes);
   }

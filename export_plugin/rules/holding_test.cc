@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "common/base/status_testing.h"
+#include "common/layout/layout_testing.h"
 #include "export_plugin/rules/rules_testing.h"
 
 namespace lockstep::rules {
@@ -22,15 +23,12 @@ Matrix Filled(uint64_t rows, uint64_t columns, const std::function<uint64_t(uint
   return matrix;
 }
 
-void Apply(const layout::Pieces& pieces, Matrix& from, Matrix& to) {
-  for (const layout::Piece& piece : pieces) {
-    for (uint64_t row = 0; row < piece.size[0]; ++row) {
-      for (uint64_t column = 0; column < piece.size[1]; ++column) {
-        to.At(piece.target[0] + row, piece.target[1] + column) =
-            from.At(piece.source[0] + row, piece.source[1] + column);
-      }
-    }
-  }
+void Apply(const layout::Pieces& pieces, const Matrix& from, Matrix& to) {
+  std::vector<layout::StridedCopy> copies;
+  layout::AppendCopies(pieces, layout::TensorView::Contiguous(from.shape, 8, 0),
+                       layout::TensorView::Contiguous(to.shape, 8, 0), copies);
+  REQUIRE(
+      layout::RunCopies(copies, std::as_bytes(std::span(from.values)), std::as_writable_bytes(std::span(to.values))));
 }
 
 uint64_t Code(uint64_t tensor, uint64_t row, uint64_t column) {
