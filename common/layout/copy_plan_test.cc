@@ -116,16 +116,6 @@ TEST_CASE("Replicas share the work by bytes, the lowest rank first") {
   CHECK(TensorsOf(plan.ranks[1]) == std::vector<uint32_t>{1, 2});
 }
 
-TEST_CASE("Replicas that keep the same shard in different memory are still replicas") {
-  Model model;
-  const uint32_t source = model.Same("w", {8});
-  model.Hold(0, source, Whole({8}));
-  model.Hold(1, source, {{{6}, {0}, {3}}, {{0}, {3}, {5}}});
-  model.holdings.back().local_shape = {9};
-  CHECK(Export(model, {true, true}).bytes == 16);
-  CHECK(Export(model, {false, true}).ranks[1].entries[0].pieces.size() == 2);
-}
-
 TEST_CASE("Copies are never exported, but are imported into") {
   Model model;
   const uint32_t source = model.Same("embed", {8, 4});

@@ -47,19 +47,6 @@ TEST_CASE("Layers are divided evenly, virtual stages in turn") {
         std::vector<std::vector<Layers>>{{{0, 1}, {4, 5}}, {{2, 3}, {6, 7}}});
 }
 
-TEST_CASE("First and last stages may have their own numbers of layers") {
-  Topology topology{.world = 4, .pipeline = 4, .first_stage_layers = 1, .last_stage_layers = 3};
-  CHECK(LayersOf(topology, 8) == std::vector<std::vector<Layers>>{{{0}}, {{1, 2}}, {{3, 4}}, {{5, 6, 7}}});
-  topology = {.world = 2, .pipeline = 2, .first_stage_layers = 1, .last_stage_layers = 3};
-  CHECK(LayersOf(topology, 4) == std::vector<std::vector<Layers>>{{{0}}, {{1, 2, 3}}});
-}
-
-TEST_CASE("Embedding and loss may take a layer's place") {
-  Topology topology{.world = 2, .pipeline = 2, .virtual_pipeline = 2, .embedding_in_split = true};
-  topology.loss_in_split = true;
-  CHECK(LayersOf(topology, 6) == std::vector<std::vector<Layers>>{{{0}, {3, 4}}, {{1, 2}, {5}}});
-}
-
 TEST_CASE("Chunks begin where Megatron's formulas say") {
   const std::vector<std::pair<Topology, uint64_t>> cases = {
       {{.pipeline = 4}, 8},
