@@ -270,6 +270,17 @@ def test_a_peer_that_sends_what_a_receiver_does_not_is_left(receiver, follow):
     assert again.version == 0 and "before its time" in follower.error
 
 
+def test_a_rank_serves_no_version_but_the_one_that_it_holds(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached()
+    rank.pause(1)
+    rank.fill(1.0)
+    rank.send_serve(2)
+    assert rank.is_closed()
+    assert receiver.accept().state == "waiting" and "cannot be served" in follower.error
+
+
 # ---- close() ----
 
 
