@@ -8,7 +8,7 @@
 #     damage          10,000 lives of a receiver whose replicas lose bits, others each day
 #     tidy            clang-tidy over every C++ source
 #     cuda            the build with CUDA, and its wheel; needs nvcc and no GPU
-#     distributions   the wheel inside other releases of Debian; the kernels for AArch64
+#     distributions   the wheel inside other releases of Debian; the kernels for AArch64; 500 sudden ends of ranks
 #     engines         whole vLLM and SGLang servers: other families, several ranks and servers, adapters, the demo
 #     layouts         families and topologies of Megatron's bridges
 #     frameworks      trainers' frameworks that are not among the packages of tests/run.sh

@@ -1,7 +1,4 @@
-"""Ranks that fork, are killed, or get Ctrl-C at random moments of a publish: none hangs, and the next publish works.
-
-LOCKSTEP_TEST_ROUNDS=5000 takes as many rounds, in place of 500.
-"""
+"""Ranks that fork, are killed, or get Ctrl-C at random moments of a publish: none hangs, and the next publish works."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +13,6 @@ from rank_process import content
 
 import lockstep
 
-ROUNDS = int(os.environ.get("LOCKSTEP_TEST_ROUNDS", 500))
 ROUNDS_A_LOOK = 10
 HANG_S = 15  # half of the calls' timeout; a busy machine alone takes seconds
 SHAPES = {"a": [100_000], "b": [100_000]}  # a tensor a rank
@@ -135,13 +131,14 @@ def trainer(agent):
     trainer.kill()
 
 
+@pytest.mark.parametrize("rounds", [100, pytest.param(500, marks=pytest.mark.nightly)])
 def test_ranks_that_fork_die_or_are_interrupted_amid_a_publish_leave_no_rank_waiting_and_the_next_publish_works(
-    cluster, agent, trainer
+    rounds, cluster, agent, trainer
 ):
     randomness = random.Random(15)
     receiver = cluster.receiver(agent)
     took_s = 0.02
-    for round_number in range(ROUNDS):
+    for round_number in range(rounds):
         version = 3 * round_number + 1
         victims = set(randomness.choice([[0], [1], [0, 1]]))
         end = randomness.choice(list(REASONS))
