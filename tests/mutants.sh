@@ -34,7 +34,7 @@ run_tests() {
     bazel test --noshow_progress --test_arg=--abort --test_timeout=120 "$@" || return $(($? == 3 ? 1 : 2))
   else
     bazel build --noshow_progress "${PROGRAMS[@]}" || return 2
-    timeout 300 "$KEPT/../venv/bin/python" -m pytest -c tests/pytest.ini --rootdir=. -x -q "$@" || return $(($? == 1 || $? == 124 ? 1 : 2))
+    timeout $((300 * $#)) "$KEPT/../venv/bin/python" -m pytest -c tests/pytest.ini --rootdir=. -x -q "$@" || return $(($? == 1 || $? == 124 ? 1 : 2))
   fi
 } > "$KEPT/log" 2>&1
 
