@@ -98,8 +98,7 @@ class Publisher(Writer):
         if cls is Publisher:
             raise TypeError(
                 "a Publisher is made by from_module, from_fsdp, from_megatron, from_tensors, from_adapter, from_parts, "
-                "from_stream or in_place; Publisher(socket, model, tensors) is Publisher.in_place(tensors, model=model, "
-                "socket=socket) now"
+                "from_stream or in_place"
             )
         return super().__new__(cls)
 

@@ -31,8 +31,6 @@ def install(args: Any) -> None:
     than over NCCL."""
     if args.colocate or (args.update_weight_mode, args.update_weight_transport) != ("full", "nccl"):
         raise BadDataError("lockstep takes the place of slime's NCCL; give neither --colocate nor --update-weight-*")
-    if hasattr(args, "lockstep_replica"):
-        raise BadDataError("lockstep_replica, <root>/<model>, is lockstep_root now, the <root> alone")
     if getattr(args, "lockstep_shards", False) and args.offload_train:
         raise BadDataError("lockstep_shards keeps a process group, which --offload-train destroys; give one of the two")
     from slime.backends.megatron_utils import actor
