@@ -3,10 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "common/base/text.h"
+#include "export_plugin/exporter/readable_memory.h"
 #include "kernels/copy_rows.h"
 
 namespace lockstep::exporter {
@@ -35,9 +38,16 @@ void RunOne(const PlacedCopy& placed) {
 
 class HostCopyEngine : public CopyEngine {
  public:
-  explicit HostCopyEngine(WorkerPool* pool) : pool_(pool) {}
+  // `trouble`: of NewCheckedHostEngine().
+  explicit HostCopyEngine(WorkerPool* pool, Status trouble = {}, std::optional<ReadableMemory> readable = std::nullopt)
+      : pool_(pool), trouble_(std::move(trouble)), readable_(std::move(readable)) {}
 
   Status Start(std::span<const PlacedCopy> copies) override {
+    checked_.clear();
+    for (const PlacedCopy& placed : copies) {
+      LS_RETURN_IF_ERROR(CheckReadable(placed.source, placed.copy.source_offset));
+      LS_RETURN_IF_ERROR(CheckReadable(placed.target, placed.copy.target_offset));
+    }
     if (pool_ == nullptr) {
       for (const PlacedCopy& copy : copies) RunOne(copy);
       return OkStatus();
@@ -50,6 +60,13 @@ class HostCopyEngine : public CopyEngine {
   }
 
  private:
+  // Asks once for each memory of a batch: tensors may move between calls.
+  Status CheckReadable(const std::byte* memory, uint64_t offset) {
+    if (!readable_ || !checked_.insert(memory).second) return OkStatus();
+    LS_ASSIGN_OR_RETURN(const bool readable, readable_->Has(memory + offset));
+    return readable ? OkStatus() : UnreadableStatus(memory + offset, trouble_);
+  }
+
   // Small copies together, large ones in parts.
   void CutIntoTasks(std::span<const PlacedCopy> copies) {
     parts_.clear();
@@ -71,6 +88,9 @@ class HostCopyEngine : public CopyEngine {
   }
 
   WorkerPool* const pool_;
+  const Status trouble_;
+  std::optional<ReadableMemory> readable_;  // nothing: no memory is asked about
+  std::unordered_set<const std::byte*> checked_;
   std::vector<PlacedCopy> parts_;
   std::vector<size_t> ends_;  // of each task in parts_
   std::vector<layout::StridedCopy> cut_;
@@ -107,6 +127,11 @@ Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads) {
 
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {
   return std::make_unique<HostCopyEngine>(pool);
+}
+
+Result<std::unique_ptr<CopyEngine>> NewCheckedHostEngine(WorkerPool* pool, Status trouble) {
+  LS_ASSIGN_OR_RETURN(ReadableMemory readable, ReadableMemory::Create());
+  return std::unique_ptr<CopyEngine>(std::make_unique<HostCopyEngine>(pool, std::move(trouble), std::move(readable)));
 }
 
 }  // namespace lockstep::exporter

@@ -72,6 +72,11 @@ Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads);
 // Host memory, with the calling thread and `pool` (null: only the caller).
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 
+// The same for a process that reaches no GPU. The engine asks the kernel about every memory before it touches it:
+// memory that the CPU cannot read, as a GPU's, is an error that carries `trouble`, not the end of the process. REQUIRES
+// !trouble.ok().
+Result<std::unique_ptr<CopyEngine>> NewCheckedHostEngine(WorkerPool* pool, Status trouble);
+
 // For whatever memory this process has: in a build with CUDA, where CUDA finds a GPU, that of all its GPUs too, each by
 // a stream of the engine's own; CUDA is first called when an address comes that the CPU cannot read. Work queued on the
 // tensors must be done before Run() or Start(). Elsewhere that of the host: memory that the CPU cannot read is the

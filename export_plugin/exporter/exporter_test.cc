@@ -1,6 +1,8 @@
 // Publishing from ranks on the agent's host, and through proxies from ranks that are not.
 #include "export_plugin/exporter/exporter.h"
 
+#include <sys/mman.h>
+
 #include <bit>
 
 #include "common/base/status_testing.h"
@@ -231,6 +233,26 @@ TEST_CASE("F32 tensors are refused where the model is BF16 and rounding was not 
     CHECK_THAT(status,
                FailsWith(ErrorCode::kBadData, "\"w\" is F32; tensor \"w\" made of it is BF16: allow conversion"));
   }
+}
+
+TEST_CASE("Memory that the CPU cannot read is an error that says why, on either side") {
+  void* const unreadable = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(unreadable != MAP_FAILED);
+  auto* const memory = static_cast<std::byte*>(unreadable);
+  auto engine = NewCheckedHostEngine(nullptr, {ErrorCode::kNotFound, "CUDA finds no GPU"});
+  REQUIRE(engine.ok());
+  std::vector<std::byte> source(100, std::byte{7});
+  std::vector<std::byte> target(100);
+  const auto copy = [&](const std::byte* from, std::byte* to) {
+    const PlacedCopy placed{from, to, {.row_bytes = 100}};
+    return (*engine)->Run({&placed, 1});
+  };
+  CHECK(copy(source.data(), target.data()).ok());
+  CHECK(target == source);
+  const FailsWith refused(ErrorCode::kNotFound, "cannot be read by the CPU, as a GPU's cannot, and CUDA finds no GPU");
+  CHECK_THAT(copy(memory, target.data()), refused);
+  CHECK_THAT(copy(source.data(), memory), refused);
+  REQUIRE(munmap(unreadable, 4096) == 0);
 }
 
 TEST_CASE("What is not as the description says is refused, naming both") {

@@ -1,6 +1,6 @@
 // NewCopyEngine() and NewDeviceBuckets() of builds without CUDA.
 #include "export_plugin/exporter/bucket_memory.h"
-#include "export_plugin/exporter/host_only_engine.h"
+#include "export_plugin/exporter/copy_engine.h"
 
 namespace lockstep::exporter {
 
@@ -12,7 +12,7 @@ Status GpuTrouble() {
 }
 
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
-  return NewHostOnlyEngine(pool, GpuTrouble());
+  return NewCheckedHostEngine(pool, GpuTrouble());
 }
 
 Result<std::unique_ptr<BucketMemory>> NewDeviceBuckets(int, uint64_t) {
