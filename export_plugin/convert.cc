@@ -31,24 +31,21 @@ std::chrono::milliseconds Timeout(uint32_t given_ms, std::chrono::milliseconds u
   return given_ms == 0 ? usual : std::chrono::milliseconds(given_ms);
 }
 
-// What both kinds of options have, under the same names.
-template <typename Options>
-Status ConvertCommon(const lockstep_options& given, Options& to) {
+// Without layout, rank and ranks.
+Result<buffer::RankOptions> AgentOptions(const lockstep_options& given) {
   if (given.socket_path == nullptr || given.model == nullptr) {
-    return {ErrorCode::kBadData, "socket_path and model must be given"};
+    return Status(ErrorCode::kBadData, "socket_path and model must be given");
   }
-  to.socket_path = given.socket_path;
-  to.model = given.model;
-  to.rank = given.rank;
+  buffer::RankOptions to{.socket_path = given.socket_path, .model = given.model};
   to.connect_timeout = Timeout(given.connect_timeout_ms, to.connect_timeout);
   to.reconnect_timeout = Timeout(given.reconnect_timeout_ms, to.reconnect_timeout);
   to.call_timeout = Timeout(given.call_timeout_ms, to.call_timeout);
   if (given.interrupted != nullptr) {
     to.interrupted = [interrupted = given.interrupted, context = given.context] { return interrupted(context); };
   }
-  if (given.run == nullptr) return OkStatus();
+  if (given.run == nullptr) return to;
   LS_ASSIGN_OR_RETURN(to.run.bytes, HexDecode16(given.run));
-  return OkStatus();
+  return to;
 }
 
 class CallbackExchange : public exporter::Exchange {
@@ -92,13 +89,13 @@ class CallbackExchange : public exporter::Exchange {
 }  // namespace
 
 Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options) {
-  buffer::RankOptions converted;
-  LS_RETURN_IF_ERROR(ConvertCommon(options, converted));
+  LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, AgentOptions(options));
   if (options.tensors == nullptr) return Status(ErrorCode::kBadData, "tensors, or descriptions, must be given");
   if (options.ranks == 0 || options.ranks > buffer::kMaxRanks || options.rank >= options.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", options.rank, " of ", options.ranks,
                                            ": ranks count from 0 and are at most ", buffer::kMaxRanks));
   }
+  converted.rank = options.rank;
   converted.ranks = options.ranks;
   std::vector<model::TensorMeta> tensors;
   for (size_t i = 0; i < options.tensor_count; ++i) {
@@ -116,8 +113,8 @@ Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options) {
 }
 
 Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& options) {
-  exporter::ExporterOptions converted{.threads = options.threads};
-  LS_RETURN_IF_ERROR(ConvertCommon(options, converted));
+  exporter::ExporterOptions converted{.rank = options.rank, .threads = options.threads};
+  LS_ASSIGN_OR_RETURN(converted.agent, AgentOptions(options));
   if (options.tensors != nullptr) return Status(ErrorCode::kBadData, "tensors or descriptions must be given, not both");
   if (options.bucket_bytes != 0) converted.bucket_bytes = options.bucket_bytes;
   LS_ASSIGN_OR_RETURN(converted.descriptions, ToDescriptions(options.descriptions, options.ranks));

@@ -11,7 +11,6 @@
 #include "export_plugin/exporter/pinned_pages.h"
 #include "export_plugin/exporter/section_filler.h"
 #include "export_plugin/plan/shard_description.h"
-#include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -94,16 +93,11 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
 }
 
 Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
-  LS_ASSIGN_OR_RETURN(client_, buffer::RankClient::Open({.socket_path = options.socket_path,
-                                                         .model = options.model,
-                                                         .layout = layout_,
-                                                         .rank = writer,
-                                                         .ranks = writers,
-                                                         .run = options.run,
-                                                         .connect_timeout = options.connect_timeout,
-                                                         .reconnect_timeout = options.reconnect_timeout,
-                                                         .call_timeout = options.call_timeout,
-                                                         .interrupted = options.interrupted}));
+  buffer::RankOptions agent = options.agent;
+  agent.layout = layout_;
+  agent.rank = writer;
+  agent.ranks = writers;
+  LS_ASSIGN_OR_RETURN(client_, buffer::RankClient::Open(std::move(agent)));
   return OkStatus();
 }
 
@@ -246,7 +240,7 @@ Status Exporter::End(Version version, Status status) {
 }
 
 Exporter::Exporter(const ExporterOptions& options)
-    : model_name_(options.model),
+    : model_name_(options.agent.model),
       rank_(options.rank),
       own_description_(options.descriptions[options.rank]),
       locals_(options.locals) {}
@@ -256,7 +250,7 @@ Exporter::~Exporter() = default;
 Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Exporter> exporter(new Exporter(options));
-  const std::string who = Cat("model ", options.model, ", rank ", options.rank);
+  const std::string who = Cat("model ", options.agent.model, ", rank ", options.rank);
   const Result<std::vector<plan::ShardDescription>> descriptions = ParseDescriptions(options.descriptions);
   LS_RETURN_IF_ERROR(descriptions.status().WithContext(who));
   if (options.threads == 0) {

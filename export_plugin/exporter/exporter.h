@@ -21,7 +21,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,10 +34,7 @@
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/frozen_bytes.h"
 #include "export_plugin/exporter/lowering.h"
-
-namespace lockstep::buffer {
-class RankClient;
-}
+#include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::exporter {
 
@@ -52,20 +48,14 @@ inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at
 inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
 
 struct ExporterOptions {
-  std::string socket_path;
-  std::string model;
+  buffer::RankOptions agent;              // the exporter gives layout, rank and ranks
   std::vector<std::string> descriptions;  // of all ranks
   model::Attachments attachments;         // that belong to the model
-  uint32_t rank = 0;
+  uint32_t rank = 0;                      // of descriptions
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
   uint32_t threads = 1;  // that may copy, the caller's among them; 0: UsualCopyThreads of the ranks on this host
   Exchange* exchange = nullptr;  // needed when some rank is not on the agent's host; REQUIRES to outlive the exporter
-  RunId run;                     // zero: a new run
-  std::chrono::milliseconds connect_timeout{10'000};
-  std::chrono::milliseconds reconnect_timeout{60'000};
-  std::chrono::milliseconds call_timeout{600'000};
-  std::function<int()> interrupted;  // as in buffer::RankOptions
 };
 
 // Of the last publish, of this rank.

@@ -145,17 +145,17 @@ class Fleet {
 
   ExporterOptions OptionsOf(uint32_t rank) {
     exchanges_.push_back(options_.exchange ? options_.exchange(rank) : hub_->Of(rank));
-    return {.socket_path = host_.socket(),
-            .model = "actor",
+    return {.agent = {.socket_path = host_.socket(),
+                      .model = "actor",
+                      .connect_timeout = std::chrono::milliseconds(2000),
+                      .reconnect_timeout = std::chrono::milliseconds(5000),
+                      .call_timeout = std::chrono::milliseconds(20'000)},
             .descriptions = descriptions_,
             .rank = rank,
             .locals = ranks_[rank].locals,
             .bucket_bytes = options_.bucket_bytes,
             .threads = options_.threads,
-            .exchange = exchanges_.back().get(),
-            .connect_timeout = std::chrono::milliseconds(2000),
-            .reconnect_timeout = std::chrono::milliseconds(5000),
-            .call_timeout = std::chrono::milliseconds(20'000)};
+            .exchange = exchanges_.back().get()};
   }
 
   // Makes all descriptions say that tensor `tensor` is frozen, whatever its values do.
@@ -178,7 +178,7 @@ class Fleet {
   // The rank dies, and another process takes its place in the run.
   void Replace(uint32_t rank) {
     ExporterOptions options = OptionsOf(rank);
-    options.run = exporters_[rank]->run();
+    options.agent.run = exporters_[rank]->run();
     exporters_[rank].reset();
     auto exporter = Exporter::Open(std::move(options));
     INFO(exporter.status().ToString());
