@@ -45,7 +45,7 @@ def test_a_wait_for_a_version_that_was_given_up_is_aborted(published):
 def test_a_version_that_does_not_come_in_time_is_an_error_with_what_is_there(published):
     with pytest.raises(lockstep.DeadlineError, match="version 2 was not published within 0 s, nothing is there"):
         opened(published, timeout_s=0)
-    published.publish("v1-0a1b2c3d", {"w": torch.zeros(1)})
+    published.publish("v1-0a1b2c3d", {"w": torch.zeros(1)}, run="0a1b2c3d")
     with pytest.raises(lockstep.DeadlineError, match="version 1 of run 0a1b2c3d is there"):
         opened(published, timeout_s=0)
 
