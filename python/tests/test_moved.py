@@ -1,6 +1,7 @@
 """Parameters that get other memory, or another form, while a follower follows them."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -95,6 +96,7 @@ def test_a_comparison_finds_that_a_parameter_moved_and_the_module_is_not_read_on
     with follower.serving():
         rank.stage(batch())
         rank.expect(STAGED)
+        wait_until(lambda: time.monotonic() >= follower._rank._look_at, "a comparison looks where parameters are")
         rank.send_compare()
         assert '"second.weight"' in rank.refusal()
         again = receiver.accept()
