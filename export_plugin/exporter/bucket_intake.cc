@@ -29,22 +29,12 @@ BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRan
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
 
-std::vector<StridedRange> BucketIntake::FrozenRanges() const {
+std::vector<StridedRange> BucketIntake::Ranges(bool frozen) const {
   std::vector<StridedRange> ranges;
   for (const Source& source : sources_) {
     const auto& [all, changing] = source.remote.buckets;
-    for (size_t i = changing; i < all.size(); ++i) {
+    for (size_t i = frozen ? changing : 0; i < all.size(); ++i) {
       ranges.insert(ranges.end(), all[i].completed.begin(), all[i].completed.end());
-    }
-  }
-  return ranges;
-}
-
-std::vector<StridedRange> BucketIntake::Ranges() const {
-  std::vector<StridedRange> ranges;
-  for (const Source& source : sources_) {
-    for (const IncomingBucket& bucket : source.remote.buckets.all) {
-      ranges.insert(ranges.end(), bucket.completed.begin(), bucket.completed.end());
     }
   }
   return ranges;
@@ -122,7 +112,7 @@ void BucketIntake::LearnCount(const Receive& receive, const Result<BucketHeader>
 Status BucketIntake::TakeBucket(const Receive& receive, const Result<BucketHeader>& read, const IntakeTarget& target,
                                 bool wanted) {
   Source& source = sources_[receive.source];
-  const IncomingBucket& bucket = source.remote.buckets.all[receive.bucket];
+  const Bucket& bucket = source.remote.buckets.all[receive.bucket];
   LS_ASSIGN_OR_RETURN(const BucketHeader header, read);
   LS_RETURN_IF_ERROR(CheckHeader(header, source.remote.rank));
   if (!source.version && header.plan == plan_) source.version = header.version;
@@ -138,8 +128,9 @@ Status BucketIntake::TakeBucket(const Receive& receive, const Result<BucketHeade
   const bool frozen = receive.bucket >= source.remote.buckets.changing;
   if (!wanted || (frozen && target.holds_frozen)) return OkStatus();
   placed_.clear();
-  for (const layout::StridedCopy& copy : bucket.copies)
-    placed_.push_back({memory_->payload(receive.slot), target.data, copy});
+  for (const LocalCopy& copy : bucket.copies) {
+    placed_.push_back({memory_->payload(receive.slot), target.data, copy.copy});
+  }
   LS_RETURN_IF_ERROR(engine_->Run(placed_));
   return target.done(bucket.completed);
 }
@@ -160,11 +151,8 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
   Source& source = sources_[index];
   if (!exchange_->Alive(source.remote.rank)) return exchange_->status();
   if (source.version && *source.version < target.version) {
-    const BucketHeader answer = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
-    const Status written = memory_->WriteHeader(memory_->answer(), answer);
-    if (!written.ok()) exchange_->Lose(source.remote.rank, written);
-    TrackedExchange::Pending pending = SendAnswer(source, answer);
-    exchange_->Wait(pending);
+    Source* const to[] = {&source};
+    SendAnswer(to, target.version, ErrorCode::kAborted, !target.holds_frozen);
     if (!exchange_->status().ok()) return exchange_->status();  // the answer was the last one
     StartSet(index);
     return OkStatus();
@@ -178,28 +166,26 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
   return Skipped(source.remote.rank, source.spent, target.version);
 }
 
-BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const {
+void BucketIntake::SendAnswer(std::span<Source* const> sources, Version version, ErrorCode code, bool wants_frozen) {
   const BucketKind kind = exchange_->status().ok() ? BucketKind::kAnswer : BucketKind::kLastAnswer;
-  return MakeHeader({.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u}, code,
-                    Hash64(nullptr, 0));
-}
-
-TrackedExchange::Pending BucketIntake::SendAnswer(Source& source, const BucketHeader& answer) {
-  source.awaits_answer = false;
-  source.wanted_frozen = answer.index != 0;
-  return exchange_->Send(source.remote.rank, memory_->answer(), sizeof(answer));
+  const BucketPlace place{.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u};
+  const Status written = memory_->WriteHeader(memory_->answer(), MakeHeader(place, code, Hash64(nullptr, 0)));
+  std::vector<TrackedExchange::Pending> pending;
+  for (Source* source : sources) {
+    source->awaits_answer = false;
+    source->wanted_frozen = wants_frozen;
+    if (!written.ok()) exchange_->Lose(source->remote.rank, written);
+    pending.push_back(exchange_->Send(source->remote.rank, memory_->answer(), sizeof(BucketHeader)));
+  }
+  for (TrackedExchange::Pending& one : pending) exchange_->Wait(one);
 }
 
 void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {
-  const BucketHeader answer = MakeAnswer(version, code, wants_frozen);
-  const Status written = memory_->WriteHeader(memory_->answer(), answer);
-  std::vector<TrackedExchange::Pending> pending;
+  std::vector<Source*> waiting;
   for (Source& source : sources_) {
-    if (!source.awaits_answer) continue;
-    if (!written.ok()) exchange_->Lose(source.remote.rank, written);
-    pending.push_back(SendAnswer(source, answer));
+    if (source.awaits_answer) waiting.push_back(&source);
   }
-  for (TrackedExchange::Pending& one : pending) exchange_->Wait(one);
+  SendAnswer(waiting, version, code, wants_frozen);
 }
 
 }  // namespace lockstep::exporter

@@ -28,7 +28,7 @@ namespace lockstep::exporter {
 // A rank on another host that sends its buckets here.
 struct RemoteRank {
   uint32_t rank = 0;
-  RankBuckets<IncomingBucket> buckets;
+  RankBuckets buckets;
 };
 
 uint64_t LargestPayload(const std::vector<RemoteRank>& remote);
@@ -51,10 +51,8 @@ class BucketIntake {
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
                TrackedExchange* exchange, CopyEngine* engine);
 
-  // What is written into the slot when frozen buckets are.
-  std::vector<StridedRange> FrozenRanges() const;
-  // What is written into the slot.
-  std::vector<StridedRange> Ranges() const;
+  // What is written into the slot; `frozen`: just when frozen buckets are.
+  std::vector<StridedRange> Ranges(bool frozen) const;
   // Whether that comes from a GPU's memory.
   bool on_device() const { return memory_->on_device(); }
 
@@ -96,8 +94,7 @@ class BucketIntake {
   // All buckets of a set are here: what that means for the version.
   Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
   Status ReportFrozen(const Source& source, const IntakeTarget& target);
-  BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
-  TrackedExchange::Pending SendAnswer(Source& source, const BucketHeader& answer);  // as it was written
+  void SendAnswer(std::span<Source* const> sources, Version version, ErrorCode code, bool wants_frozen);
 
   const layout::PlanDigest plan_;
   TrackedExchange* const exchange_;

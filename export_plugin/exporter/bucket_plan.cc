@@ -1,6 +1,7 @@
 #include "export_plugin/exporter/bucket_plan.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "common/layout/buckets.h"
 
@@ -25,6 +26,18 @@ void AppendCut(const layout::Piece& piece, uint64_t max_elements, layout::Pieces
     AppendCut(part, max_elements, parts);
   }
 }
+
+// A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
+struct PackedItem {
+  uint32_t source = 0;
+  uint32_t tensor = 0;
+  layout::Piece piece;  // local -> HuggingFace tensor
+  uint64_t bytes = 0;
+  uint64_t packed_offset = 0;  // in the payload
+};
+
+// Adds an item's copies to its bucket.
+using AppendItem = std::function<Status(const PackedItem&, Bucket&)>;
 
 // All items of a plan in order, and of each chunk the position after its last one.
 struct Items {
@@ -56,23 +69,37 @@ layout::Extents Origin(const layout::Piece& piece) {
   return layout::Extents(piece.size.size(), 0);
 }
 
-void AppendBuckets(const layout::TrainingModel& model, const std::vector<Chunk>& chunks, uint64_t payload_bytes,
-                   std::vector<PackedBucket>& buckets) {
+Status AppendBuckets(const layout::TrainingModel& model, const std::vector<Chunk>& chunks, uint64_t payload_bytes,
+                     const AppendItem& append, std::vector<Bucket>& buckets) {
   Items all = ItemsOf(model, chunks, payload_bytes);
   std::vector<layout::BucketItem> sizes;
   for (const PackedItem& item : all.items) sizes.push_back({item.bytes, model.groups[item.tensor]});
   size_t chunk = 0;
   for (const layout::Bucket& bucket : layout::SplitIntoBuckets(sizes, payload_bytes)) {
-    PackedBucket& packed = buckets.emplace_back();
+    Bucket& packed = buckets.emplace_back();
     for (size_t i = bucket.begin; i < bucket.end; ++i) {
       all.items[i].packed_offset = packed.payload_bytes;
       packed.payload_bytes += all.items[i].bytes;
-      packed.items.push_back(std::move(all.items[i]));
+      LS_RETURN_IF_ERROR(append(all.items[i], packed));
     }
     for (; chunk < chunks.size() && all.chunk_ends[chunk] <= bucket.end; ++chunk) {
       AppendRanges(model, chunks[chunk], packed.completed);
     }
   }
+  return OkStatus();
+}
+
+Result<RankBuckets> PackBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
+                                uint64_t payload_bytes, const AppendItem& append) {
+  std::vector<Chunk> changing;
+  std::vector<Chunk> frozen;
+  for (Chunk& chunk : ChunksOf(model, plan)) (chunk.frozen ? frozen : changing).push_back(std::move(chunk));
+  RankBuckets buckets;
+  LS_RETURN_IF_ERROR(AppendBuckets(model, changing, payload_bytes, append, buckets.all));
+  if (buckets.all.empty()) buckets.all.emplace_back();  // a set has a header
+  buckets.changing = static_cast<uint32_t>(buckets.all.size());
+  LS_RETURN_IF_ERROR(AppendBuckets(model, frozen, payload_bytes, append, buckets.all));
+  return buckets;
 }
 
 }  // namespace
@@ -91,56 +118,38 @@ std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, con
   return proxies;
 }
 
-RankBuckets<PackedBucket> PackBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
-                                      uint64_t payload_bytes) {
-  std::vector<Chunk> changing;
-  std::vector<Chunk> frozen;
-  for (Chunk& chunk : ChunksOf(model, plan)) (chunk.frozen ? frozen : changing).push_back(std::move(chunk));
-  RankBuckets<PackedBucket> buckets;
-  AppendBuckets(model, changing, payload_bytes, buckets.all);
-  if (buckets.all.empty()) buckets.all.emplace_back();  // a set has a header
-  buckets.changing = static_cast<uint32_t>(buckets.all.size());
-  AppendBuckets(model, frozen, payload_bytes, buckets.all);
-  return buckets;
+uint64_t RankBuckets::largest_payload() const {
+  return std::ranges::max_element(all, {}, &Bucket::payload_bytes)->payload_bytes;
 }
 
-Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const layout::TrainingModel& model,
-                                                  const RankBuckets<PackedBucket>& buckets,
-                                                  std::span<const LocalTensor> locals,
-                                                  const LocalsBySource& by_source) {
-  RankBuckets<OutgoingBucket> lowered{.changing = buckets.changing};
-  for (const PackedBucket& bucket : buckets.all) {
-    OutgoingBucket& outgoing = lowered.all.emplace_back();
-    outgoing.payload_bytes = bucket.payload_bytes;
-    for (const PackedItem& item : bucket.items) {
-      const uint32_t local = by_source[item.source][0];
-      const model::TensorMeta& tensor = model.tensors[item.tensor];
-      LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
-      const layout::TensorView source = ViewOf(locals[local]);
-      const layout::TensorView target = PackedView(item, model::FindDType(tensor.dtype)->bits / 8);
-      const layout::Pieces packing = layout::Box(item.piece.source, Origin(item.piece), item.piece.size);
-      LS_RETURN_IF_ERROR(layout::CheckBounds(packing, source.shape, target.shape));
-      std::vector<layout::StridedCopy> copies;
-      layout::AppendCopies(packing, source, target, copies);
-      for (const layout::StridedCopy& copy : copies) outgoing.copies.push_back({local, copy, conversion});
-    }
-  }
-  return lowered;
+Result<RankBuckets> OutgoingBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
+                                    uint64_t payload_bytes, std::span<const LocalTensor> locals,
+                                    const LocalsBySource& by_source) {
+  return PackBuckets(model, plan, payload_bytes, [&](const PackedItem& item, Bucket& bucket) -> Status {
+    const uint32_t local = by_source[item.source][0];
+    const model::TensorMeta& tensor = model.tensors[item.tensor];
+    LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
+    const layout::TensorView source = ViewOf(locals[local]);
+    const layout::TensorView target = PackedView(item, model::FindDType(tensor.dtype)->bits / 8);
+    const layout::Pieces packing = layout::Box(item.piece.source, Origin(item.piece), item.piece.size);
+    LS_RETURN_IF_ERROR(layout::CheckBounds(packing, source.shape, target.shape));
+    std::vector<layout::StridedCopy> copies;
+    layout::AppendCopies(packing, source, target, copies);
+    for (const layout::StridedCopy& copy : copies) bucket.copies.push_back({local, copy, conversion});
+    return OkStatus();
+  });
 }
 
-RankBuckets<IncomingBucket> LowerIncoming(const layout::TrainingModel& model, RankBuckets<PackedBucket> buckets) {
-  RankBuckets<IncomingBucket> lowered{.changing = buckets.changing};
-  for (PackedBucket& bucket : buckets.all) {
-    IncomingBucket& incoming = lowered.all.emplace_back();
-    incoming.completed = std::move(bucket.completed);
-    incoming.payload_bytes = bucket.payload_bytes;
-    for (const PackedItem& item : bucket.items) {
-      const layout::TensorView target = ViewOf(model.tensors[item.tensor], item.piece.size.size());
-      layout::AppendCopies(layout::Box(Origin(item.piece), item.piece.target, item.piece.size),
-                           PackedView(item, target.element_bytes), target, incoming.copies);
-    }
-  }
-  return lowered;
+Result<RankBuckets> IncomingBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
+                                    uint64_t payload_bytes) {
+  return PackBuckets(model, plan, payload_bytes, [&](const PackedItem& item, Bucket& bucket) {
+    const layout::TensorView target = ViewOf(model.tensors[item.tensor], item.piece.size.size());
+    std::vector<layout::StridedCopy> copies;
+    layout::AppendCopies(layout::Box(Origin(item.piece), item.piece.target, item.piece.size),
+                         PackedView(item, target.element_bytes), target, copies);
+    for (const layout::StridedCopy& copy : copies) bucket.copies.push_back({.copy = copy});
+    return OkStatus();
+  });
 }
 
 }  // namespace lockstep::exporter

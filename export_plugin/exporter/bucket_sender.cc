@@ -4,7 +4,7 @@
 
 namespace lockstep::exporter {
 
-BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
+BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets buckets,
                            std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine)
     : proxy_(proxy),
       plan_(plan),
@@ -18,7 +18,7 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
   TrackedExchange::Pending pending[2];
   const uint32_t count = with_frozen_ ? static_cast<uint32_t>(buckets_.all.size()) : buckets_.changing;
   for (uint32_t i = 0; i < count; ++i) {
-    const OutgoingBucket& bucket = buckets_.all[i];
+    const Bucket& bucket = buckets_.all[i];
     const size_t slot = i % 2;
     exchange_->Wait(pending[slot]);
     uint64_t hash = 0;
@@ -44,7 +44,7 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
   return ready.ok() ? answer : ready;
 }
 
-Result<uint64_t> BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
+Result<uint64_t> BucketSender::Pack(const Bucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
   LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_->payload(slot), placed_));
   LS_RETURN_IF_ERROR(engine_->Run(placed_));
   return memory_->PayloadHash(slot, bucket.payload_bytes);

@@ -15,7 +15,7 @@ namespace lockstep::exporter {
 class BucketSender {
  public:
   // `memory` holds the largest of the buckets.
-  BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
+  BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets buckets,
                std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine);
 
   // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
@@ -29,13 +29,13 @@ class BucketSender {
 
  private:
   // Answers the hash of the payload.
-  Result<uint64_t> Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
+  Result<uint64_t> Pack(const Bucket& bucket, size_t slot, std::span<const LocalTensor> locals);
   TrackedExchange::Pending SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash);
   Status TakeAnswer(Version version);
 
   const uint32_t proxy_;
   const layout::PlanDigest plan_;
-  const RankBuckets<OutgoingBucket> buckets_;
+  const RankBuckets buckets_;
   TrackedExchange* const exchange_;
   CopyEngine* const engine_;
   const std::unique_ptr<BucketMemory> memory_;

@@ -58,7 +58,8 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
     if (!proxies[other]) continue;
     writes[*proxies[other]] = true;
     if (*proxies[other] != rank_) continue;
-    remote.push_back({other, LowerIncoming(model, PackBuckets(model, plan_.ranks[other], payload_bytes))});
+    LS_ASSIGN_OR_RETURN(RankBuckets incoming, IncomingBuckets(model, plan_.ranks[other], payload_bytes));
+    remote.push_back({other, std::move(incoming)});
   }
   if ((proxies[rank_] || !remote.empty()) && options.exchange == nullptr) {
     return {ErrorCode::kBadData, "some ranks are on another host than the agent; give an exchange to reach them by"};
@@ -71,8 +72,8 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
                                              engine_.get());
   }
   if (proxies[rank_]) {
-    const RankBuckets<PackedBucket> packed = PackBuckets(model, plan_.ranks[rank_], payload_bytes);
-    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals_, by_source));
+    LS_ASSIGN_OR_RETURN(RankBuckets outgoing,
+                        OutgoingBuckets(model, plan_.ranks[rank_], payload_bytes, locals_, by_source));
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), outgoing.largest_payload()));
     if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
     sender_ = std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), std::move(memory),
@@ -82,7 +83,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   const std::vector<Chunk> chunks = ChunksOf(model, plan_.ranks[rank_]);
   LS_ASSIGN_OR_RETURN(own_, LowerCopies(model, chunks, locals_, by_source));
   frozen_.Add(own_.frozen.ranges);
-  if (intake_ != nullptr) frozen_.Add(intake_->FrozenRanges());
+  if (intake_ != nullptr) frozen_.Add(intake_->Ranges(/*frozen=*/true));
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {
@@ -170,7 +171,7 @@ Status Exporter::PinSlots() {
   std::vector<StridedRange> ranges = own_.changing.ranges;
   ranges.insert(ranges.end(), own_.frozen.ranges.begin(), own_.frozen.ranges.end());
   if (intake_ != nullptr && intake_->on_device()) {
-    const std::vector<StridedRange> taken = intake_->Ranges();
+    const std::vector<StridedRange> taken = intake_->Ranges(/*frozen=*/false);
     ranges.insert(ranges.end(), taken.begin(), taken.end());
   }
   const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
