@@ -3,13 +3,9 @@
 // It takes the first bucket of each rank, then the second of each, and so on: no rank waits for all buckets of another.
 // Two receives are under way at any time.
 //
-// A rank's buckets of one version are a set, with one answer. Sets come in the order of their versions. But a rank that
-// failed between two publishes may skip a set, or send a set that was skipped here. The headers name the set's version,
-// so both ends are soon in step again:
-//
-//   the set is of an older version     it is thrown away and answered with kAborted; then the next set is awaited
-//   the set is of a newer version w    the same, and this version is aborted. So are the versions up to w, at once when
-//                                      their turn comes: the rank has spent its set of w and sends none before the next
+// A set is one rank's buckets of one version; it has one answer. A rank that failed between two publishes may skip a
+// set, or send a set that was skipped here. Both ends match sets by the version in the buckets' headers (FORMAT.md,
+// "Versions").
 #pragma once
 
 #include <deque>
@@ -76,7 +72,7 @@ class BucketIntake {
     std::optional<Version> version;  // once a header said it
     Status error;                    // the first
     bool awaits_answer = false;
-    Version spent = 0;  // the newer version whose set came before its turn; 0: none
+    Version spent = 0;  // a newer version, whose set was taken: versions up to it get no set and are aborted; 0: none
   };
   struct Receive {
     size_t source = 0;

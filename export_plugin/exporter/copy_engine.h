@@ -51,15 +51,15 @@ class CopyEngine {
     return Wait();
   }
 
-  // Makes what copies on the GPU that has the address need, which the first of them would make otherwise: that may wait
-  // for whatever runs there, such as an exchange's kernel that waits for a peer. kResourceExhausted, kIo.
+  // Allocates the streams and the conversion slab of the GPU that owns the address. Else the first Start() does, and
+  // CUDA may block that behind a running kernel of an exchange. kResourceExhausted, kIo.
   virtual Status PrepareBeside(const void*) { return OkStatus(); }
   // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
   // (the driver's answer; no limit of the process counts); copies work, and are slower.
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
   // Whether the address is in a GPU's memory. Null is not.
   virtual bool OnDevice(const void*) { return false; }
-  // Whether a GPU has the address that shares the CPU's memory, which buckets take from both.
+  // Whether the GPU that owns the address has no memory apart from the CPU's.
   virtual bool OnUnifiedMemory(const void*) { return false; }
 };
 
