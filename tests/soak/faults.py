@@ -221,7 +221,7 @@ KINDS = [
     of_site("agent's disk full", lambda s, _: full(s.segments), 2, fits=lambda s: s.has_disk),
     of_site("agent without descriptors", lambda s, _: without_descriptors(s.agent), 2),
     of_site("agent's certificate rotated", lambda s, _: rotated(s.ca, "agent"), fits=lambda s: s.ca is not None),
-    of_site("trainer stopped", lambda s, _: stopped(s.trainer)),
+    of_site("trainer stopped", lambda s, _: stopped(s.trainer.process)),
     of_site("trainer killed, another goes on", lambda s, _: s.killed_trainer(same_run=True)),
     of_site("trainer killed, another begins", lambda s, _: s.killed_trainer(same_run=False)),
 ]

@@ -6,15 +6,13 @@ and the agent's memory. A Place is where a receiver lives: its root, engine and 
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from checker import Tail
 from credentials import Ca
-from harness import MODEL, Agent, Cluster, wait_until
+from harness import MODEL, Agent, Cluster, Daemon, wait_until
 from links import Link
 from ports import ReservedPort
 from safetensors.numpy import save_file
@@ -31,12 +29,6 @@ WITH_ENGINE = {"engine_timeout": "2s", "engine_load_timeout": "3s", "engine_atte
 AGENT = {"retain_bytes": 2 * KEPT_BYTES, **LOGS}
 
 
-def spawned(log: Path, *command: object) -> subprocess.Popen:
-    words = [sys.executable, *map(str, command)]
-    with log.open("ab") as output:
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-
-
 def disk(cluster: Cluster, name: str, megabytes: int) -> "tuple[Path, bool]":
     """A directory, and whether it is a file system of its own, which can be filled."""
     try:
@@ -45,21 +37,23 @@ def disk(cluster: Cluster, name: str, megabytes: int) -> "tuple[Path, bool]":
         return cluster.directory / name, False
 
 
-class Engine:
+class Engine(Daemon):
     """The stand-in of one place; `served` is the newest version that it was given since it has weights."""
 
     def __init__(self, directory: Path, kind: str, megabytes: int) -> None:
-        self.kind, self.directory, self.megabytes = kind, directory, megabytes
+        self.kind = kind
         directory.mkdir()
         self.given, self.fault_file = directory / "given", directory / "fault"
         self.given.touch()
         self.tail = Tail(self.given)
         self.served = 0
-        self.process: "subprocess.Popen | None" = None
         self.port = ReservedPort()
         self.socket = directory / "engine.sock"
+        command = ["in-place", self.given, self.socket, megabytes]
         if self.over_http:  # what it starts with: tensors of these names
             save_file(dict(Model(0, megabytes).tensors), directory / "model.safetensors")
+            command = ["http", self.given, self.kind, self.port.number, directory]
+        super().__init__(kind, [sys.executable, HERE / "engine.py", *command], directory / "engine.log")
 
     @property
     def over_http(self) -> bool:
@@ -74,16 +68,12 @@ class Engine:
         return {**WITH_ENGINE, "engine": f"{self.kind}:http://{self.port.address}"}
 
     def start(self) -> None:
-        command = ["in-place", self.given, self.socket, self.megabytes]
-        if self.over_http:
-            command = ["http", self.given, self.kind, self.port.number, self.directory]
         if self.kind != "hook":  # which the receiver starts
-            self.process = spawned(self.directory / "log", HERE / "engine.py", *command)
+            super().start()
 
     def killed(self):
         """Answers what starts it again."""
-        self.process.kill()
-        self.process.wait()
+        self.kill()
         with self.given.open("a") as given:
             given.write('{"version": 0}\n')
         return self.start
@@ -113,6 +103,7 @@ class Place:
             options = {**site.ca.daemon(name), "tls_server_name": "spiffe://test/agent"}
         if self.engine:
             options |= self.engine.options()
+            cluster.daemons.append(self.engine)
             self.engine.start()
         self.receiver = cluster.receiver(agent, name=name, start=False, root=self.root, **RECEIVER, **options)
         self.shown = 0
@@ -165,7 +156,6 @@ class Site:
         self.truth, self.published = self.directory / "truth", Tail(self.directory / "published")
         self.versions: "dict[int, float]" = {}  # those published, and when that began
         self.run: "str | None" = None
-        self.trainer: "subprocess.Popen | None" = None
 
     @property
     def newest(self) -> int:
@@ -188,12 +178,14 @@ class Site:
             "version": 1 + max((entry["version"] for entry in tried), default=0),
             "run": self.run if same_run else None,
         }
-        self.trainer = spawned(self.directory / "trainer.log", HERE / "trainer.py", json.dumps(options))
+        command = [sys.executable, HERE / "trainer.py", json.dumps(options)]
+        self.trainer = Daemon("trainer", command, self.directory / "trainer.log")
+        self.cluster.daemons.append(self.trainer)
+        self.trainer.start()
 
     def killed_trainer(self, same_run: bool):
         """Answers what starts another."""
         self.trainer.kill()
-        self.trainer.wait()
         return lambda: self.start_trainer(same_run)
 
     def start(self) -> None:
@@ -211,10 +203,5 @@ class Site:
         wait_until(there, f"a first version is everywhere at the {self.name} site", 60)
 
     def close(self) -> None:
-        for process in (self.trainer, *(place.engine.process for place in self.places if place.engine)):
-            if process and process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
         for link in (link for place in self.places for link in place.links.values()):
             link.close()

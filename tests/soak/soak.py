@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from faults import KINDS, Kind, NotNow, flip
-from harness import Cluster
+from harness import Cluster, Served
 from measures import Arrivals, Growth, Logs, report_of, show
 from sites import ENGINES, HERE, Site
 
@@ -40,7 +40,7 @@ class Soak:
             self.sites.append(Site(cluster, name, options.seed, options.megabytes, engines))
             stack.callback(self.sites[-1].close)
         self.places = [place for site in self.sites for place in site.places]
-        self.daemons = cluster.daemons
+        self.daemons = [daemon for daemon in cluster.daemons if isinstance(daemon, Served)]
         self.deck: "list[Kind]" = []
         self.faults: "Counter[str]" = Counter()
         self.missed: "Counter[str]" = Counter()
@@ -211,7 +211,7 @@ def main() -> int:
         outcome = report_of(soak)
         if not outcome["passed"]:
             kept = Path(tempfile.mkdtemp(prefix="lockstep-soak-", dir=options.logs))
-            for log in (*cluster.directory.rglob("*.log"), *cluster.directory.rglob("log")):
+            for log in cluster.directory.rglob("*.log"):
                 (kept / "-".join(log.relative_to(cluster.directory).parts)).write_bytes(log.read_bytes())
             print(f"logs are in {kept}")
     show(outcome)
