@@ -5,9 +5,7 @@ Run as a script it opens a publisher as its first argument (JSON) says, and obey
 Each is answered by {} or {"error": class, "message": sentence}.
 """
 
-import ctypes
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,24 +87,11 @@ def serve(arguments) -> None:
             "fill": lambda name, seed: publisher.write(name, content(name, seed, shapes[name])),
             "commit": lambda: publisher.commit(),
             "abort": lambda: publisher.abort(),
-            "fork": leave_a_child,
         }
         print("{}", flush=True)
         for line in sys.stdin:
             command = json.loads(line)
             print(json.dumps(outcome_of(calls[command["call"]], command["arguments"])), flush=True)
-
-
-def leave_a_child() -> None:
-    """A child that has all descriptors of this process, like a data loader's worker, until stdin ends.
-
-    _Fork() runs none of the handlers by which a library could close its own; PyDLL keeps the interpreter's lock.
-    """
-    if ctypes.PyDLL(None)._Fork() != 0:
-        return
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
 
 
 def outcome_of(function, arguments) -> dict:

@@ -99,5 +99,11 @@ class ToyModel:
             tensor[touched] += self._random.choice(np.array([1, 65535], np.uint16), touched.size)
         return self.tensors
 
+    def reach(self, publisher, version: int, *receivers, density: float = 0.01) -> None:
+        """A step is published as that version, and the receivers come to it."""
+        publisher.publish(version=version, tensors=self.step(density))
+        for receiver in receivers:
+            receiver.wait_for(self.tensors)
+
     def copy(self) -> "dict[str, np.ndarray]":
         return {name: tensor.copy() for name, tensor in self.tensors.items()}

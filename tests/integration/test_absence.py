@@ -66,8 +66,7 @@ def test_the_errors_of_an_agent_that_was_away_are_over_when_it_is_back(cluster):
     agent.start()
     wait_until(lambda: "no trainer has opened it" in error(), "it is there, and lacks a trainer")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         wait_until(lambda: error() == "", "there is a trainer, and a version")
         agent.kill()
         wait_until(lambda: "nothing listens at" in receiver.ctl("pull").stderr, "a pull fails")

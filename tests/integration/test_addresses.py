@@ -40,8 +40,7 @@ def test_receivers_get_the_lane_port_that_the_system_chose_also_under_another_ho
     agent = cluster.agent(lane_advertise="localhost:0")
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
 
 
 @DAEMONS

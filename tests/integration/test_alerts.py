@@ -38,8 +38,7 @@ def test_a_fleet_that_falls_apart(cluster, prometheus):
     follower = cluster.receiver(agent, **LISTEN)
     straggler = cluster.receiver(agent, follow=False, **LISTEN)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        follower.wait_for(model.tensors)
+        model.reach(publisher, 1, follower)
         straggler.ask("pull")
         prometheus.scrape(agent, follower, straggler)
         for version in range(2, 5):

@@ -175,8 +175,7 @@ def test_a_full_segment_directory_refuses_the_model_and_the_ones_held_live_on(cl
         publisher.publish(version=1, tensors=small.step())
         with pytest.raises(lockstep.ResourceExhaustedError, match=str(agent.segment_dir)):
             agent.publisher(large.tensors, "large")
-        publisher.publish(version=2, tensors=small.step())
-        receiver.wait_for(small.tensors)
+        small.reach(publisher, 2, receiver)
 
 
 def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
@@ -184,13 +183,11 @@ def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
     receiver = cluster.receiver(agent, models=("actor", "large"), root=cluster.small_tmpfs("root", 24))
     small, large = ToyModel(blocks=8), ToyModel(blocks=120)
     with agent.publisher(small.tensors) as publisher, agent.publisher(large.tensors, "large") as other:
-        publisher.publish(version=1, tensors=small.step())
-        receiver.wait_for(small.tensors)
+        small.reach(publisher, 1, receiver)
         other.publish(version=1, tensors=large.tensors)
         root = str(receiver.root)
         wait_until(lambda: root in receiver.model_status("large")["last_error"], "the full disk is reported")
-        publisher.publish(version=2, tensors=small.step())
-        receiver.wait_for(small.tensors)
+        small.reach(publisher, 2, receiver)
 
 
 def test_a_layout_that_finds_no_room_leaves_the_version_before_to_roll_back_to(cluster):
@@ -199,8 +196,7 @@ def test_a_layout_that_finds_no_room_leaves_the_version_before_to_roll_back_to(c
     small, large = ToyModel(blocks=8), ToyModel(blocks=120)
     with agent.publisher(small.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version=version, tensors=small.step())
-            receiver.wait_for(small.tensors)
+            small.reach(publisher, version, receiver)
     before = receiver.model_status()
     with agent.publisher(large.tensors) as publisher:
         publisher.publish(version=1, tensors=large.tensors)
@@ -309,8 +305,7 @@ def test_garbage_on_the_trainers_socket_is_turned_away_and_publishing_goes_on(cl
     with agent.publisher(model.tensors) as publisher:
         for pieces in ([np.random.default_rng(2).bytes(100_000)], [b"\0" * 64], [b"\xff" * 64], [b"x"], [b""]):
             send_and_read(str(agent.socket), *pieces)
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
 
 
 def test_garbage_on_the_grpc_port_is_turned_away(cluster):

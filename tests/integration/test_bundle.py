@@ -134,8 +134,7 @@ def test_full_pulls_and_deltas_inside_another_release_of_debian(cluster, package
         daemon.start()
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
     assert [sync["mode"] for sync in syncs] == ["full", "delta"]
     assert receiver.ctl("verify").returncode == 0
     for daemon in (agent, receiver):

@@ -31,8 +31,7 @@ def test_receivers_and_lockstepctl_reach_an_agent_over_a_long_link(cluster):
     with DelayProxy(agent.address, 0.3) as link, agent.publisher(model.tensors) as publisher:
         receiver = cluster.receiver(link.address)
         for version in (1, 2):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
         result = status_of(link.address, timeout_ms=60_000)
         assert result.returncode == 0, result.stderr
 

@@ -31,8 +31,7 @@ def test_a_host_needs_no_control_plane_on_tcp(cluster):
     assert all(daemon.address.startswith("unix:") for daemon in (agent, receiver))
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
     assert receiver.ctl("verify").returncode == 0
     assert receiver.ctl("rollback").returncode == 0
     assert agent.ask("status")["models"][0]["receivers"][0]["receiver"] == receiver.name
@@ -46,8 +45,7 @@ def test_a_command_over_a_socket_prints_its_answer_and_nothing_on_stderr(cluster
     agent = cluster.agent(listen="")
     receiver = cluster.receiver(agent, listen="")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
     for daemon, commands in ((agent, ["status", "versions", "verify"]), (receiver, ["status", "pull", "verify"])):
         for command in commands:
             asked = daemon.ctl(command)
@@ -89,8 +87,7 @@ def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
     agent = cluster.agent(listen="")
     receiver = cluster.receiver(agent, listen="")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
     agent.kill()
     path = agent.addresses["control"]
     os.unlink(path)
@@ -110,5 +107,4 @@ def test_an_impostor_at_a_daemons_socket_is_told_nothing(cluster):
     os.chmod(os.path.dirname(path), 0o700)
     agent.start()
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=2, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 2, receiver)

@@ -55,8 +55,7 @@ def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, s
     agent = cluster.agent(segments=segments)
     receiver = cluster.receiver(agent)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         model.step()
         publisher.begin(2)
         written = {"after-begin": 0, "half-written": len(names) // 2, "before-commit": len(names)}[moment]
@@ -68,8 +67,7 @@ def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, s
         publisher.commit()
         restarting.join()
         receiver.wait_for(model.tensors)
-        publisher.publish(version=3, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 3, receiver)
     assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
 
 
@@ -126,15 +124,13 @@ def test_receivers_go_on_with_deltas_when_agent_and_receiver_were_killed_at_once
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         agent.kill()
         receiver.kill()
         receiver.start()
         agent.start()
         with receiver.recorded_syncs() as syncs:
-            publisher.publish(version=2, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, 2, receiver)
     assert set(modes(syncs)) <= {"delta", "up_to_date"}
 
 
@@ -147,8 +143,7 @@ def test_an_agent_that_lost_its_trainer_too_serves_what_it_had_or_says_that_it_h
     agent.start()
     late = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        late.wait_for(model.tensors)
+        model.reach(publisher, 1, late)
 
 
 def test_segments_of_dead_runs_are_removed(cluster):
@@ -172,8 +167,7 @@ def test_both_daemons_drain_and_end_with_0_when_told_to_stop(cluster, number):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         for daemon in (receiver, agent):
             daemon.signal(number)
             assert daemon.process.wait(60) == 0, daemon.name

@@ -30,8 +30,7 @@ def test_a_slot_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_f
     agent = cluster.agent(scrub_round="0")
     first = cluster.receiver(agent, name="first")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        first.wait_for(model.tensors)
+        model.reach(publisher, 1, first)
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
         flip_last_bit(written_slot(agent))
         late = cluster.receiver(agent, name="late")
@@ -51,8 +50,7 @@ def test_a_bit_that_flips_in_a_replica_is_repaired_and_its_reader_told_by_a_new_
     agent = cluster.agent()
     receiver = cluster.receiver(agent, scrub_round="200ms")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         directory = receiver.published().resolve()
         flip_last_bit(receiver.file())
         wait_until(lambda: receiver.published().resolve() != directory, "another directory is published")

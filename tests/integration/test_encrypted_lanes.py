@@ -65,8 +65,7 @@ def test_a_listener_reads_weights_and_messages_on_plain_lanes_and_none_on_encryp
         agent = cluster.agent(lane_listen=lanes.address, lane_advertise=listener.address, **options["agent"])
         receiver = cluster.receiver(agent, **options["receiver-0"])
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(version=1, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, 1, receiver)
         heard = b"".join(listener.heard)
     weights = raw_bytes(model.tensors["layers.0.weight"])
     assert len(heard) > len(weights)

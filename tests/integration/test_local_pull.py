@@ -25,8 +25,7 @@ def test_full_pulls_and_deltas_come_from_memory_on_the_agents_host(cluster):
     with agent.publisher(model.tensors) as publisher:
         with receiver.recorded_syncs() as syncs:
             for version in range(1, 6):
-                publisher.publish(version=version, tensors=model.step())
-                receiver.wait_for(model.tensors)
+                model.reach(publisher, version, receiver)
         full = receiver.ask("pull", "--full")
     assert [sync["mode"] for sync in syncs] == ["full"] + ["delta"] * 4
     assert all(sync["verified"] and 0 < sync["local_bytes"] == sync["payload_bytes"] for sync in syncs)
@@ -123,13 +122,11 @@ def test_an_agent_killed_in_between_leaves_a_receiver_that_follows_its_successor
     agent = cluster.agent(local_socket="auto")
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         agent.kill()
         agent.start()  # takes the socket's path over
         with receiver.recorded_syncs() as syncs:
-            publisher.publish(version=2, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, 2, receiver)
     assert syncs[-1]["local_bytes"] == syncs[-1]["payload_bytes"] > 0
 
 

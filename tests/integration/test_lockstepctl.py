@@ -36,8 +36,7 @@ def receiver(cluster, agent, publisher, model) -> Receiver:
 
 
 def test_status_of_the_agent_tells_models_versions_and_receivers(agent, publisher, receiver, model):
-    publisher.publish(version=2, tensors=model.step())
-    receiver.wait_for(model.tensors)
+    model.reach(publisher, 2, receiver)
     status = agent.model_status()
     assert status["run"] == publisher.run
     assert status["newest_version"] == 2
@@ -62,8 +61,7 @@ def test_tables_for_people_name_the_model(agent, receiver, subcommand):
 
 
 def test_versions_lists_the_newest_one_and_its_deltas(agent, publisher, receiver, model):
-    publisher.publish(version=2, tensors=model.step())
-    receiver.wait_for(model.tensors)
+    model.reach(publisher, 2, receiver)
     (held_by_agent,), (held_by_receiver,) = agent.ask("versions"), receiver.ask("versions")
     assert held_by_agent["version"] == 2
     assert [(delta["base"], delta["target"]) for delta in held_by_agent["deltas"]] == [(1, 2)]
@@ -84,8 +82,7 @@ def test_verify_recomputes_equal_digests_on_both_sides(agent, receiver):
 
 def test_rollback_makes_the_previous_version_current_until_the_next_pull(publisher, receiver, model):
     first = model.copy()
-    publisher.publish(version=2, tensors=model.step())
-    receiver.wait_for(model.tensors)
+    model.reach(publisher, 2, receiver)
     assert receiver.ctl("rollback", MODEL).returncode == 0
     receiver.wait_for(first)
     assert receiver.model_status()["state"].lower().endswith("held")
@@ -102,16 +99,14 @@ def test_rollback_makes_the_previous_version_current_until_the_next_pull(publish
 
 def test_a_rollback_that_skips_a_version_follows_again_with_the_next(publisher, receiver, model):
     first = model.copy()
-    publisher.publish(version=2, tensors=model.step())
-    receiver.wait_for(model.tensors)
+    model.reach(publisher, 2, receiver)
     assert "at version 1 and follows again" in receiver.ctl("rollback", "--not", "2").stdout
     receiver.kill()
     receiver.start()
     receiver.wait_for(first)
     assert "waiting, not 2" in receiver.ctl("status").stdout
     assert receiver.ctl("rollback", "--to", "7").returncode == 75
-    publisher.publish(version=3, tensors=model.step())
-    receiver.wait_for(model.tensors)
+    model.reach(publisher, 3, receiver)
     assert "not 2" not in receiver.ctl("status").stdout
 
 

@@ -26,8 +26,7 @@ def test_a_hundred_readers_start_at_once(cluster, log):
     writer = cluster.receiver(agent, name="writer", archive=log)
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 4):
-            publisher.publish(version=version, tensors=model.step())
-            writer.wait_for(model.tensors)
+            model.reach(publisher, version, writer)
         wait_until(lambda: writer.model_status()["archive"]["newest"]["version"] == 3, "it is in the log")
         readers = [cluster.receiver(log, name=f"reader-{n}", threads=1, lanes=1, start=False) for n in range(READERS)]
         begin = time.monotonic()
@@ -52,8 +51,7 @@ def test_a_writer_that_is_killed_fifty_times_writes_no_whole_model_again(cluster
     writer = cluster.receiver(agent, name="writer", archive=log)
     reader = cluster.receiver(log, name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         for version in range(2, 52):
             publisher.publish(version=version, tensors=model.step())
             time.sleep(random.random() * 0.2)

@@ -54,8 +54,7 @@ def follow_two_versions(cluster, **options):
     receiver = cluster.receiver(agent, **options)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
             wait_until(lambda: "version_committed" in receiver.log(), "it is logged")
     receiver.stop()
     agent.stop()

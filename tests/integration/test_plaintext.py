@@ -50,8 +50,7 @@ def test_what_comes_in_plaintext_is_counted(cluster, host):
     receiver.start()
     with agent.publisher(model.tensors) as publisher, receiver.recorded_syncs() as syncs:
         for version in range(1, 4):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
     assert all(0 < sync["plain_bytes"] == sync["payload_bytes"] for sync in syncs)
     assert receiver.model_status(MODEL)["plain_bytes"] == sum(sync["plain_bytes"] for sync in syncs)
 

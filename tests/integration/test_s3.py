@@ -77,19 +77,16 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
     reader = cluster.receiver(s3.url(fresh), name="reader", log_poll="100ms")
     try:
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(version=1, tensors=model.step())
-            reader.wait_for(model.tensors)
+            model.reach(publisher, 1, reader)
             s3.rotate("AKSECOND", token="a-session")
-            publisher.publish(version=2, tensors=model.step())
-            reader.wait_for(model.tensors)
+            model.reach(publisher, 2, reader)
             # The keys are a command's, and end soon. The daemons run the command again before that.
             ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 303))
             said = {"AccessKeyId": "AKTHIRD", "SecretAccessKey": "secret-of-AKTHIRD", "Expiration": ends}
             runs = tmp_path / "runs"
             command = f"echo >> {runs}; echo '{json.dumps(said)}'"
             s3.rotate("AKTHIRD", credentials=f"[default]\ncredential_process = {command}\n")
-            publisher.publish(version=3, tensors=model.step())
-            reader.wait_for(model.tensors)
+            model.reach(publisher, 3, reader)
             before = len(runs.read_text())
             wait_until(lambda: len(runs.read_text()) > before, "the command is run again")
             # Refused, said without a word of the keys, and taken up again.
@@ -127,8 +124,7 @@ def test_what_goes_wrong_on_the_way_is_got_over_and_nothing_wrong_is_served(clus
     writer = cluster.receiver(agent, name="writer", archive=url)
     reader = cluster.receiver(url, name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         planned = proxy.plan(pattern, fault, times=4)
         for version in range(2, 5):
             publisher.publish(version=version, tensors=model.step())
@@ -146,8 +142,7 @@ def test_an_object_that_stays_damaged_is_named_and_not_served(cluster, s3, fresh
     cluster.receiver(agent, name="writer", archive=s3.url(fresh))
     reader = cluster.receiver(s3.url(fresh, proxy.address), name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         before = {name: tensor.copy() for name, tensor in model.tensors.items()}
         proxy.plan("GET .*/delta/", corrupt)
         publisher.publish(version=2, tensors=model.step())
@@ -166,11 +161,9 @@ def test_a_head_that_goes_back_is_refused(cluster, s3, fresh, proxy):
     with agent.publisher(model.tensors) as publisher:
         heads = []
         proxy.plan("GET .*/head", lambda message: heads.append(message) or message)
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         old = next(head for head in reversed(heads) if head.status == 200)
-        publisher.publish(version=2, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 2, reader)
         proxy.heal()
         proxy.plan("GET .*/head", lambda _: old)
         wait_until(lambda: "goes back" in reader.model_status()["last_error"], "the reader refuses it")
@@ -179,8 +172,7 @@ def test_a_head_that_goes_back_is_refused(cluster, s3, fresh, proxy):
         wait_until(lambda: "goes back" in reader.model_status()["last_error"], "the reader refuses it still")
         assert reader.model_status()["held"]["version"] == 2
         proxy.heal()
-        publisher.publish(version=3, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 3, reader)
 
 
 def test_a_store_that_is_away_is_waited_for(cluster, s3, fresh, proxy):
@@ -190,8 +182,7 @@ def test_a_store_that_is_away_is_waited_for(cluster, s3, fresh, proxy):
     writer = cluster.receiver(agent, name="writer", archive=url)
     reader = cluster.receiver(url, name="reader", log_poll="100ms")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         proxy.down = True
         for version in range(2, 6):
             publisher.publish(version=version, tensors=model.step())

@@ -164,8 +164,7 @@ def test_a_live_delta_shows_what_came_while_the_version_was_made(cluster, tmp_pa
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         for version in range(1, 6):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
     events = trace_of(agent, [receiver], tmp_path / "trace.json", "--last", 0)
     spans = [span for version in range(2, 6) for span in spans_of(events, version)]
     streaming = [span for span in spans if span["name"] == "streaming"]

@@ -166,8 +166,7 @@ def test_an_observer_that_opens_too_many_streams_is_refused_and_the_receiver_syn
             assert refused.returncode == 71 and "16 streams of syncs of spiffe://test/observer" in said
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
-                publisher.publish(version=version, tensors=model.step())
-                receiver.wait_for(model.tensors)
+                model.reach(publisher, version, receiver)
         receiver.credentials = ca.files("operator")
         assert receiver.ctl("watch", "--count", 1).returncode == 0
     finally:
@@ -192,8 +191,7 @@ def test_a_receiver_that_opens_too_many_pulls_is_refused_and_another_syncs_on(cl
         receiver = cluster.receiver(agent, **ca.daemon("receiver-0"))
         agent.credentials = receiver.credentials = ca.files("operator")
         for version in (2, 3):
-            publisher.publish(version=version, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, version, receiver)
         assert agent.model_status()["open_pulls"] >= 3  # the greedy one's are still there
         assert receiver.model_status()["failures"] == 0
 
@@ -288,8 +286,7 @@ def test_a_policy_is_asked_for_only_where_a_port_is_listened_on(cluster, ca):
     receiver = cluster.receiver(agent, listen="", **ca.files("receiver"))  # seen through its socket
     model = ToyModel(blocks=1)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
 
 
 def test_lanes_listen_where_the_control_plane_does(cluster):

@@ -53,9 +53,7 @@ def test_a_late_joiner_gets_a_full_copy_and_then_follows_with_deltas(cluster, ag
         late.wait_for(model.tensors)
         with late.recorded_syncs() as syncs:
             for version in (4, 5):
-                publisher.publish(version=version, tensors=model.step())
-                late.wait_for(model.tensors)
-                early.wait_for(model.tensors)
+                model.reach(publisher, version, late, early)
     assert [sync["mode"] for sync in syncs] == ["delta", "delta"]
 
 
@@ -63,8 +61,7 @@ def test_a_receiver_several_versions_behind_catches_up_without_a_full_pull(clust
     model = ToyModel()
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
         receiver.stop()
         for version in (2, 3, 4):
             publisher.publish(version=version, tensors=model.step())
@@ -148,14 +145,11 @@ def test_a_restarted_trainer_makes_a_new_run_that_receivers_take_in_full(cluster
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         first_run = publisher.run
-        publisher.publish(version=7, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 7, receiver)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
         assert publisher.run != first_run
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
-        publisher.publish(version=2, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
+        model.reach(publisher, 2, receiver)
     assert [sync["mode"] for sync in syncs] == ["full", "delta"]
     assert receiver.model_status()["held"]["run"] == publisher.run
 
@@ -165,8 +159,7 @@ def test_a_restarted_trainer_with_another_layout_is_followed(cluster, agent):
     receiver = cluster.receiver(agent)
     for model in (old, new):
         with agent.publisher(model.tensors) as publisher:
-            publisher.publish(version=1, tensors=model.step())
-            receiver.wait_for(model.tensors)
+            model.reach(publisher, 1, receiver)
 
 
 def test_a_trainer_that_proves_continuity_goes_on_in_its_run(cluster, agent):
@@ -174,12 +167,10 @@ def test_a_trainer_that_proves_continuity_goes_on_in_its_run(cluster, agent):
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
         run = publisher.run
-        publisher.publish(version=1, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 1, receiver)
     with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors, run=run) as publisher:
         assert publisher.run == run
-        publisher.publish(version=2, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 2, receiver)
     assert [sync["mode"] for sync in syncs] == ["delta"]
 
 
@@ -188,13 +179,11 @@ def test_a_version_that_does_not_increase_is_refused_and_nothing_held_is_lost(cl
     model = ToyModel(blocks=2)
     receiver = cluster.receiver(agent)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=5, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 5, receiver)
         with pytest.raises(lockstep.StateError, match=str(version)):
             publisher.publish(version=version, tensors=model.tensors)
         receiver.wait_for(model.tensors)
-        publisher.publish(version=6, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 6, receiver)
 
 
 def test_a_tensor_missing_at_commit_is_named_and_the_next_version_works(cluster, agent):
@@ -205,8 +194,7 @@ def test_a_tensor_missing_at_commit_is_named_and_the_next_version_works(cluster,
         some = {name: tensor for name, tensor in model.tensors.items() if name != "layers.2.weight"}
         with pytest.raises(lockstep.BadDataError, match=r"layers\.2\.weight"):
             publisher.publish(version=2, tensors=some)
-        publisher.publish(version=3, tensors=model.step())
-        receiver.wait_for(model.tensors)
+        model.reach(publisher, 3, receiver)
 
 
 def test_a_tensor_given_twice_is_refused_and_the_next_version_works(agent):
