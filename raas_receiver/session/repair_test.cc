@@ -13,9 +13,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A server: its loads last until `may_end`.
+// A server: its loads last until `may_end`. One that is deaf does not hear that a load is cancelled.
 struct SlowServer {
   std::atomic<bool> may_end = false;
+  std::atomic<bool> deaf = false;
   std::atomic<Version> loading = 0;
   std::atomic<Version> last_good = 0;  // of the load last begun
 };
@@ -34,7 +35,9 @@ class SlowDriver : public engines::EngineDriver {
   Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
   Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
   Result<std::optional<bool>> StillServes(const engines::EngineVersion&) override { return std::optional(true); }
-  void Cancel() override { server_.may_end = true; }
+  void Cancel() override {
+    if (!server_.deaf) server_.may_end = true;
+  }
   void Reset() override {}
   uint64_t failures() const override { return 0; }
 
@@ -220,6 +223,25 @@ TEST_CASE("A server that fails to load the next version is not to return to one 
   fixture.Stop();
 }
 
+TEST_CASE("A damaged version is not dropped while a server reads it") {
+  SlowServer server;
+  server.deaf = true;
+  ScrubbedFixture fixture;
+  fixture.agent.refuse_full = RefuseFirst;
+  fixture.driver = std::make_unique<SlowDriver>(server);
+  fixture.Start();
+  fixture.WaitFor([&] { return server.loading == 1; });
+  fixture.FlipCurrent();
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+  std::this_thread::sleep_for(milliseconds(100));  // in which it would be dropped
+  CHECK(fixture.pair->previous().held.version == 1);
+  server.may_end = true;
+  fixture.WaitFor([&] { return fixture.pair->previous().held.nothing(); });
+  fixture.Stop();
+}
+
 TEST_CASE("A session with a damaged version is not ready, and has no verified replica, until it has another version") {
   ScrubbedFixture fixture;
   fixture.agent.refuse_full = RefuseFirst;
@@ -301,12 +323,14 @@ TEST_CASE("An engine is not given a version that was found damaged") {
                     .command = "test -e " + file("may-load") + " || exit 1; echo $LOCKSTEP_VERSION >> " + file("told"),
                     .attempts = 1};
   fixture.agent.refuse_full = RefuseFirst;
+  const auto begun = std::chrono::steady_clock::now();
   fixture.Start();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
   fixture.FlipCurrent();
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
   REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
-  std::this_thread::sleep_for(milliseconds(2'500));  // in which it would be tried again
+  // In which it would be tried again: its first wait is 1 s at most, and each is at most twice as long as the last.
+  std::this_thread::sleep_for(2 * (std::chrono::steady_clock::now() - begun) + milliseconds(1'100));
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.Describe().served_version() == 2; });
   CHECK(*os::ReadFile(file("told")) == "2\n");
