@@ -110,6 +110,7 @@ TEST_CASE("A receiver killed at any edge of any sync comes back with a whole ver
     REQUIRE((status == kDied || status == kFinished));
     INFO("killed at edge " << edges);
     fixture.Open();
+    CHECK(fixture.pair().TakeDamage().empty());  // what is written when it dies is no version any more
     const Version target = kind == Sync::kFirst ? 1 : 3;
     const VersionRef held = fixture.pair().current().held;
     if (!held.nothing()) {

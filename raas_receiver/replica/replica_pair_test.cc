@@ -336,6 +336,19 @@ TEST_CASE("A directory belongs to one receiver at a time") {
   CHECK_THAT(second, FailsWith(ErrorCode::kState, fixture.root.path() + "/actor"));
 }
 
+TEST_CASE("Kept deltas are one chain: those that do not follow its end take its place") {
+  TestModel model;
+  while (model.Advance() < 4) {
+  }
+  KeptDeltas kept(1 << 20, /*keep_older=*/true);
+  kept.Add(model.Chain(1, 3), model.held(1));
+  kept.Add(model.Chain(3, 4), model.held(3));
+  CHECK(kept.Between(model.held(1), model.held(4)).size() == 3);
+  kept.Add({model.Delta(2, 4)}, model.held(2));  // after a rollback
+  CHECK(kept.Between(model.held(1), model.held(4)).empty());
+  CHECK(kept.Between(model.held(2), model.held(4)).size() == 1);
+}
+
 TEST_CASE("What the engine last took is remembered across restarts") {
   ReplicaFixture fixture;
   fixture.Open();
