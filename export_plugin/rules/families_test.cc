@@ -1,5 +1,5 @@
-// The HuggingFace tensors of some families, written out: names, shapes and order. tests/layouts/test_megatron.py
-// compares those of the others with checkpoints of transformers.
+// The HuggingFace tensors of some families, written out: names, shapes and order. tests/layouts compares those of the
+// others with checkpoints of transformers (test_megatron.py, test_sharded_state.py).
 #include <algorithm>
 
 #include "common/base/text.h"
@@ -47,29 +47,6 @@ lm_head.weight 11 8
 TEST_CASE("Llama and Mistral have no biases and no norms of q and k") {
   CheckTensors(TinyConfig("llama"), kLlama);
   CheckTensors(TinyConfig("mistral"), kLlama);
-}
-
-TEST_CASE("GLM4 keeps gate and up in one tensor and norms the outputs of attention and MLP") {
-  nlohmann::json config = TinyConfig("glm4");
-  config["num_hidden_layers"] = 1;
-  CheckTensors(config, R"(
-model.embed_tokens.weight 11 8
-model.layers.0.input_layernorm.weight 8
-model.layers.0.self_attn.q_proj.weight 12 8
-model.layers.0.self_attn.k_proj.weight 6 8
-model.layers.0.self_attn.v_proj.weight 6 8
-model.layers.0.self_attn.q_proj.bias 12
-model.layers.0.self_attn.k_proj.bias 6
-model.layers.0.self_attn.v_proj.bias 6
-model.layers.0.self_attn.o_proj.weight 8 12
-model.layers.0.post_self_attn_layernorm.weight 8
-model.layers.0.post_attention_layernorm.weight 8
-model.layers.0.mlp.gate_up_proj.weight 20 8
-model.layers.0.mlp.down_proj.weight 8 10
-model.layers.0.post_mlp_layernorm.weight 8
-model.norm.weight 8
-lm_head.weight 11 8
-)");
 }
 
 constexpr std::string_view kDeepSeek = R"(
