@@ -81,6 +81,18 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
   CHECK(other.Retained().empty());
 }
 
+TEST_CASE("A restarted agent keeps no delta that leads to another digest than its newest version has") {
+  const Chain chain;
+  const os::TempDir dir;
+  {
+    DeltaStore store(chain.layout, {.directory = dir.path()});
+    REQUIRE(chain.Add(store, 1).ok());
+  }
+  DeltaStore store(chain.layout, {.directory = dir.path()});
+  store.Load({.held = {chain.run, 2}, .block_hashes = {}, .digest = DigestOf(3)});
+  CHECK(store.Retained().empty());
+}
+
 TEST_CASE("A delta's file is opened for reading and outlives its name; deltas on the heap have none") {
   const Chain chain;
   const os::TempDir dir;

@@ -92,6 +92,7 @@ TEST_CASE("No version follows one that was withdrawn, unless it was compared wit
   CHECK_THAT(catalog.Publish(run, second, base.get()), says_so);
   CHECK_THAT(run->RequireNewest(), FailsWith(ErrorCode::kCorrupt, "bits were lost"));
   CHECK(catalog.Publish(run, second).ok());
+  CHECK_THAT(run->CheckBase(base.get()), says_so);
 }
 
 TEST_CASE("An update is another run or version than was seen") {
