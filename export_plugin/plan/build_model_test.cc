@@ -168,7 +168,7 @@ TEST_CASE("Ranks with another configuration are named") {
 
 TEST_CASE("Ranks that count groups differently are named") {
   std::vector<ShardDescription> descriptions = LlamaDescriptions({.world = 2, .tensor = 2, .expert_tensor = 2});
-  Megatron(descriptions[1]).place.tensor = 4;
+  Megatron(descriptions[1]).place.tensor.of = 4;
   CheckRefused(descriptions, "rank 1 counts groups of tensor 4");
 }
 
@@ -263,8 +263,8 @@ TEST_CASE("Expected descriptions say which ranks are on the agent's host, and su
   REQUIRE(descriptions.ok());
   CHECK(OnAgentHost(*descriptions) == std::vector<bool>{true, true, false, false});
   const auto& part = std::get<MegatronDescription>((*descriptions)[3].parts[0]);
-  CHECK(part.place.at.tensor == 1);
-  CHECK(part.place.at.pipeline == 1);
+  CHECK(part.place.tensor.at == 1);
+  CHECK(part.place.pipeline == 1);
   CHECK(part.parameters[0].name == "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight");
   for (const ShardDescription& description : *descriptions) {
     const auto read = ParseDescription(ToJson(description));

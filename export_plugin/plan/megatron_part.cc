@@ -27,17 +27,14 @@ Status CheckSameConfig(const std::vector<const MegatronDescription*>& ranks) {
 }
 
 Status CheckSameSizes(const std::vector<const MegatronDescription*>& ranks) {
-  const auto text = [](const rules::RankPlace& place) {
-    return Cat("tensor ", place.tensor, ", expert ", place.expert, ", expert_tensor ", place.expert_tensor);
+  const auto sizes = [](const rules::RankCoordinates& place) {
+    return Cat("tensor ", place.tensor.of, ", expert ", place.expert.of, ", expert_tensor ", place.expert_tensor.of);
   };
-  const rules::RankPlace& first = ranks[0]->place;
+  const std::string first = sizes(ranks[0]->place);
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    const rules::RankPlace& place = ranks[rank]->place;
-    if (place.tensor == first.tensor && place.expert == first.expert && place.expert_tensor == first.expert_tensor) {
-      continue;
-    }
-    return {ErrorCode::kBadData,
-            Cat("rank ", rank, " counts groups of ", text(place), "; rank 0 counts ", text(first))};
+    const std::string own = sizes(ranks[rank]->place);
+    if (own == first) continue;
+    return {ErrorCode::kBadData, Cat("rank ", rank, " counts groups of ", own, "; rank 0 counts ", first)};
   }
   return OkStatus();
 }

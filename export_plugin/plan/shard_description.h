@@ -24,7 +24,7 @@ inline constexpr uint32_t kMaxGroup = 65'536;       // ranks of a parallel group
 // Parameters of a Megatron-core model, to be exported by the family's rules.
 struct MegatronDescription {
   std::string config;  // the HuggingFace config.json, normalised: the same text on every rank
-  rules::RankPlace place;
+  rules::RankCoordinates place;
   std::vector<rules::LocalParameter> parameters;  // in the order in which the rank gives their memory
 };
 

@@ -26,25 +26,25 @@ Status ReadShape(const json::Json& json, const json::JsonPath& path, layout::Ext
 
 // ---- Megatron ----------------------------------------------------------------------------------------------------
 
-Status CheckSeat(const json::JsonPath& path, std::string_view group, uint32_t rank, uint32_t size) {
-  if (size >= 1 && size <= kMaxGroup && rank < size) return OkStatus();
-  return path.Bad(
-      Cat(group, "_rank ", rank, " of ", group, "_size ", size, ": sizes are 1 to ", kMaxGroup, ", ranks below them"));
+Status CheckSeat(const json::JsonPath& path, std::string_view group, rules::GroupPlace place) {
+  if (place.of >= 1 && place.of <= kMaxGroup && place.at < place.of) return OkStatus();
+  return path.Bad(Cat(group, "_rank ", place.at, " of ", group, "_size ", place.of, ": sizes are 1 to ", kMaxGroup,
+                      ", ranks below them"));
 }
 
-Status ReadPlace(const json::Json& json, const json::JsonPath& path, rules::RankPlace& place) {
+Status ReadPlace(const json::Json& json, const json::JsonPath& path, rules::RankCoordinates& place) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
-  LS_RETURN_IF_ERROR(object.Read("tensor_rank", place.at.tensor));
-  LS_RETURN_IF_ERROR(object.Read("tensor_size", place.tensor));
-  LS_RETURN_IF_ERROR(object.Read("pipeline_rank", place.at.pipeline));
-  LS_RETURN_IF_ERROR(object.Read("expert_rank", place.at.expert));
-  LS_RETURN_IF_ERROR(object.Read("expert_size", place.expert));
-  LS_RETURN_IF_ERROR(object.Read("expert_tensor_rank", place.at.expert_tensor));
-  LS_RETURN_IF_ERROR(object.Read("expert_tensor_size", place.expert_tensor));
+  LS_RETURN_IF_ERROR(object.Read("tensor_rank", place.tensor.at));
+  LS_RETURN_IF_ERROR(object.Read("tensor_size", place.tensor.of));
+  LS_RETURN_IF_ERROR(object.Read("pipeline_rank", place.pipeline));
+  LS_RETURN_IF_ERROR(object.Read("expert_rank", place.expert.at));
+  LS_RETURN_IF_ERROR(object.Read("expert_size", place.expert.of));
+  LS_RETURN_IF_ERROR(object.Read("expert_tensor_rank", place.expert_tensor.at));
+  LS_RETURN_IF_ERROR(object.Read("expert_tensor_size", place.expert_tensor.of));
   LS_RETURN_IF_ERROR(object.Finish());
-  LS_RETURN_IF_ERROR(CheckSeat(path, "tensor", place.at.tensor, place.tensor));
-  LS_RETURN_IF_ERROR(CheckSeat(path, "expert", place.at.expert, place.expert));
-  return CheckSeat(path, "expert_tensor", place.at.expert_tensor, place.expert_tensor);
+  LS_RETURN_IF_ERROR(CheckSeat(path, "tensor", place.tensor));
+  LS_RETURN_IF_ERROR(CheckSeat(path, "expert", place.expert));
+  return CheckSeat(path, "expert_tensor", place.expert_tensor);
 }
 
 Status ReadParameter(const json::Json& json, const json::JsonPath& path, rules::LocalParameter& parameter) {
@@ -171,7 +171,7 @@ Status ReadPart(const json::Json& json, const json::JsonPath& path, PartDescript
 }
 
 OrderedJson ToJson(const MegatronDescription& description) {
-  const rules::RankPlace& place = description.place;
+  const rules::RankCoordinates& place = description.place;
   OrderedJson parameters = OrderedJson::array();
   for (const rules::LocalParameter& parameter : description.parameters) {
     OrderedJson entry = {
@@ -182,13 +182,13 @@ OrderedJson ToJson(const MegatronDescription& description) {
   return {{"kind", "megatron"},
           {"config", OrderedJson::parse(description.config, nullptr, /*allow_exceptions=*/false)},
           {"place",
-           {{"tensor_rank", place.at.tensor},
-            {"tensor_size", place.tensor},
-            {"pipeline_rank", place.at.pipeline},
-            {"expert_rank", place.at.expert},
-            {"expert_size", place.expert},
-            {"expert_tensor_rank", place.at.expert_tensor},
-            {"expert_tensor_size", place.expert_tensor}}},
+           {{"tensor_rank", place.tensor.at},
+            {"tensor_size", place.tensor.of},
+            {"pipeline_rank", place.pipeline},
+            {"expert_rank", place.expert.at},
+            {"expert_size", place.expert.of},
+            {"expert_tensor_rank", place.expert_tensor.at},
+            {"expert_tensor_size", place.expert_tensor.of}}},
           {"parameters", std::move(parameters)}};
 }
 

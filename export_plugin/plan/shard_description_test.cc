@@ -55,9 +55,9 @@ TEST_CASE("The descriptions of the format's example are read as they are written
   CHECK_FALSE(description.on_agent_host);
   REQUIRE(description.parts.size() == 2);
   const auto& megatron = std::get<MegatronDescription>(description.parts[0]);
-  CHECK(megatron.place.at.tensor == 1);
-  CHECK(megatron.place.tensor == 2);
-  CHECK(megatron.place.expert_tensor == 1);
+  CHECK(megatron.place.tensor.at == 1);
+  CHECK(megatron.place.tensor.of == 2);
+  CHECK(megatron.place.expert_tensor.of == 1);
   REQUIRE(megatron.parameters.size() == 9);
   CHECK(megatron.parameters[0].frozen);
   CHECK_FALSE(megatron.parameters[2].frozen);

@@ -46,7 +46,7 @@ std::vector<Matrix> Exported(const MegatronRules& rules, const std::string& name
     out.push_back(Filled(shape[0], shape[1], [](uint64_t, uint64_t) { return 0; }));
     for (uint32_t t = 0; t < tensor; ++t) {
       Matrix local = shard(t);
-      const RankPlace place{.at = {.tensor = t, .expert_tensor = t}, .tensor = tensor, .expert_tensor = tensor};
+      const RankCoordinates place{.tensor = {t, tensor}, .expert_tensor = {t, tensor}};
       const auto holding = rules.HoldingOf({.name = name, .shape = local.shape}, place);
       INFO(holding.status().ToString());
       REQUIRE(holding.ok());
@@ -124,8 +124,7 @@ TEST_CASE("Rows of a padded vocabulary are left behind, whatever the padding") {
       CHECK(out[0].values == Filled(11, 8, [](uint64_t row, uint64_t column) { return Code(0, row, column); }).values);
     }
   }
-  const auto padding =
-      rules.HoldingOf({.name = "output_layer.weight", .shape = {32, 8}}, {.at = {.tensor = 3}, .tensor = 4});
+  const auto padding = rules.HoldingOf({.name = "output_layer.weight", .shape = {32, 8}}, {.tensor = {3, 4}});
   REQUIRE(padding.ok());
   CHECK(padding->pieces.empty());
 }
@@ -146,7 +145,7 @@ TEST_CASE("Padding is to a multiple of the divisor times tensor parallelism") {
 }
 
 std::string SourceOf(const MegatronRules& rules, const std::string& name, const layout::Extents& shape,
-                     const RankPlace& place = {}) {
+                     const RankCoordinates& place = {}) {
   const auto holding = rules.HoldingOf({.name = name, .shape = shape}, place);
   INFO(holding.status().ToString());
   REQUIRE(holding.ok());
@@ -170,7 +169,7 @@ TEST_CASE("Local expert numbers become global ones") {
   nlohmann::json config = TinyConfig("qwen3_moe");
   config["num_experts"] = 12;
   const MegatronRules rules = RulesOf(config);
-  const RankPlace place{.at = {.expert = 2}, .expert = 3};
+  const RankCoordinates place{.expert = {2, 3}};
   for (const char* name : {"decoder.layers.0.mlp.experts.linear_fc2.weight1",
                            "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight"}) {
     CHECK(SourceOf(rules, name, {8, 6}, place) == "decoder.layers.0.mlp.experts.linear_fc2.weight9");
@@ -180,7 +179,7 @@ TEST_CASE("Local expert numbers become global ones") {
 TEST_CASE("Latent down projections may be sharded or not, as their shape says") {
   const MegatronRules rules = RulesOf(TinyConfig("deepseek_v3"));  // 8 rows
   const std::string name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight";
-  const RankPlace place{.at = {.tensor = 1}, .tensor = 2};
+  const RankCoordinates place{.tensor = {1, 2}};
   CHECK(rules.HoldingOf({.name = name, .shape = {4, 8}}, place)->pieces == layout::ShardOf({8, 8}, 0, 1, 2));
   CHECK(rules.HoldingOf({.name = name, .shape = {8, 8}}, place)->pieces == layout::Whole({8, 8}));
 }
@@ -189,7 +188,7 @@ TEST_CASE("A tied head and an embedding beyond the first stage are copies") {
   nlohmann::json config = TinyConfig("deepseek_v3");
   const LocalParameter embedding{.name = "embedding.word_embeddings.weight", .shape = {11, 8}};
   const LocalParameter head{.name = "output_layer.weight", .shape = {11, 8}};
-  const RankPlace first, last{.at = {.pipeline = 1}};
+  const RankCoordinates first, last{.pipeline = 1};
   const MegatronRules untied = RulesOf(config);
   CHECK_FALSE(untied.HoldingOf(embedding, first)->copy);
   CHECK(untied.HoldingOf(embedding, last)->copy);
@@ -202,7 +201,7 @@ TEST_CASE("A tied head and an embedding beyond the first stage are copies") {
 }
 
 Status Refusal(const std::string& family, const std::string& name, const layout::Extents& shape = {8},
-               const RankPlace& place = {}) {
+               const RankCoordinates& place = {}) {
   const auto holding = RulesOf(TinyConfig(family)).HoldingOf({.name = name, .shape = shape}, place);
   CHECK_THAT(holding, FailsWith(ErrorCode::kBadData, "parameter '" + name + "'"));
   return holding.status();
@@ -236,10 +235,9 @@ TEST_CASE("A parameter that this configuration does not have is refused with wha
              FailsWith(ErrorCode::kBadData, "the model has 2 decoder layers"));
   CHECK_THAT(Refusal("deepseek_v3", "mtp.layers.1.enorm.weight"),
              FailsWith(ErrorCode::kBadData, "1 MTP layers (num_nextn_predict_layers)"));
-  CHECK_THAT(Refusal("qwen3_moe", "decoder.layers.0.mlp.experts.linear_fc2.weight1", {8, 6},
-                     {.at = {.expert = 1}, .expert = 2}),
+  CHECK_THAT(Refusal("qwen3_moe", "decoder.layers.0.mlp.experts.linear_fc2.weight1", {8, 6}, {.expert = {1, 2}}),
              FailsWith(ErrorCode::kBadData, "each of 2 expert-parallel ranks has 1 of 2 experts"));
-  CHECK_THAT(Refusal("qwen3_moe", "decoder.layers.0.mlp.experts.linear_fc2.weight0", {8, 6}, {.expert = 3}),
+  CHECK_THAT(Refusal("qwen3_moe", "decoder.layers.0.mlp.experts.linear_fc2.weight0", {8, 6}, {.expert = {0, 3}}),
              FailsWith(ErrorCode::kBadData, "2 experts do not divide over 3"));
 }
 
@@ -261,12 +259,12 @@ TEST_CASE("What is known to be no plain parameter is refused with what to do") {
 }
 
 TEST_CASE("A shape that is not the shard's is refused with both") {
-  const RankPlace place{.at = {.tensor = 1}, .tensor = 2};
+  const RankCoordinates place{.tensor = {1, 2}};
   CHECK_THAT(Refusal("llama", "decoder.layers.0.mlp.linear_fc2.weight", {8, 10}, place),
              FailsWith(ErrorCode::kBadData, "its shape is [8, 10], but shard 1 of 2 of the whole [8, 10] is [8, 5]"));
   CHECK_THAT(Refusal("llama", "decoder.layers.0.mlp.linear_fc2.weight", {10}),
              FailsWith(ErrorCode::kBadData, "its shape is [10]"));
-  CHECK_THAT(Refusal("llama", "decoder.layers.0.mlp.linear_fc1.weight", {6, 8}, {.tensor = 3}),
+  CHECK_THAT(Refusal("llama", "decoder.layers.0.mlp.linear_fc1.weight", {6, 8}, {.tensor = {0, 3}}),
              FailsWith(ErrorCode::kBadData, "rows of the whole [20, 8] do not divide into 3 parts of gate and up"));
   CHECK_THAT(Refusal("llama", "output_layer.weight", {5, 8}, place),
              FailsWith(ErrorCode::kBadData, "at least 6 rows of 8"));
@@ -275,7 +273,7 @@ TEST_CASE("A shape that is not the shard's is refused with both") {
   CHECK_THAT(Refusal("llama", "output_layer.weight", {~uint64_t{0}, 8}, place),
              FailsWith(ErrorCode::kBadData, "at least 6 rows"));
   CHECK_THAT(Refusal("llama", "output_layer.weight", {}, place), FailsWith(ErrorCode::kBadData, "its shape is []"));
-  CHECK_THAT(Refusal("llama", "output_layer.weight", {11, 8}, {.at = {.tensor = 2}, .tensor = 2}),
+  CHECK_THAT(Refusal("llama", "output_layer.weight", {11, 8}, {.tensor = {2, 2}}),
              FailsWith(ErrorCode::kBadData, "tensor 2 of 2"));
 }
 

@@ -50,13 +50,11 @@ void Append(const std::vector<ParameterSlot>& slots, const ModelConfig& config, 
   for (const ParameterSlot& slot : slots) Append(slot, config, model);
 }
 
-Status CheckPlace(const RankPlace& place) {
-  if (place.at.tensor < place.tensor && place.at.expert < place.expert &&
-      place.at.expert_tensor < place.expert_tensor) {
-    return OkStatus();
-  }
-  return Bad(Cat("its rank stands at tensor ", place.at.tensor, " of ", place.tensor, ", expert ", place.at.expert,
-                 " of ", place.expert, ", expert tensor ", place.at.expert_tensor, " of ", place.expert_tensor));
+Status CheckPlace(const RankCoordinates& place) {
+  const auto& [tensor, expert, expert_tensor, pipeline] = place;
+  if (tensor.at < tensor.of && expert.at < expert.of && expert_tensor.at < expert_tensor.of) return OkStatus();
+  return Bad(Cat("its rank stands at tensor ", tensor.at, " of ", tensor.of, ", expert ", expert.at, " of ", expert.of,
+                 ", expert tensor ", expert_tensor.at, " of ", expert_tensor.of));
 }
 
 bool InScope(ParameterName::Scope scope, RowScope where) {
@@ -112,18 +110,17 @@ Result<const FamilyRow*> FindRow(const Family& family, const ModelConfig& config
 }
 
 // The expert's global number.
-Result<uint64_t> ExpertOf(const ModelConfig& config, const RankPlace& place, uint64_t local) {
-  const uint64_t each = config.experts / place.expert;
-  if (config.experts % place.expert != 0) {
-    return Bad(Cat(config.experts, " experts do not divide over ", place.expert, " expert-parallel ranks"));
+Result<uint64_t> ExpertOf(const ModelConfig& config, GroupPlace place, uint64_t local) {
+  const uint64_t each = config.experts / place.of;
+  if (config.experts % place.of != 0) {
+    return Bad(Cat(config.experts, " experts do not divide over ", place.of, " expert-parallel ranks"));
   }
-  if (local < each) return place.at.expert * each + local;
-  return Bad(Cat("each of ", place.expert, " expert-parallel ranks has ", each, " of ", config.experts, " experts"));
+  if (local < each) return place.at * each + local;
+  return Bad(Cat("each of ", place.of, " expert-parallel ranks has ", each, " of ", config.experts, " experts"));
 }
 
-ShardPlace ShardOfRow(const FamilyRow& row, const RankPlace& place) {
-  if (row.where == RowScope::kExpert) return {place.at.expert_tensor, place.expert_tensor};
-  return {place.at.tensor, place.tensor};
+GroupPlace ShardOfRow(const FamilyRow& row, const RankCoordinates& place) {
+  return row.where == RowScope::kExpert ? place.expert_tensor : place.tensor;
 }
 
 bool IsTiedHead(const ParameterName& name, const ModelConfig& config) {
@@ -152,7 +149,7 @@ Result<MegatronRules> MegatronRules::Create(ModelConfig config) {
   return rules;
 }
 
-Result<layout::Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const RankPlace& place) const {
+Result<layout::Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const RankCoordinates& place) const {
   const Family& family = *FindFamily(config_.model_type);
   const auto holding = [&]() -> Result<layout::Holding> {
     LS_RETURN_IF_ERROR(CheckPlace(place));
@@ -163,12 +160,12 @@ Result<layout::Holding> MegatronRules::HoldingOf(const LocalParameter& parameter
     LS_ASSIGN_OR_RETURN(const FamilyRow* row, FindRow(family, config_, name, layer));
     ParameterSlot slot{.row = row, .layer = layer};
     if (row->where == RowScope::kExpert) {
-      LS_ASSIGN_OR_RETURN(slot.expert, ExpertOf(config_, place, name.expert.value_or(0)));
+      LS_ASSIGN_OR_RETURN(slot.expert, ExpertOf(config_, place.expert, name.expert.value_or(0)));
     }
     const uint32_t source = sources_.at(SourceName(slot, config_));
     LS_ASSIGN_OR_RETURN(layout::Pieces pieces,
                         PiecesOf(row->split, model_.sources[source].shape, parameter.shape, ShardOfRow(*row, place)));
-    const bool copy = tied_head || (row->where == RowScope::kModel && place.at.pipeline != 0);
+    const bool copy = tied_head || (row->where == RowScope::kModel && place.pipeline != 0);
     return layout::Holding{.source = source, .local_shape = parameter.shape, .pieces = std::move(pieces), .copy = copy};
   }();
   if (holding.ok()) return holding;
@@ -181,7 +178,7 @@ namespace {
 struct Collector {
   const Family& family;
   const ModelConfig& config;
-  const RankPlace place;
+  const RankCoordinates place;
   const uint64_t padded_vocabulary;
   const bool fused_norms;
   std::vector<LocalParameter> parameters;
@@ -204,7 +201,9 @@ struct Collector {
     return OkStatus();
   }
 
-  Status AddLayer(uint64_t layer) { return AddAll(LayerSlots(family, config, layer, config.experts / place.expert)); }
+  Status AddLayer(uint64_t layer) {
+    return AddAll(LayerSlots(family, config, layer, config.experts / place.expert.of));
+  }
 
   // Norm and head: the rows that the stage has, and the head that a tied model keeps apart from its embedding.
   Status AddEnd(const ModelChunk& chunk) {
@@ -235,9 +234,8 @@ Result<std::vector<LocalParameter>> MegatronRules::ExpectedParameters(const Topo
   if (config_.experts % topology.expert != 0) {
     return Bad(Cat("topology: ", config_.experts, " experts do not divide over ", topology.expert, " ranks"));
   }
-  const RankPlace place = PlaceOf(topology, rank);
-  LS_ASSIGN_OR_RETURN(const auto chunks,
-                      ChunksOfStage(topology, config_.layers, config_.mtp_layers, place.at.pipeline));
+  const RankCoordinates place = PlaceOf(topology, rank);
+  LS_ASSIGN_OR_RETURN(const auto chunks, ChunksOfStage(topology, config_.layers, config_.mtp_layers, place.pipeline));
   Collector collector{
       .family = *FindFamily(config_.model_type),
       .config = config_,

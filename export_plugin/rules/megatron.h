@@ -38,7 +38,7 @@ class MegatronRules {
   // the real one belong to no source: a shard of nothing but padding has no pieces. A tied head, and an embedding
   // beyond the first pipeline stage, are copies. kBadData names the parameter: no rule covers it, or its shape is not
   // what the rule says for this place (both shapes and the sizes are given).
-  Result<layout::Holding> HoldingOf(const LocalParameter& parameter, const RankPlace& place) const;
+  Result<layout::Holding> HoldingOf(const LocalParameter& parameter, const RankCoordinates& place) const;
 
   // The parameters that a rank of `topology` has, as Megatron builds them with its local layer spec (`fused_norms`
   // false) or Transformer Engine's (true): what plans without a running trainer are made from.

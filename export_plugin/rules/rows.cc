@@ -38,32 +38,32 @@ std::vector<RowTarget> QkvTargets(std::string_view names, const layout::Extents&
 }
 
 Status WrongShape(const layout::Extents& local, const layout::Extents& expected, const layout::Extents& full,
-                  ShardPlace place) {
+                  GroupPlace place) {
   return Status(ErrorCode::kBadData,
-                Cat("its shape is ", layout::ShapeText(local), ", but shard ", place.index, " of ", place.count,
+                Cat("its shape is ", layout::ShapeText(local), ", but shard ", place.at, " of ", place.of,
                     " of the whole ", layout::ShapeText(full), " is ", layout::ShapeText(expected)));
 }
 
 // Shards are equal parts of a vocabulary padded to any size; their real rows come first.
 Result<layout::Pieces> VocabularyPieces(const layout::Extents& full, const layout::Extents& local_shape,
-                                        ShardPlace place) {
+                                        GroupPlace place) {
   const uint64_t vocabulary = full[0];
-  const uint64_t needed = (vocabulary + place.count - 1) / place.count;
+  const uint64_t needed = (vocabulary + place.of - 1) / place.of;
   if (local_shape.size() != full.size() || local_shape[1] != full[1] || local_shape[0] < needed ||
       local_shape[0] > kMaxExtent) {
     return Status(ErrorCode::kBadData,
-                  Cat("its shape is ", layout::ShapeText(local_shape), ", but shard ", place.index, " of ", place.count,
+                  Cat("its shape is ", layout::ShapeText(local_shape), ", but shard ", place.at, " of ", place.of,
                       " of a vocabulary of ", vocabulary, " has at least ", needed, " rows of ", full[1]));
   }
-  const uint64_t begin = place.index * local_shape[0];
+  const uint64_t begin = place.at * local_shape[0];
   if (begin >= vocabulary) return layout::Pieces{};
   return layout::Pieces{RowsPiece(local_shape, 0, begin, std::min(local_shape[0], vocabulary - begin))};
 }
 
-layout::Pieces GluPieces(const layout::Extents& full, ShardPlace place) {
+layout::Pieces GluPieces(const layout::Extents& full, GroupPlace place) {
   const uint64_t half = full[0] / 2;
-  const uint64_t part = half / place.count;
-  return {RowsPiece(full, 0, place.index * part, part), RowsPiece(full, part, half + place.index * part, part)};
+  const uint64_t part = half / place.of;
+  return {RowsPiece(full, 0, place.at * part, part), RowsPiece(full, part, half + place.at * part, part)};
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config
 }
 
 Result<layout::Pieces> PiecesOf(TensorSplit split, const layout::Extents& full, const layout::Extents& local_shape,
-                                ShardPlace place) {
+                                GroupPlace place) {
   if (split == TensorSplit::kVocabulary) return VocabularyPieces(full, local_shape, place);
   if (split == TensorSplit::kColumnOrReplicated) {
     split = local_shape == full ? TensorSplit::kReplicated : TensorSplit::kColumn;
@@ -102,19 +102,19 @@ Result<layout::Pieces> PiecesOf(TensorSplit split, const layout::Extents& full, 
   if (local_shape != expected) return WrongShape(local_shape, expected, full, place);
   if (split == TensorSplit::kReplicated) return layout::Whole(full);
   if (split == TensorSplit::kGlu) return GluPieces(full, place);
-  return layout::ShardOf(full, split == TensorSplit::kRow ? 1 : 0, place.index, place.count);
+  return layout::ShardOf(full, split == TensorSplit::kRow ? 1 : 0, place.at, place.of);
 }
 
-Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, ShardPlace place) {
+Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, GroupPlace place) {
   if (split == TensorSplit::kReplicated || (split == TensorSplit::kColumnOrReplicated && replicated)) return full;
   uint64_t& extent = full[split == TensorSplit::kRow ? 1 : 0];
-  const uint64_t unit = split == TensorSplit::kGlu ? 2 * place.count : place.count;
+  const uint64_t unit = split == TensorSplit::kGlu ? uint64_t{2} * place.of : place.of;
   if (extent % unit != 0) {
     return Status(ErrorCode::kBadData, Cat(split == TensorSplit::kRow ? "columns" : "rows", " of the whole ",
-                                           layout::ShapeText(full), " do not divide into ", place.count,
+                                           layout::ShapeText(full), " do not divide into ", place.of,
                                            split == TensorSplit::kGlu ? " parts of gate and up" : " parts"));
   }
-  extent /= place.count;
+  extent /= place.of;
   return full;
 }
 

@@ -7,6 +7,7 @@
 #include "common/layout/piece.h"
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/model_config.h"
+#include "export_plugin/rules/topology.h"
 
 namespace lockstep::rules {
 
@@ -24,18 +25,12 @@ struct RowTarget {
 };
 std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config);
 
-// Shard `index` of `count`.
-struct ShardPlace {
-  uint64_t index = 0;
-  uint64_t count = 1;
-};
-
 // How a parameter of `local_shape` lies in its source of `full` shape. kBadData says which shape it should have.
 Result<layout::Pieces> PiecesOf(TensorSplit split, const layout::Extents& full, const layout::Extents& local_shape,
-                                ShardPlace place);
+                                GroupPlace place);
 
 // The local shape Megatron gives a parameter; `replicated` decides kColumnOrReplicated. For kVocabulary `full` is the
 // padded shape. kBadData when it does not divide.
-Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, ShardPlace place);
+Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, GroupPlace place);
 
 }  // namespace lockstep::rules

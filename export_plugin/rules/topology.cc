@@ -139,14 +139,11 @@ Status CheckTopology(const Topology& topology, uint64_t layers) {
   return CheckLayout(topology, stages, layers);
 }
 
-RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
-  return {.at = {.tensor = rank % topology.tensor,
-                 .pipeline = rank / (topology.world / topology.pipeline),
-                 .expert = rank / topology.expert_tensor % topology.expert,
-                 .expert_tensor = rank % topology.expert_tensor},
-          .tensor = topology.tensor,
-          .expert = topology.expert,
-          .expert_tensor = topology.expert_tensor};
+RankCoordinates PlaceOf(const Topology& topology, uint32_t rank) {
+  return {.tensor = {rank % topology.tensor, topology.tensor},
+          .expert = {rank / topology.expert_tensor % topology.expert, topology.expert},
+          .expert_tensor = {rank % topology.expert_tensor, topology.expert_tensor},
+          .pipeline = rank / (topology.world / topology.pipeline)};
 }
 
 Result<std::vector<ModelChunk>> ChunksOfStage(const Topology& topology, uint64_t layers, uint64_t mtp_layers,

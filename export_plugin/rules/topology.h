@@ -27,20 +27,18 @@ struct Topology {
   std::string pipeline_layout;             // Megatron's layout string ("Et*3|t*4|..."); empty: by the numbers above
 };
 
-// Where one rank stands. Its place in a group, for shards; data parallelism and context are replicas.
-struct Coordinates {
-  uint32_t tensor = 0;
-  uint32_t pipeline = 0;
-  uint32_t expert = 0;
-  uint32_t expert_tensor = 0;
+// A rank's place in a parallel group, and so shard `at` of `of`.
+struct GroupPlace {
+  uint32_t at = 0;
+  uint32_t of = 1;
 };
 
-// Where a rank stands, and of how many.
-struct RankPlace {
-  Coordinates at;
-  uint32_t tensor = 1;
-  uint32_t expert = 1;
-  uint32_t expert_tensor = 1;
+// A rank's places; data parallelism and context are replicas.
+struct RankCoordinates {
+  GroupPlace tensor;
+  GroupPlace expert;
+  GroupPlace expert_tensor;
+  uint32_t pipeline = 0;
 };
 
 // One model chunk: what of the model its rank builds there.
@@ -58,7 +56,7 @@ inline constexpr uint32_t kMaxWorld = uint32_t{1} << 20;
 Status CheckTopology(const Topology& topology, uint64_t layers);
 
 // With Megatron's default order "tp-cp-ep-dp-pp". REQUIRES CheckTopology, rank < world.
-RankPlace PlaceOf(const Topology& topology, uint32_t rank);
+RankCoordinates PlaceOf(const Topology& topology, uint32_t rank);
 
 // The chunks of pipeline stage `stage`, by virtual stage. REQUIRES CheckTopology. kBadData for a pipeline_layout that
 // is no layout of these layers.

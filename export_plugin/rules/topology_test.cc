@@ -165,25 +165,25 @@ TEST_CASE("Sizes that do not divide are refused by name") {
 }
 
 // The groups Megatron's parallel_state makes of 8 ranks: the ranks of a group differ in one coordinate only.
-void CheckGroups(const Topology& topology, uint32_t Coordinates::*coordinate,
+void CheckGroups(const Topology& topology, GroupPlace RankCoordinates::*group_place,
                  const std::vector<std::vector<uint32_t>>& groups) {
   for (const std::vector<uint32_t>& group : groups) {
-    for (uint32_t i = 0; i < group.size(); ++i) CHECK(PlaceOf(topology, group[i]).at.*coordinate == i);
+    for (uint32_t i = 0; i < group.size(); ++i) CHECK((PlaceOf(topology, group[i]).*group_place).at == i);
   }
 }
 
 TEST_CASE("Ranks stand where Megatron's default order puts them") {
   const Topology dense{.world = 8, .tensor = 2, .pipeline = 2, .expert = 2, .expert_tensor = 2};
-  CheckGroups(dense, &Coordinates::tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
-  CheckGroups(dense, &Coordinates::expert, {{0, 2}, {1, 3}, {4, 6}, {5, 7}});
-  CheckGroups(dense, &Coordinates::expert_tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
-  CheckGroups(dense, &Coordinates::pipeline, {{0, 4}, {1, 5}, {2, 6}, {3, 7}});
+  CheckGroups(dense, &RankCoordinates::tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  CheckGroups(dense, &RankCoordinates::expert, {{0, 2}, {1, 3}, {4, 6}, {5, 7}});
+  CheckGroups(dense, &RankCoordinates::expert_tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  for (uint32_t rank = 0; rank < 8; ++rank) CHECK(PlaceOf(dense, rank).pipeline == rank / 4);
   const Topology apart{.world = 8, .tensor = 2, .context = 2, .pipeline = 2, .expert = 4, .expert_tensor = 1};
-  CheckGroups(apart, &Coordinates::tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
-  CheckGroups(apart, &Coordinates::expert, {{0, 1, 2, 3}, {4, 5, 6, 7}});
+  CheckGroups(apart, &RankCoordinates::tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  CheckGroups(apart, &RankCoordinates::expert, {{0, 1, 2, 3}, {4, 5, 6, 7}});
   const Topology wide{.world = 8, .tensor = 1, .expert = 4, .expert_tensor = 2};
-  CheckGroups(wide, &Coordinates::expert, {{0, 2, 4, 6}, {1, 3, 5, 7}});
-  CheckGroups(wide, &Coordinates::expert_tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  CheckGroups(wide, &RankCoordinates::expert, {{0, 2, 4, 6}, {1, 3, 5, 7}});
+  CheckGroups(wide, &RankCoordinates::expert_tensor, {{0, 1}, {2, 3}, {4, 5}, {6, 7}});
 }
 
 }  // namespace
