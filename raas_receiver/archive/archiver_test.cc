@@ -144,6 +144,19 @@ TEST_CASE("What the head does not name any more is removed after the grace time,
   host.CheckLog();
 }
 
+TEST_CASE("What the head does not name any more stays for the grace time") {
+  Archived host;
+  host.StopArchiver();
+  host.archiving.keep_bytes = 1;
+  host.StartArchiver();
+  host.Publish(1);
+  const std::set<std::string> first = versionlog::ObjectNames(**host.Reader().ReadHead({}));
+  for (Version version = 2; version <= 30; ++version) host.Publish(version);
+  CHECK(host.History().oldest() == 30);
+  const std::vector<std::string> listed = host.Objects();
+  CHECK(std::ranges::includes(std::set(listed.begin(), listed.end()), first));
+}
+
 TEST_CASE("A receiver that is started again goes on with the log: no whole model is written once more") {
   Archived host;
   for (Version version = 1; version <= 3; ++version) host.Publish(version);
