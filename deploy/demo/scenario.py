@@ -76,10 +76,10 @@ class Scenario:
     def run(self):
         a, _, c = self._receivers
         self._start_agent()
-        self._print("agent listens; the trainer makes its weights")
+        print("agent listens; the trainer makes its weights")
         for receiver in (a, c):
             receiver.start(self._agent, self._timeout_s)
-        self._print("receivers A and C wait for version 1")
+        print("receivers A and C wait for version 1")
         with lockstep.Publisher.in_place(self._model.metas, model=MODEL, socket=self._agent.socket) as publisher:
             self._trainer = Trainer(publisher, self._model, self._learning_rate)
             self._publish(0)
@@ -93,10 +93,10 @@ class Scenario:
     def _make_step(self, step):
         _, b, c = self._receivers
         if step == self._schedule.join_b:
-            self._print("receiver B joins late")
+            print("receiver B joins late")
             self._start_receiver(b, step)
         if step == self._schedule.return_c:
-            self._print(f"receiver C comes back, holding version {c.version} of {step}")
+            print(f"receiver C comes back, holding version {c.version} of {step}")
             self._start_receiver(c, step)
         if step == self._schedule.kill_agent:
             with ThreadPoolExecutor(1) as other:
@@ -107,9 +107,9 @@ class Scenario:
             self._publish(step)
         if step == self._schedule.kill_c:
             c.kill()
-            self._print(f"receiver C is killed with SIGKILL while version {step + 1} is on its way")
+            print(f"receiver C is killed with SIGKILL while version {step + 1} is on its way")
         if step % FREE_STEP_EVERY == 0 and step + 1 not in (self._schedule.kill_agent, self._steps + 1):
-            self._print(f"version {step + 1:3}   no wait for the receivers")
+            print(f"version {step + 1:3}   no wait for the receivers")
         else:
             self._wait_for_receivers(step + 1)
             self._print_syncs(step + 1)
@@ -118,7 +118,7 @@ class Scenario:
         self._before_agent_kill = {receiver.letter: len(receiver.syncs) for receiver in self._receivers}
         time.sleep(self._versions[-1].step_ms / 2000)  # half-way, if this step takes as long as the last one
         kill(self._agent)
-        self._print(f"the agent is killed with SIGKILL while version {version} is being written; it starts again")
+        print(f"the agent is killed with SIGKILL while version {version} is being written; it starts again")
         self._start_agent()
 
     # What must be true.
@@ -176,9 +176,7 @@ class Scenario:
         receiver.start(self._agent, self._timeout_s)
         self._wait_for_receivers(version)
         sync = receiver.syncs[-1]
-        self._print(
-            f"receiver {receiver.letter} holds version {sync.to.version}: {sync.mode}, {sync.payload_bytes:,} bytes"
-        )
+        print(f"receiver {receiver.letter} holds version {sync.to.version}: {sync.mode}, {sync.payload_bytes:,} bytes")
 
     def _publish(self, step):
         self._versions.append(self._trainer.publish(step, last=step == self._steps))
@@ -193,10 +191,7 @@ class Scenario:
         density = self._versions[version - 1].density
         last = [(one.letter, one.syncs[-1]) for one in self._live()]
         syncs = "   ".join(f"{name} {sync.mode} {sync.publish_to_commit_us / 1000:.0f} ms" for name, sync in last)
-        self._print(f"version {version:3}   {density:7.3%} changed   {syncs}")
-
-    def _print(self, sentence):
-        print(sentence, flush=True)
+        print(f"version {version:3}   {density:7.3%} changed   {syncs}")
 
 
 def data_section_digest(path):
