@@ -6,6 +6,7 @@ import pytest
 import torch
 from conformance_server import ConformanceServer
 from harness import MODEL
+from held_weights import check, train
 from safetensors.torch import load_file, save_file
 
 import lockstep
@@ -20,31 +21,16 @@ _ARCHITECTURES = (
     "MiMoForCausalLM",
     "JambaForCausalLM",
 )
+_EXPERT_PARALLEL = ("Qwen3MoeForCausalLM", "Glm4MoeForCausalLM")  # the router of the second is kept in float32
 # With images: whether each rank has the whole tower.
 _TOWERS = {"Qwen2_5_VLForConditionalGeneration": False, "Qwen3VLForConditionalGeneration": True}
-
-
-def _check(saved, checkpoint, loader, **rank) -> "dict[str, torch.Tensor]":
-    got, want = load_file(saved), loader.parameters(checkpoint, **rank)
-    assert sorted(got) == sorted(want)
-    for name, tensor in want.items():
-        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
-    return got
-
-
-def _train(tensors: "dict[str, torch.Tensor]", step: int) -> None:
-    """Some elements of every tensor change."""
-    generator = torch.Generator().manual_seed(step)
-    for tensor in tensors.values():
-        chosen = torch.rand(tensor.shape, generator=generator) < 0.02
-        tensor[chosen] = torch.randn(int(chosen.sum()), generator=generator).to(tensor.dtype)
 
 
 def _elements_of_tower(tensors: "dict[str, torch.Tensor]") -> int:
     return sum(tensor.numel() for name, tensor in tensors.items() if "visual." in name)
 
 
-@pytest.mark.parametrize("architecture", (*_ARCHITECTURES, *_TOWERS))
+@pytest.mark.parametrize("architecture", (*_ARCHITECTURES, *_EXPERT_PARALLEL, *_TOWERS))
 def test_a_family_without_a_line_of_ours_follows_in_place(
     architecture, cluster, vllm_ranks, vllm_loader, vllm_recordings, tmp_path
 ):
@@ -53,9 +39,9 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
         vllm_recordings.ask("write_checkpoint", architecture=architecture, output=directory)
     tensors = load_file(checkpoint / "model.safetensors")
     agent, socket = cluster.agent(), cluster.directory / "engine.sock"
-    whole = _TOWERS.get(architecture, False)
+    whole, experts = _TOWERS.get(architecture, False), architecture in _EXPERT_PARALLEL
     ranks = [
-        (rank, {"tensor": (2, number), "data": (1, 0), "expert_parallel": False, "whole_tower": whole})
+        (rank, {"tensor": (2, number), "data": (1, 0), "expert_parallel": experts, "whole_tower": whole})
         for number, rank in enumerate(vllm_ranks)
     ]
     with contextlib.ExitStack() as stack:
@@ -70,7 +56,7 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
             rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
             stack.callback(rank.ask, "shut_down")
         for version in range(1, 4):
-            _train(tensors, version)
+            train(tensors, version)
             save_file(tensors, checkpoint / "model.safetensors")
             publisher.publish()
             for rank, _ in ranks:
@@ -78,7 +64,7 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
             for rank, place in ranks:
                 assert rank.answer() is None
                 rank.ask("save", output=saved)
-                held = _check(saved, checkpoint, vllm_loader, **place)
+                held = check(saved, checkpoint, vllm_loader, **place)
                 if architecture in _TOWERS:
                     share = _elements_of_tower(held) / _elements_of_tower(tensors)
                     assert share == 1 if whole else 0.5 < share < 1

@@ -4,14 +4,11 @@ loader makes of its checkpoint."""
 import contextlib
 
 import pytest
-import torch
 from conformance_server import ConformanceServer
 from harness import MODEL, wait_until
-from safetensors.torch import load_file
+from held_weights import check
 from tiny_trainer import Trainer
 from vllm_checkpoints import OVERRIDES
-
-_VERSIONS = 4
 
 
 @pytest.fixture
@@ -31,56 +28,6 @@ def training(cluster):
             return trainer, checkpoint, socket, receiver
 
         yield begin
-
-
-def _check(saved, checkpoint, loader, **rank) -> None:
-    got, want = load_file(saved), loader.parameters(checkpoint, **rank)
-    assert sorted(got) == sorted(want)
-    for name, tensor in want.items():
-        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
-
-
-@pytest.mark.parametrize("model", ["qwen3_moe", "glm4_moe"])
-def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
-    model, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
-):
-    trainer, checkpoint, socket, _ = training(model)
-    ranks = [(rank, {"tensor": (2, number), "expert_parallel": True}) for number, rank in enumerate(vllm_ranks)]
-    other, _ = vllm_checkpoints.get(model)
-    for rank, place in ranks:
-        rank.ask("load_plugins")
-        rank.ask("build", checkpoint=other, data=(1, 0), **place)
-        rank.ask("load", checkpoint=other)
-        rank.ask("create_engine", backend="lockstep")
-        rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
-    for version in range(1, _VERSIONS + 1):
-        for rank, _ in ranks:
-            rank.start("update", update_info={"version": version, "timeout_s": 30})
-        for rank, place in ranks:
-            assert rank.answer() is None
-            rank.ask("save", output=tmp_path / "held.safetensors")
-            _check(tmp_path / "held.safetensors", checkpoint, vllm_loader, **place)
-        trainer.step()
-        checkpoint = trainer.publish(version + 1)
-    for rank, _ in ranks:
-        rank.ask("shut_down")
-
-
-def test_a_follower_of_latent_attention_serves_every_version(
-    training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
-):
-    trainer, checkpoint, socket, _ = training("deepseek_v3")
-    other, _ = vllm_checkpoints.get("deepseek_v3")
-    rank = vllm_ranks[0]
-    rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
-    rank.ask("load", checkpoint=other)
-    rank.ask("follow", model=MODEL, socket=str(socket))
-    for version in range(1, _VERSIONS + 1):
-        rank.ask("save", output=tmp_path / "held.safetensors", version=version)
-        _check(tmp_path / "held.safetensors", checkpoint, vllm_loader)
-        trainer.step()
-        checkpoint = trainer.publish(version + 1)
-    rank.ask("leave")
 
 
 class SleepingServer:
@@ -121,7 +68,7 @@ class SleepingServer:
     def expect_newest(self) -> None:
         self.rank.ask("update", update_info={"version": self.newest, "timeout_s": 60})
         self.rank.ask("save", output=self._saved)
-        _check(self._saved, self.checkpoint, self._loader, tensor=(1, 0), expert_parallel=False)
+        check(self._saved, self.checkpoint, self._loader, tensor=(1, 0), expert_parallel=False)
         wait_until(lambda: self.receiver.model_status()["served_version"] == self.newest, "the receiver knows")
 
 
@@ -165,13 +112,6 @@ def test_a_parameter_that_moved_has_the_newest_version_where_it_is_then(server):
         server.rank.ask("move", name=name)
         server.publish()
         server.expect_newest()
-
-
-def test_weights_that_were_loaded_from_elsewhere_are_written_wholly_after_that(server):
-    server.call("reload_weights")
-    server.expect_newest()
-    server.publish()
-    server.expect_newest()
 
 
 def test_what_a_worker_loaded_from_the_directory_is_proved_and_anything_else_found(

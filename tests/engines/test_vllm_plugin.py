@@ -47,10 +47,6 @@ def create(vllm, vllm_checkpoints, receiver):
     vllm.ask("shut_down")
 
 
-def test_vllm_finds_the_plugin_and_registers_it_once(vllm):
-    assert vllm.ask("load_plugins").count("lockstep") == 1
-
-
 @pytest.fixture
 def built(vllm, vllm_checkpoints, receiver):
     """A rank with a built model. It is shut down at the end."""
@@ -145,19 +141,6 @@ def test_it_tells_the_rank_that_vllm_is_and_the_parameters_that_it_has(
     assert parameters == {name: (dtypes[tensor.dtype], list(tensor.shape)) for name, tensor in want.items()}
 
 
-def test_an_update_answers_when_its_version_is_in_the_models_parameters(create, vllm, receiver, tmp_path):
-    create("qwen3")
-    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
-    rank = receiver.accept()
-    rank.attached()
-    vllm.start("update", update_info={"version": 7, "timeout_s": 20})
-    rank.commit(7, 0.5)  # held at once: the receiver's driver has paused the server
-    assert vllm.answer() is None
-    vllm.ask("save", output=tmp_path / "held.safetensors")
-    for name, tensor in load_file(tmp_path / "held.safetensors").items():
-        assert torch.all(tensor == 0.5), name
-
-
 def test_an_update_to_a_version_that_is_not_there_fails_and_says_which_is(create, vllm, receiver):
     create("qwen3")
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
@@ -198,25 +181,6 @@ def test_experts_that_are_balanced_over_ranks_are_refused_by_name(create, vllm, 
     vllm.ask("balance_experts")
     with pytest.raises(AssertionError, match="ValueError: .*balanced over ranks"):
         vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
-
-
-def test_a_parameter_that_moved_is_refused_by_name_and_written_whole(create, vllm, receiver, tmp_path):
-    create("qwen3")
-    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 0.25)
-    vllm.ask("move", name="model.layers.0.mlp.down_proj.weight")
-    rank.send_pause(2)
-    assert '"model.layers.0.mlp.down_proj.weight" was bfloat16' in rank.refusal()
-    again = receiver.accept()
-    assert (again.state, again.version) == ("waiting", 0)
-    again.attached()
-    again.commit(2, 0.5)
-    vllm.ask("update", update_info={"version": 2, "timeout_s": 20})
-    vllm.ask("save", output=tmp_path / "held.safetensors")
-    for name, tensor in load_file(tmp_path / "held.safetensors").items():
-        assert torch.all(tensor == 0.5), name
 
 
 def test_latent_attention_that_keeps_copies_once_it_moved_is_not_served(create, vllm, receiver):

@@ -21,9 +21,8 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from vllm_memory import SleepingMemory
 from vllm_model import Model, Rank
 
-import lockstep
 from lockstep.engine._processing import Processing
-from lockstep.engine._vllm_loading import note, recorded
+from lockstep.engine._vllm_loading import note
 
 
 class Worker:
@@ -32,7 +31,6 @@ class Worker:
     def __init__(self) -> None:
         self.model: Any = None
         self.engine: Any = None
-        self.follower: "lockstep.Follower | None" = None
         self.memory: "SleepingMemory | None" = None
         self.wrapper: Any = None
         self.runner: Any = None
@@ -200,28 +198,9 @@ class Worker:
         if self.engine is not None:
             self.engine.shutdown()
 
-    def follow(self, **options: Any) -> None:
-        """A Follower of the model, without the plugin."""
-        module, config = self.model.module, self.model.config
-        with self.model.current():
-            note(module, config, config.model_config, "", Processing(module).end(module))
-        self.follower = lockstep.Follower(module, recorded=recorded(module), **options)
-
-    def leave(self) -> None:
-        """Ends that."""
-        self.follower.close()
-
-    def save(self, output: str, version: "int | None" = None) -> None:
-        """Saves the parameters that vLLM loads; with ``version``, while the Follower serves exactly that."""
-        held = {name: tensor for name, tensor in self.model.parameters().items() if name in self._loaded}
-        if version is None:
-            save_file(held, output)
-            return
-        self.follower.wait_for(version, timeout=120)
-        with self.follower.serving() as served:
-            if served.version != version:
-                raise AssertionError(f"serves {served}, not version {version}")
-            save_file(held, output)
+    def save(self, output: str) -> None:
+        """Saves the parameters that vLLM loads."""
+        save_file({name: tensor for name, tensor in self.model.parameters().items() if name in self._loaded}, output)
 
 
 @contextlib.contextmanager
@@ -252,7 +231,5 @@ if __name__ == "__main__":
         worker.init,
         worker.update,
         worker.shut_down,
-        worker.follow,
-        worker.leave,
         worker.save,
     )
