@@ -5,16 +5,12 @@ import os
 import pytest
 from credentials import Ca
 from http2_peer import Http2Peer
+from process_memory import memory_of
 
 MIB = 1 << 20
 STREAMS = int(os.environ.get("LOCKSTEP_RESET_STREAMS", 8_000))
 STREAMS_OF_A_CONNECTION = 4_000
 MOST_GROWTH = 96 * MIB
-
-
-def resident(daemon) -> int:
-    with open(f"/proc/{daemon.process.pid}/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
 @pytest.mark.parametrize(
@@ -28,12 +24,12 @@ def test_streams_that_are_reset_take_a_bounded_amount_of_memory(cluster, peer, m
     agent = cluster.agent(**options)
     credentials = None if peer == "plaintext" else ca.files(peer)
     agent.credentials = credentials or {}
-    before = resident(agent)
+    before = memory_of("VmHWM", agent.process.pid)
     for _ in range(0, STREAMS, STREAMS_OF_A_CONNECTION):
         with Http2Peer(agent.address, credentials) as attacker:
             attacker.reset_streams(STREAMS_OF_A_CONNECTION, method)
             assert not attacker.is_closed()
-    after = resident(agent)
+    after = memory_of("VmHWM", agent.process.pid)
     print(f"{peer}, {method}: {before / MIB:.0f} MiB, and {after / MIB:.0f} MiB after {STREAMS} streams")
     assert after - before < MOST_GROWTH
     assert agent.ctl("status").returncode == 0
