@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "common/base/freed.h"
 #include "common/base/text.h"
 #include "common/net/server_user.h"
 #include "common/os/deadline.h"
@@ -23,20 +24,8 @@ using std::chrono::milliseconds;
 constexpr size_t kLongestUrl = 2048;
 constexpr size_t kLongestToken = 4096;
 
-struct FreeUrl {
-  void operator()(CURLU* url) const { curl_url_cleanup(url); }
-};
-struct FreeMulti {
-  void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
-};
-struct FreeEasy {
-  void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
-};
-struct FreeList {
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
-using Easy = std::unique_ptr<CURL, FreeEasy>;
-using Headers = std::unique_ptr<curl_slist, FreeList>;
+using Easy = std::unique_ptr<CURL, Freed<curl_easy_cleanup>>;
+using Headers = std::unique_ptr<curl_slist, Freed<curl_slist_free_all>>;
 
 // Once in a process, and never undone: other libraries may use libcurl too.
 bool InitCurl() {
@@ -276,7 +265,7 @@ Result<Answer> AnswerOf(Call& call, std::string_view what) {
 }  // namespace
 
 struct Client::Multi {
-  std::unique_ptr<CURLM, FreeMulti> handle{curl_multi_init()};
+  std::unique_ptr<CURLM, Freed<curl_multi_cleanup>> handle{curl_multi_init()};
 };
 
 Result<std::string> CheckUrl(const std::string& url) {
@@ -286,7 +275,7 @@ Result<std::string> CheckUrl(const std::string& url) {
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return WrongUrl(url, "must start with http:// or https://");
   }
-  const std::unique_ptr<CURLU, FreeUrl> parsed(curl_url());
+  const std::unique_ptr<CURLU, Freed<curl_url_cleanup>> parsed(curl_url());
   if (curl_url_set(parsed.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return WrongUrl(url, "is not a URL");
   if (HasPart(parsed.get(), CURLUPART_USER) || HasPart(parsed.get(), CURLUPART_PASSWORD)) {
     return WrongUrl(url, "names a user; a key belongs in a key file");

@@ -4,6 +4,7 @@
 
 #include "common/base/text.h"
 #include "common/net/operation_timeout.h"
+#include "common/os/deadline.h"
 
 namespace lockstep::net {
 namespace {
@@ -29,7 +30,7 @@ asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type w
 
 asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, std::chrono::milliseconds timeout) {
   const std::string what = Cat("connect to ", address.ToString());
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const os::Deadline deadline(timeout);
   tcp::resolver resolver(socket.get_executor());
   tcp::resolver::results_type endpoints;
   {
@@ -38,8 +39,7 @@ asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, st
     if (error) co_return Outcome(guard, error, what);
     endpoints = std::move(found);
   }
-  const auto left = deadline - std::chrono::steady_clock::now();
-  const OperationTimeout guard(socket, std::chrono::ceil<std::chrono::milliseconds>(left));
+  const OperationTimeout guard(socket, deadline.Left());
   const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kAwait);
   if (error) co_return Outcome(guard, error, what);
   asio::error_code ignored;  // only latency depends on it

@@ -5,24 +5,14 @@
 
 #include "common/net/burst.h"
 #include "common/net/lane_io.h"
+#include "common/os/deadline.h"
 
 namespace lockstep::net {
 namespace {
 
 using asio::ip::tcp;
+using os::Deadline;
 using std::chrono::milliseconds;
-
-// The time that is left of a call.
-class Deadline {
- public:
-  explicit Deadline(milliseconds timeout) : at_(std::chrono::steady_clock::now() + timeout) {}
-  milliseconds left() const {
-    return std::max(std::chrono::ceil<milliseconds>(at_ - std::chrono::steady_clock::now()), milliseconds(0));
-  }
-
- private:
-  const std::chrono::steady_clock::time_point at_;
-};
 
 }  // namespace
 
@@ -50,7 +40,7 @@ asio::awaitable<Status> PeerStream::Shake(Result<std::unique_ptr<TlsSession>> se
     if (!done.ok()) co_return done.status();
     if (*done) co_return OkStatus();
     const auto what = unsent() ? tcp::socket::wait_write : tcp::socket::wait_read;
-    if (Status status = co_await net::UntilReady(socket_, what, "TLS handshake", deadline.left()); !status.ok()) {
+    if (Status status = co_await net::UntilReady(socket_, what, "TLS handshake", deadline.Left()); !status.ok()) {
       co_return status;
     }
   }
@@ -81,7 +71,7 @@ asio::awaitable<Status> PeerStream::ReadExact(std::span<std::byte> bytes, millis
     if (!got.ok()) co_return got.status();
     bytes = bytes.subspan(*got);
     if (bytes.empty()) co_return OkStatus();
-    Status status = co_await net::UntilReady(socket_, tcp::socket::wait_read, "read from peer", deadline.left());
+    Status status = co_await net::UntilReady(socket_, tcp::socket::wait_read, "read from peer", deadline.Left());
     if (!status.ok()) co_return status;
   }
 }
@@ -93,7 +83,7 @@ asio::awaitable<Status> PeerStream::WriteAll(ByteView bytes, milliseconds timeou
     if (!sent.ok()) co_return sent.status();
     bytes = bytes.subspan(*sent);
     if (bytes.empty() && !unsent()) co_return OkStatus();
-    Status status = co_await net::UntilReady(socket_, tcp::socket::wait_write, "write to peer", deadline.left());
+    Status status = co_await net::UntilReady(socket_, tcp::socket::wait_write, "write to peer", deadline.Left());
     if (!status.ok()) co_return status;
   }
 }

@@ -1,14 +1,13 @@
 #include "common/net/tls_session.h"
 
 #include <openssl/err.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "common/base/text.h"
 #include "common/net/burst.h"
+#include "common/net/pem.h"
 
 namespace lockstep::net {
 namespace {
@@ -32,22 +31,6 @@ std::string LastError() {
 
 Status Unusable(std::string_view what) {
   return {ErrorCode::kInternal, Cat("TLS: ", what, ": ", LastError())};
-}
-
-using Bio = std::unique_ptr<BIO, OpenSslFree<BIO_free>>;
-using Certificate = std::unique_ptr<X509, OpenSslFree<X509_free>>;
-using PrivateKey = std::unique_ptr<EVP_PKEY, OpenSslFree<EVP_PKEY_free>>;
-
-Bio Reader(const std::string& pem) {
-  return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-}
-
-std::vector<Certificate> CertificatesOf(const std::string& pem) {
-  std::vector<Certificate> found;
-  const Bio reader = Reader(pem);
-  while (X509* one = PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr)) found.emplace_back(one);
-  ERR_clear_error();  // of the end
-  return found;
 }
 
 // The secret as OpenSSL wants it: as if a session were resumed. Null: no memory.
@@ -159,7 +142,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const std::string& 
   for (size_t i = 1; i < own.size(); ++i) {
     if (SSL_CTX_add1_chain_cert(context, own[i].get()) != 1) return unusable("tls-cert");
   }
-  const PrivateKey secret(PEM_read_bio_PrivateKey(Reader(key).get(), nullptr, nullptr, nullptr));
+  const Key secret = PrivateKeyOf(key);
   if (secret == nullptr || SSL_CTX_use_PrivateKey(context, secret.get()) != 1) return unusable("tls-key");
   X509_STORE* trusted = SSL_CTX_get_cert_store(context);
   for (const Certificate& one : CertificatesOf(ca)) {

@@ -20,17 +20,13 @@
 #include <string>
 
 #include "common/base/bytes.h"
+#include "common/base/freed.h"
 #include "common/base/status.h"
 
 namespace lockstep::net {
 
 // What both ends of one connection know.
 using TlsSecret = std::array<uint8_t, 16>;
-
-template <auto kFree>
-struct OpenSslFree {
-  void operator()(auto* object) const { kFree(object); }
-};
 
 // What the connections of one side have in common. Thread-safe.
 class TlsContext {
@@ -55,8 +51,8 @@ class TlsContext {
 
   bool has_certificates_ = false;
 
-  std::unique_ptr<SSL_CTX, OpenSslFree<SSL_CTX_free>> context_;
-  std::unique_ptr<BIO_METHOD, OpenSslFree<BIO_meth_free>> bio_;
+  std::unique_ptr<SSL_CTX, Freed<SSL_CTX_free>> context_;
+  std::unique_ptr<BIO_METHOD, Freed<BIO_meth_free>> bio_;
 };
 
 // One connection. Used by one thread at a time. After an error the socket is to be closed.
@@ -125,8 +121,8 @@ class TlsSession {
   Status socket_status_;  // why the socket gives or takes no more
   Bytes out_;             // encrypted; the first `sent_` bytes are gone
   size_t sent_ = 0;
-  Bytes gathered_;                                   // a record of several pieces, on its way to OpenSSL
-  std::unique_ptr<SSL, OpenSslFree<SSL_free>> ssl_;  // last: it refers to the rest
+  Bytes gathered_;                             // a record of several pieces, on its way to OpenSSL
+  std::unique_ptr<SSL, Freed<SSL_free>> ssl_;  // last: it refers to the rest
 };
 
 }  // namespace lockstep::net

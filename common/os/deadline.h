@@ -23,6 +23,8 @@ class Deadline {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, std::numeric_limits<int>::max()));
   }
+  // What is left, at least nothing. REQUIRES a deadline.
+  std::chrono::milliseconds Left() const { return std::chrono::milliseconds(PollTimeoutMs()); }
   bool Passed() const { return !forever_ && Clock::now() >= at_; }
 
  private:

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <ctime>
 #include <deque>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include <string_view>
 
 #include "common/base/text.h"
+#include "common/net/pem.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -66,23 +66,15 @@ Certificates& All() {
 }
 
 std::string SerialOf(const X509& certificate) {
-  const std::unique_ptr<BIGNUM, decltype(&::BN_free)> number(
-      ASN1_INTEGER_to_BN(X509_get0_serialNumber(&certificate), nullptr), &::BN_free);
+  const std::unique_ptr<BIGNUM, Freed<BN_free>> number(
+      ASN1_INTEGER_to_BN(X509_get0_serialNumber(&certificate), nullptr));
   const std::unique_ptr<char, void (*)(char*)> hex(BN_bn2hex(number.get()), [](char* text) { OPENSSL_free(text); });
   return hex.get();
 }
 
-// The end of what the certificate says, or now where it says nothing that can be read.
-std::chrono::system_clock::time_point EndOf(const X509& certificate) {
-  std::tm end{};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(&certificate), &end) != 1) return std::chrono::system_clock::now();
-  return std::chrono::system_clock::from_time_t(::timegm(&end));
-}
-
 std::vector<std::string> NamesOf(const X509& certificate) {
-  const auto free = [](GENERAL_NAMES* names) { GENERAL_NAMES_free(names); };
-  const std::unique_ptr<GENERAL_NAMES, decltype(free)> all(
-      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(&certificate, NID_subject_alt_name, nullptr, nullptr)), free);
+  const std::unique_ptr<GENERAL_NAMES, Freed<GENERAL_NAMES_free>> all(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(&certificate, NID_subject_alt_name, nullptr, nullptr)));
   std::vector<std::string> names;
   for (const int type : {GEN_URI, GEN_DNS}) {
     for (int i = 0; i < sk_GENERAL_NAME_num(all.get()); ++i) {  // none of null
@@ -99,7 +91,9 @@ std::vector<std::string> NamesOf(const X509& certificate) {
 }  // namespace
 
 PeerCertificate ReadPeerCertificate(const X509& certificate) {
-  return {.names = NamesOf(certificate), .serial = SerialOf(certificate), .valid_until = EndOf(certificate)};
+  // A certificate whose end cannot be read is as if it had expired.
+  const auto end = net::EndOf(certificate).value_or(std::chrono::system_clock::now());
+  return {.names = NamesOf(certificate), .serial = SerialOf(certificate), .valid_until = end};
 }
 
 CertifiedPeer::CertifiedPeer(const PeerCertificate& certificate) : certificate_(certificate), name_(NewName()) {

@@ -2,11 +2,12 @@
 
 #include <openssl/err.h>
 #include <openssl/evp.h>
-#include <openssl/pem.h>
 
 #include <utility>
 
+#include "common/base/freed.h"
 #include "common/base/text.h"
+#include "common/net/pem.h"
 #include "common/objects/sha256.h"
 #include "common/os/file.h"
 
@@ -18,25 +19,9 @@ constexpr uint64_t kMaxPemBytes = 1 << 20;
 constexpr size_t kIdBytes = 8;
 constexpr size_t kSignatureBytes = 64;
 
-template <auto kFree>
-struct Freed {
-  template <typename T>
-  void operator()(T* object) const {
-    kFree(object);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freed<BIO_free>>;
 using Digest = std::unique_ptr<EVP_MD_CTX, Freed<EVP_MD_CTX_free>>;
 
-EVP_PKEY* Of(const std::shared_ptr<void>& key) {
-  return static_cast<EVP_PKEY*>(key.get());
-}
-
-std::shared_ptr<void> Own(EVP_PKEY* key) {
-  return {key, [](void* pkey) { EVP_PKEY_free(static_cast<EVP_PKEY*>(pkey)); }};
-}
-
-std::string IdOf(EVP_PKEY* key) {
+std::string IdOf(const EVP_PKEY* key) {
   std::array<uint8_t, 32> raw{};
   size_t bytes = raw.size();
   EVP_PKEY_get_raw_public_key(key, raw.data(), &bytes);
@@ -62,17 +47,13 @@ Status Wrong(const std::string& path, std::string_view what) {
 
 }  // namespace
 
-SigningKey::SigningKey(std::shared_ptr<void> key) : key_(std::move(key)), id_(IdOf(Of(key_))) {}
+SigningKey::SigningKey(std::shared_ptr<EVP_PKEY> key) : key_(std::move(key)), id_(IdOf(key_.get())) {}
 
 Result<SigningKey> SigningKey::Read(const std::string& path) {
   const Result<std::string> text = os::ReadSecretFile(path, kMaxPemBytes);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
-  const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
-  // A daemon cannot ask for a passphrase.
-  const auto no_passphrase = [](char*, int, int, void*) { return -1; };
-  std::shared_ptr<void> key = Own(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr));
-  ERR_clear_error();
-  if (key == nullptr || EVP_PKEY_id(Of(key)) != EVP_PKEY_ED25519) {
+  net::Key key = net::PrivateKeyOf(*text);
+  if (key == nullptr || EVP_PKEY_id(key.get()) != EVP_PKEY_ED25519) {
     return Wrong(path, "has no Ed25519 key without a passphrase; make one: openssl genpkey -algorithm ed25519");
   }
   return SigningKey(std::move(key));
@@ -83,7 +64,7 @@ v1::LogSignature SigningKey::Sign(ByteView bytes) const {
   std::string signature(kSignatureBytes, '\0');
   size_t length = signature.size();
   const Digest digest(EVP_MD_CTX_new());
-  EVP_DigestSignInit(digest.get(), nullptr, nullptr, nullptr, Of(key_));
+  EVP_DigestSignInit(digest.get(), nullptr, nullptr, nullptr, key_.get());
   EVP_DigestSign(digest.get(), reinterpret_cast<unsigned char*>(signature.data()), &length, Raw(prefixed),
                  prefixed.size());
   v1::LogSignature made;
@@ -101,14 +82,13 @@ TrustedKeys SigningKey::Verifier() const {
 Result<TrustedKeys> TrustedKeys::Read(const std::string& path) {
   const Result<std::string> text = os::ReadFile(path, kMaxPemBytes);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
-  const Bio bio(BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
   TrustedKeys trusted;
   trusted.path_ = path;
-  while (std::shared_ptr<void> key = Own(PEM_read_bio_PUBKEY(bio.get(), nullptr, nullptr, nullptr))) {
-    if (EVP_PKEY_id(Of(key)) != EVP_PKEY_ED25519) return Wrong(path, "has a public key that is no Ed25519 key");
-    trusted.keys_.push_back({IdOf(Of(key)), key});
+  for (net::Key& key : net::PublicKeysOf(*text)) {
+    if (EVP_PKEY_id(key.get()) != EVP_PKEY_ED25519) return Wrong(path, "has a public key that is no Ed25519 key");
+    std::string id = IdOf(key.get());
+    trusted.keys_.push_back({std::move(id), std::move(key)});
   }
-  ERR_clear_error();
   if (trusted.empty()) return Wrong(path, "has no public key in PEM; openssl pkey -pubout writes one");
   return trusted;
 }
@@ -126,7 +106,7 @@ Status TrustedKeys::Check(ByteView bytes,
     for (const Key& trusted : keys_) {
       if (given.key() != trusted.id || given.signature().size() != kSignatureBytes) continue;
       const Digest digest(EVP_MD_CTX_new());
-      EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, Of(trusted.key));
+      EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, trusted.key.get());
       const int good = EVP_DigestVerify(digest.get(), Raw(AsBytes(std::string_view(given.signature()))),
                                         kSignatureBytes, Raw(prefixed), prefixed.size());
       ERR_clear_error();

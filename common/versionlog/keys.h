@@ -1,6 +1,8 @@
 // Ed25519 keys: a writer signs the log's head with one, and a reader takes no head that none of its own has signed.
 #pragma once
 
+#include <openssl/types.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -25,9 +27,9 @@ class SigningKey {
   class TrustedKeys Verifier() const;
 
  private:
-  explicit SigningKey(std::shared_ptr<void> key);
+  explicit SigningKey(std::shared_ptr<EVP_PKEY> key);
 
-  std::shared_ptr<void> key_;  // an EVP_PKEY
+  std::shared_ptr<EVP_PKEY> key_;
   std::string id_;
 };
 
@@ -49,7 +51,7 @@ class TrustedKeys {
   friend class SigningKey;
   struct Key {
     std::string id;
-    std::shared_ptr<void> key;
+    std::shared_ptr<EVP_PKEY> key;
   };
   std::string path_;  // empty: they are of no file
   std::vector<Key> keys_;
