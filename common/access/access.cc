@@ -1,6 +1,6 @@
 #include "common/access/access.h"
 
-#include <sys/stat.h>
+#include <chrono>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -8,8 +8,6 @@
 namespace lockstep::access {
 namespace {
 
-constexpr std::chrono::minutes kLogAgain{1};
-constexpr size_t kMaxLogged = 1024;
 constexpr size_t kMaxModelName = 200;
 
 std::string WhatOf(std::string_view method, const Scope& scope) {
@@ -29,7 +27,7 @@ std::string WhatOf(std::string_view method, const Scope& scope) {
 Result<std::unique_ptr<AccessControl>> AccessControl::Create(std::string policy_path) {
   std::unique_ptr<AccessControl> control(new AccessControl(std::move(policy_path)));
   if (control->path_.empty()) return control;
-  control->stamp_ = control->StampNow();
+  control->stamp_ = os::StampOf(control->path_);
   LS_ASSIGN_OR_RETURN(control->policy_, Policy::Read(control->path_));
   return control;
 }
@@ -62,8 +60,9 @@ Status AccessControl::Admit(const Identity& caller) {
 
 Status AccessControl::Refuse(const Identity& caller, std::string_view what, std::string_view role) {
   const Status refusal(ErrorCode::kPermission, Cat(caller.name, " may not ", what, "; ", WhyNot(caller, role)));
-  std::lock_guard lock(mutex_);
-  if (LogDue(caller.name)) telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}});
+  if (const uint64_t times = limit_.Count(caller.name); times > 0) {
+    telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}, {"times", times}});
+  }
   return refusal;
 }
 
@@ -80,21 +79,9 @@ Result<Caller> AccessControl::Begin(const Identity& caller) {
   return Caller{name, std::move(call)};
 }
 
-bool AccessControl::LogDue(const std::string& identity) {
-  const auto now = std::chrono::steady_clock::now();
-  std::erase_if(logged_, [&](const auto& entry) { return now - entry.second >= kLogAgain; });
-  return logged_.size() < kMaxLogged && logged_.emplace(identity, now).second;
-}
-
-AccessControl::Stamp AccessControl::StampNow() const {
-  struct stat info {};
-  if (::stat(path_.c_str(), &info) != 0) return {};
-  return {info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
-}
-
 void AccessControl::Reload() {
   if (path_.empty()) return;
-  const Stamp now = StampNow();
+  const os::FileStamp now = os::StampOf(path_);
   std::lock_guard lock(mutex_);
   if (now == stamp_) return;
   stamp_ = now;

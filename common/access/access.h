@@ -3,9 +3,6 @@
 //   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
 #pragma once
 
-#include <chrono>
-#include <ctime>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,6 +12,8 @@
 #include "common/access/policy.h"
 #include "common/access/quota.h"
 #include "common/base/status.h"
+#include "common/os/file.h"
+#include "common/telemetry/log_limit.h"
 
 namespace lockstep::access {
 
@@ -51,19 +50,14 @@ class AccessControl {
   explicit AccessControl(std::string policy_path) : path_(std::move(policy_path)) {}
   bool IsDenied(const Identity& caller) const;
   Status Refuse(const Identity& caller, std::string_view what, std::string_view role);
-  bool LogDue(const std::string& identity);
   std::string WhyNot(const Identity& caller, std::string_view role);
-
-  // What tells one content of a file from the next without reading it.
-  using Stamp = std::tuple<uint64_t, int64_t, int64_t, int64_t>;
-  Stamp StampNow() const;
 
   const std::string path_;
   Quota calls_{"calls", {.all = 512, .each = 128}};  // of as many as there are threads for (rpc_server.cc)
   std::mutex mutex_;
   std::optional<Policy> policy_;
-  Stamp stamp_;
-  std::map<std::string, std::chrono::steady_clock::time_point> logged_;  // identities refused in the last minute
+  os::FileStamp stamp_;        // of the policy's file, when it was read
+  telemetry::LogLimit limit_;  // of refusals, by identity
 };
 
 // The calls of one service.

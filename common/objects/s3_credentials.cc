@@ -1,7 +1,5 @@
 #include "common/objects/s3_credentials.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <ctime>
 #include <map>
@@ -10,7 +8,6 @@
 
 #include "common/base/text.h"
 #include "common/objects/s3_url.h"
-#include "common/os/file.h"
 #include "common/os/shell.h"
 
 namespace lockstep::objects {
@@ -30,13 +27,6 @@ std::string Trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r");
   if (first == std::string_view::npos) return "";
   return std::string(text.substr(first, text.find_last_not_of(" \t\r") + 1 - first));
-}
-
-// What tells one content of the file from another.
-std::string StampOf(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return "";
-  return Cat(info.st_ino, ".", info.st_size, ".", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec);
 }
 
 // The settings of one profile.
@@ -73,7 +63,7 @@ bool S3Credentials::AreGood() const {
   // A command may go on naming keys that end soon: it is not run for each request.
   const int64_t due = std::max(found_.ends_unix_s - kEarly, std::min(found_.ends_unix_s, found_.unix_s + kSeldom));
   const bool ended = found_.ends_unix_s != 0 && std::time(nullptr) > due;
-  const bool changed = !found_.file.empty() && StampOf(found_.file) != found_.stamp;
+  const bool changed = !found_.file.empty() && os::StampOf(found_.file) != found_.stamp;
   return have_ && !ended && !changed;
 }
 
@@ -119,14 +109,14 @@ Result<S3Credentials::Found> S3Credentials::Find(const std::stop_token& stop) co
     return found;
   }
   file = Environment({"HOME"}) + "/.aws/credentials";
-  if (!StampOf(file).empty()) return FromFile(file, stop);
+  if (os::StampOf(file) != os::FileStamp()) return FromFile(file, stop);
   return Status(ErrorCode::kConfig,
                 "no credentials: set $AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY, or "
                 "$AWS_SHARED_CREDENTIALS_FILE, or give a file in the URL, ?credentials=FILE");
 }
 
 Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path, const std::stop_token& stop) const {
-  Found found{.keys = {}, .file = path, .stamp = StampOf(path)};
+  Found found{.keys = {}, .file = path, .stamp = os::StampOf(path)};
   const Result<std::string> text = os::ReadSecretFile(path, kMaxFile);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
   const std::string named = options_.profile.empty() ? Environment({"AWS_PROFILE"}) : options_.profile;

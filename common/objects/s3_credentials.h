@@ -10,6 +10,7 @@
 
 #include "common/base/status.h"
 #include "common/http/http_client.h"
+#include "common/os/file.h"
 
 namespace lockstep::objects {
 
@@ -33,7 +34,7 @@ class S3Credentials {
   struct Found {
     http::Signing keys;
     std::string file;         // that they are of; empty: of none
-    std::string stamp;        // of the file, when it was read
+    os::FileStamp stamp;      // of the file, when it was read
     int64_t ends_unix_s = 0;  // 0: they do not
     int64_t unix_s = 0;       // when they were found
   };

@@ -176,6 +176,15 @@ Status MakeDirs(const std::string& path, mode_t mode) {
   return error == 0 ? OkStatus() : ErrnoStatus(error, Cat("make directory ", path));
 }
 
+FileStamp StampOf(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return {};
+  return {.device = info.st_dev,
+          .inode = info.st_ino,
+          .bytes = info.st_size,
+          .changed_unix_ns = info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec};
+}
+
 bool Names(const std::string& path, int fd) {
   struct stat named, opened;
   return ::stat(path.c_str(), &named) == 0 && ::fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&

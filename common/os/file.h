@@ -46,6 +46,18 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 // set-group-ID bit. An existing directory is left as it is.
 Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
+// What tells one content of a file, its permissions included, from the next without reading it. A path that cannot be
+// looked at has the default stamp.
+struct FileStamp {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  int64_t bytes = 0;
+  int64_t changed_unix_ns = 0;  // ctime: no program sets it back
+
+  bool operator==(const FileStamp&) const = default;
+};
+FileStamp StampOf(const std::string& path);
+
 // Whether `path` still names the file of `fd`: another process may have removed it, or put another in its place.
 bool Names(const std::string& path, int fd);
 

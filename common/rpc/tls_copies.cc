@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -57,7 +56,7 @@ const TlsCopies& TlsCopies::Of(const TlsOptions& tls) {
 }
 
 TlsCopies::TlsCopies(const TlsOptions& tls)
-    : tls_(tls), cert_(NewCopy()), key_(NewCopy()), ca_(NewCopy()), seen_(StampNow()) {
+    : tls_(tls), cert_(NewCopy()), key_(NewCopy()), ca_(NewCopy()), seen_(StampsNow()) {
   const Status taken = Take();
   if (taken.ok()) {
     taken_ = seen_;
@@ -76,19 +75,12 @@ std::shared_ptr<const net::TlsContext> TlsCopies::context() const {
   return context_;
 }
 
-TlsCopies::Stamp TlsCopies::StampNow() const {
-  Stamp stamp;
-  auto* next = stamp.begin();
-  for (const std::string* file : {&tls_.cert, &tls_.key, &tls_.ca}) {
-    struct stat info {};
-    (void)::stat(file->c_str(), &info);
-    *next++ = {info.st_dev, info.st_ino, info.st_ctim.tv_sec, info.st_ctim.tv_nsec};
-  }
-  return stamp;
+TlsCopies::Stamps TlsCopies::StampsNow() const {
+  return {os::StampOf(tls_.cert), os::StampOf(tls_.key), os::StampOf(tls_.ca)};
 }
 
 void TlsCopies::Look() {
-  const Stamp now = StampNow();
+  const Stamps now = StampsNow();
   const bool settled = now == std::exchange(seen_, now);  // they are not just being replaced one after the other
   if (!settled || now == taken_) return;
   const Status taken = Take();

@@ -3,15 +3,14 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "common/base/status.h"
 #include "common/net/tls_session.h"
+#include "common/os/file.h"
 #include "common/os/unique_fd.h"
 #include "common/rpc/tls.h"
 
@@ -30,12 +29,11 @@ class TlsCopies {
   std::shared_ptr<const net::TlsContext> context() const;
 
  private:
-  // What tells one content of the files, and their permissions, from the next without reading them.
-  using Stamp = std::array<std::tuple<uint64_t, uint64_t, int64_t, int64_t>, 3>;
+  using Stamps = std::array<os::FileStamp, 3>;
 
   explicit TlsCopies(const TlsOptions& tls);
   static std::string PathOf(const os::UniqueFd& copy);
-  Stamp StampNow() const;
+  Stamps StampsNow() const;
   void Look();
   Status Take();
 
@@ -45,9 +43,9 @@ class TlsCopies {
   const os::UniqueFd ca_;
   mutable std::mutex mutex_;
   std::shared_ptr<const net::TlsContext> context_;
-  Stamp seen_;                    // at the last look
-  std::optional<Stamp> taken_;    // of what was copied
-  std::optional<Stamp> refused_;  // of what was last said to be of no use
+  Stamps seen_;                    // at the last look
+  std::optional<Stamps> taken_;    // of what was copied
+  std::optional<Stamps> refused_;  // of what was last said to be of no use
 };
 
 }  // namespace lockstep::rpc
