@@ -8,8 +8,6 @@
 #include <utility>
 
 #include "common/base/text.h"
-#include "common/layout/plan_digest.h"
-#include "common/layout/plan_proof.h"
 
 namespace lockstep::layout {
 namespace {

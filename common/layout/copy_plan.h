@@ -45,4 +45,15 @@ Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<boo
 // What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);
 
+// Internal to common/layout, of the ranks' entries as CompileExport sorts them.
+
+// kBadData names the first tensor of which not every element is written exactly once, and the ranks that write the same
+// elements or the elements that no rank has.
+Status ProveTiling(const TrainingModel& model, const std::vector<RankPlan>& ranks);
+
+// Over tensors, ranks and entries in an encoding that names sources: the digest does not depend on the order of a
+// TrainingModel's lists.
+PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& on_agent_host,
+                    const std::vector<RankPlan>& ranks);
+
 }  // namespace lockstep::layout

@@ -1,9 +1,9 @@
-#include "common/layout/plan_digest.h"
-
+// The digest of a copy plan.
 #include <string_view>
 
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
+#include "common/layout/copy_plan.h"
 
 namespace lockstep::layout {
 namespace {

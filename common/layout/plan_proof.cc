@@ -1,10 +1,10 @@
-#include "common/layout/plan_proof.h"
-
+// The proof of an export plan: all ranks together write every element of every HuggingFace tensor exactly once.
 #include <numeric>
 #include <span>
 #include <string>
 
 #include "common/base/text.h"
+#include "common/layout/copy_plan.h"
 #include "common/layout/tiling.h"
 
 namespace lockstep::layout {
