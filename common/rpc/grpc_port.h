@@ -33,12 +33,12 @@ void RefuseCompressed(grpc::ServerBuilder& builder);
 class GrpcPort {
  public:
   struct Options {
-    const char* option = "--listen";  // this and `address` as of TcpPort::Listen()
+    const char* option;  // this and `address` as of TcpPort::Listen()
     std::string address;
-    size_t connections = 512;   // half of them from one address; fewer where this process may have few descriptors
-    size_t calls = 2048;        // of all connections, that gRPC has not answered
-    size_t calls_of_one = 128;  // connection
-    size_t unanswered_bytes;    // that a peer may say before it gets an answer
+    size_t connections;       // half of them from one address; fewer where this process may have few descriptors
+    size_t calls;             // of all connections, that gRPC has not answered
+    size_t calls_of_one;      // connection
+    size_t unanswered_bytes;  // that a peer may say before it gets an answer
     std::optional<net::Networks> from;  // where peers are let in from; nothing: from anywhere
     const TlsCopies* tls = nullptr;     // null: plaintext
     // Whether the peer with this certificate may do anything here; null: each with a certificate may.

@@ -8,28 +8,58 @@
 #include "common/rpc/control_socket.h"
 
 namespace lockstep::rpc {
+
+// What the peers of one port may take.
+struct RpcServer::Limits {
+  const char* option;  // of the command line, which errors of the port name
+  size_t memory;       // for requests in the making, of all peers
+  size_t connections;
+  size_t calls;  // of all connections, that gRPC has not answered
+  int streams;   // calls of a connection at a time; more wait at the peer
+  int request_bytes;
+  size_t unanswered_bytes;  // of a peer: a request, with what is said of it, and small ones beside it
+  int idle_ms;              // of a connection without calls, which then ends
+  bool pings;               // find out which peers are gone
+};
+
 namespace {
 
-// What all peers together may take: memory for requests in the making, and threads, of which each call in progress has
-// one, but for version streams.
-constexpr size_t kMaxMemory = 512 << 20;
+// Threads for the calls in progress of all peers, but for version streams.
 constexpr int kMaxThreads = 512;
-// A connection's calls at a time; more wait at the peer.
-constexpr int kMaxStreams = 128;
-// Of a peer: a request, with what is said of it, and small ones beside it.
-constexpr size_t kMostUnanswered = 2 * kMaxRequestBytes;
-// A connection without calls goes. Our own have a stream open, or connect again at the next call; one that is made just
-// then is UNAVAILABLE.
-constexpr int kIdleMs = 10 * 60'000;
 
-void SetLimits(grpc::ServerBuilder& builder) {
+// Our own connections have a stream open, or connect again at the next call. A call that is made just then is
+// UNAVAILABLE.
+constexpr RpcServer::Limits kControlLimits{.option = "--listen",
+                                           .memory = 512 << 20,
+                                           .connections = 512,
+                                           .calls = 2048,
+                                           .streams = 128,
+                                           .request_bytes = kMaxRequestBytes,
+                                           .unanswered_bytes = 2 * kMaxRequestBytes,
+                                           .idle_ms = 10 * 60'000,
+                                           .pings = true};
+
+// A health check is some bytes, and few programs ask. One that asks again after `idle_ms` connects again; no usual
+// interval divides it. A watcher is not idle.
+constexpr RpcServer::Limits kHealthLimits{.option = "--health-listen",
+                                          .memory = 16 << 20,
+                                          .connections = 64,
+                                          .calls = 256,
+                                          .streams = 16,
+                                          .request_bytes = 4096,
+                                          .unanswered_bytes = 16 << 10,
+                                          .idle_ms = 100'000,
+                                          .pings = false};
+
+void SetLimits(grpc::ServerBuilder& builder, const RpcServer::Limits& limits) {
   RefuseCompressed(builder);
-  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.SetMaxReceiveMessageSize(limits.request_bytes);
   builder.SetMaxSendMessageSize(kMaxAnswerBytes);
-  builder.SetResourceQuota(grpc::ResourceQuota("control").Resize(kMaxMemory).SetMaxThreads(kMaxThreads));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder.SetResourceQuota(grpc::ResourceQuota(limits.option).Resize(limits.memory).SetMaxThreads(kMaxThreads));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.streams);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits.idle_ms);
+  if (!limits.pings) return;
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -46,49 +76,62 @@ void DropGrpcLog() {
 Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   DropGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
+  return Create(options, kControlLimits);
+}
+
+Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options, const Limits& limits) {
+  std::unique_ptr<RpcServer> made(new RpcServer);
+  const bool health_alone = options.services.empty();
   grpc::ServerBuilder builder;
-  SetLimits(builder);
+  SetLimits(builder, limits);
   if (options.tls.configured()) {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, static_cast<int>(options.tls_age.count()));
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, static_cast<int>(options.tls_age_grace.count()));
   }
-  std::unique_ptr<GrpcPort> port;
   if (!options.address.empty()) {
-    GrpcPort::Options peers{.address = options.address,
-                            .calls_of_one = kMaxStreams,
-                            .unanswered_bytes = kMostUnanswered,
+    GrpcPort::Options peers{.option = limits.option,
+                            .address = options.address,
+                            .connections = limits.connections,
+                            .calls = limits.calls,
+                            .calls_of_one = static_cast<size_t>(limits.streams),
+                            .unanswered_bytes = limits.unanswered_bytes,
                             .from = {},
                             .admit = options.admit};
     if (options.tls.configured()) {
       peers.tls = &TlsCopies::Of(options.tls);
-    } else {
+    } else if (!health_alone) {
       peers.from = options.tls.plain;
     }
-    LS_ASSIGN_OR_RETURN(port, GrpcPort::Listen(std::move(peers)));
-    port->ServeBy(builder);
+    LS_ASSIGN_OR_RETURN(made->port_, GrpcPort::Listen(std::move(peers)));
+    made->port_->ServeBy(builder);
   }
   for (grpc::Service* service : options.services) builder.RegisterService(service);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr) return Status(ErrorCode::kInternal, "gRPC does not start a server");
+  if (health_alone) made->queue_ = builder.AddCompletionQueue();
+  made->server_ = builder.BuildAndStart();
+  if (made->server_ == nullptr) return Status(ErrorCode::kInternal, "gRPC does not start a server");
   for (const std::string& name : options.health_services) {
-    server->GetHealthCheckService()->SetServingStatus(name, false);
+    made->server_->GetHealthCheckService()->SetServingStatus(name, false);
   }
-  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), std::move(port)));
   if (!options.control_socket.empty()) {
-    LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
+    LS_ASSIGN_OR_RETURN(made->control_socket_, StartControlSocket(options.control_socket, made->server_.get()));
   }
   if (!options.health_address.empty()) {
-    LS_ASSIGN_OR_RETURN(started->health_port_, HealthPort::Create(options.health_address, options.health_services));
+    Options health;
+    health.address = options.health_address;
+    health.health_services = options.health_services;
+    LS_ASSIGN_OR_RETURN(made->health_, Create(health, kHealthLimits));
   }
-  if (started->port_ != nullptr) started->port_->Start();
-  return started;
+  if (made->port_ != nullptr) made->port_->Start();
+  return made;
 }
 
-RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<GrpcPort> port)
-    : server_(std::move(server)), port_(std::move(port)) {}
-
 RpcServer::~RpcServer() {
-  Drain(std::chrono::milliseconds(0));
+  if (server_ != nullptr) Drain(std::chrono::milliseconds(0));
+  if (queue_ == nullptr) return;
+  queue_->Shutdown();
+  void* tag = nullptr;
+  for (bool ok = false; queue_->Next(&tag, &ok);) {
+  }
 }
 
 void RpcServer::SetServing(const std::string& health_service, bool serving) {
@@ -98,12 +141,12 @@ void RpcServer::SetServing(const std::string& health_service, bool serving) {
   if (known != serving_.end() && known->second == serving) return;
   serving_[health_service] = serving;
   server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
-  if (health_port_ != nullptr) health_port_->SetServing(health_service, serving);
+  if (health_ != nullptr) health_->SetServing(health_service, serving);
 }
 
 void RpcServer::StopServing() {
   server_->GetHealthCheckService()->Shutdown();
-  if (health_port_ != nullptr) health_port_->StopServing();
+  if (health_ != nullptr) health_->StopServing();
 }
 
 void RpcServer::Drain(std::chrono::milliseconds timeout) {

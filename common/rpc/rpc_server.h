@@ -14,7 +14,6 @@
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/grpc_port.h"
-#include "common/rpc/health_port.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
@@ -39,7 +38,9 @@ class RpcServer {
     // that may not is disconnected.
     std::function<Status(const PeerCertificate&)> admit;
     std::vector<std::string> health_services;  // names that health checks may ask for at once; all NOT_SERVING
-    std::string health_address;  // host:port where health is served to any peer, in plaintext; empty: nowhere
+    // host:port where health alone is served, to any peer and in plaintext: kubelets and load balancers have no
+    // certificate. Empty: nowhere.
+    std::string health_address;
     // A TLS connection ends at this age: the next one checks the certificates. Its calls get `tls_age_grace` to end.
     std::chrono::milliseconds tls_age{60 * 60'000};
     std::chrono::milliseconds tls_age_grace{10 * 60'000};
@@ -49,8 +50,10 @@ class RpcServer {
   static Result<std::unique_ptr<RpcServer>> Create(const Options& options);
   ~RpcServer();
 
-  int bound_port() const { return port_ == nullptr ? 0 : port_->bound_port(); }                 // 0: no TCP
-  int health_port() const { return health_port_ == nullptr ? 0 : health_port_->bound_port(); }  // 0: none
+  int bound_port() const { return port_ == nullptr ? 0 : port_->bound_port(); }       // 0: no TCP
+  int health_port() const { return health_ == nullptr ? 0 : health_->bound_port(); }  // 0: none
+
+  struct Limits;
 
   // From now on health checks may ask for `health_service`, also where it is none of Options::health_services. Without
   // effect once draining.
@@ -64,12 +67,14 @@ class RpcServer {
   void Drain(std::chrono::milliseconds timeout);
 
  private:
-  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<GrpcPort> port);
+  static Result<std::unique_ptr<RpcServer>> Create(const Options& options, const Limits& limits);
+  RpcServer() = default;
 
-  const std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // gRPC wants one where it has no service but its own
+  std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
-  const std::unique_ptr<GrpcPort> port_;            // null: no TCP
-  std::unique_ptr<HealthPort> health_port_;         // null: none
+  std::unique_ptr<GrpcPort> port_;                  // null: no TCP
+  std::unique_ptr<RpcServer> health_;               // at Options::health_address; null: none
   std::mutex mutex_;
   std::map<std::string, bool> serving_;  // as last reported to watchers
 };
