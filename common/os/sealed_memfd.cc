@@ -2,12 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 
 namespace lockstep::os {
 namespace {
@@ -39,14 +40,8 @@ void SealedMemfd::Flush() {
 }
 
 void SealedMemfd::Write(ByteView bytes) {
-  while (status_.ok() && !bytes.empty()) {
-    const ssize_t count = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(written_));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) status_ = ErrnoStatus(errno, Cat("write memfd ", name_, " of ", written_, " bytes so far"));
-    if (count <= 0) return;
-    written_ += static_cast<uint64_t>(count);
-    bytes = bytes.subspan(static_cast<size_t>(count));
-  }
+  if (status_.ok()) status_ = WriteAll(fd_.get(), written_, bytes, Cat("memfd ", name_));
+  written_ += bytes.size();
 }
 
 Result<UniqueFd> SealedMemfd::Seal() && {

@@ -1,6 +1,5 @@
 #include "common/rpc/tcp_port.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/resource.h>
@@ -21,39 +20,18 @@ namespace {
 constexpr int kMostAttempts = 8;
 constexpr std::chrono::milliseconds kPauseAfterFailure{100};
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-Addresses Resolve(const net::HostPort& address) {
-  addrinfo hints{};
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int failed = ::getaddrinfo(address.host.c_str(), Cat(address.port).c_str(), &hints, &found);
-  return {failed == 0 ? found : nullptr, &::freeaddrinfo};
-}
-
-void SetPort(sockaddr* address, int port) {
-  const in_port_t raw = htons(static_cast<uint16_t>(port));
-  if (address->sa_family == AF_INET) reinterpret_cast<sockaddr_in*>(address)->sin_port = raw;
-  if (address->sa_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(address)->sin6_port = raw;
-}
-
-int PortOf(int socket) {
-  sockaddr_in6 own{};  // the port stands where that of IPv4 does
-  socklen_t size = sizeof own;
-  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) == 0 ? ntohs(own.sin6_port) : 0;
-}
+using asio::ip::tcp;
 
 // Not valid when that cannot be; errno says why.
-os::UniqueFd ListenOn(const addrinfo& address) {
-  os::UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+os::UniqueFd ListenOn(const tcp::endpoint& address) {
+  os::UniqueFd socket(::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int yes = 1;
   const int no = 0;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (address.ai_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (address.protocol() == tcp::v6()) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // connections have it from their port
-  const bool listens =
-      ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0;
+  const bool listens = ::bind(socket.get(), address.data(), static_cast<socklen_t>(address.size())) == 0 &&
+                       ::listen(socket.get(), SOMAXCONN) == 0;
   return listens ? std::move(socket) : os::UniqueFd();
 }
 
@@ -97,15 +75,16 @@ Result<std::unique_ptr<TcpPort>> TcpPort::Listen(asio::io_context& context, cons
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
-  const Addresses addresses = Resolve(parsed);
-  for (addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    if (bound_port_ != 0) SetPort(one->ai_addr, bound_port_);  // the same on all, also when the system chose it
-    os::UniqueFd socket = ListenOn(*one);
+  const auto flags = tcp::resolver::passive | tcp::resolver::numeric_service;
+  asio::error_code unknown;
+  for (tcp::endpoint one : tcp::resolver(strand_).resolve(parsed.host, Cat(parsed.port), flags, unknown)) {
+    // The same port on all, also when the system chose it.
+    if (bound_port_ != 0) one.port(static_cast<uint16_t>(bound_port_));
+    os::UniqueFd socket = ListenOn(one);
     if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return NotListening(address_, errno);
     if (!socket.valid()) continue;
-    bound_port_ = PortOf(socket.get());
-    const auto protocol = one->ai_family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
-    listening_.emplace_back(strand_, protocol, socket.Release());
+    listening_.emplace_back(strand_, one.protocol(), socket.Release());
+    bound_port_ = listening_.back().local_endpoint().port();
   }
   if (listening_.empty()) {
     return {ErrorCode::kUnavailable,
