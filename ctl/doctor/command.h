@@ -28,6 +28,6 @@ struct DoctorOptions {
 void AddDoctorOptions(CLI::App& command, DoctorOptions& options);
 
 // kConfig: something has to be corrected first. What may do harm is shown, and is no error.
-Status RunDoctorCommand(const DoctorOptions& options, const Output& output);
+Status Run(const DoctorOptions& options, const Output& output);
 
 }  // namespace lockstep::ctl
