@@ -49,19 +49,6 @@ std::string WayOf(const v1::SyncRecord& record) {
   return way;
 }
 
-// "40 s", "5 min": roughly, as one looks at it.
-std::string SpanText(uint64_t seconds) {
-  if (seconds < 120) return Cat(seconds, " s");
-  if (seconds < 7200) return Cat(seconds / 60, " min");
-  return seconds < 172'800 ? Cat(seconds / 3600, " h") : Cat(seconds / 86'400, " d");
-}
-
-// How long ago something was when it was `now`; "-" when that is not known.
-std::string AgeText(int64_t unix_ns, int64_t now_unix_ns) {
-  if (unix_ns == 0 || now_unix_ns == 0) return "-";
-  return SpanText(static_cast<uint64_t>(std::max<int64_t>(0, now_unix_ns - unix_ns)) / 1'000'000'000);
-}
-
 std::string ErrorText(const std::string& error, int64_t unix_ns, int64_t now_unix_ns) {
   if (error.empty() || unix_ns == 0 || now_unix_ns == 0) return TextOrDash(error);
   return Cat(error, " (", AgeText(unix_ns, now_unix_ns), " ago)");

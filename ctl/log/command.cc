@@ -1,18 +1,18 @@
 #include "ctl/log/command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <thread>
 
 #include "common/base/text.h"
-#include "common/model/manifest.h"
 #include "common/model/model_name.h"
 #include "common/model/safetensors.h"
 #include "common/model/version_files.h"
 #include "common/objects/object_store.h"
 #include "common/os/file.h"
 #include "common/os/segment.h"
+#include "common/telemetry/timeline.h"
 #include "common/versionlog/head.h"
 #include "common/versionlog/history.h"
 #include "common/versionlog/log_reader.h"
@@ -24,15 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int64_t Now() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
-std::string AgeText(int64_t unix_ns) {
-  const int64_t seconds = std::max<int64_t>(0, Now() - unix_ns) / 1'000'000'000;
-  return seconds < 7200 ? Cat(seconds, " s") : Cat(seconds / 3600, " h");
-}
+using telemetry::UnixNanos;
 
 // One log command, with what it reads by.
 class LogCommand {
@@ -97,6 +89,7 @@ class LogCommand {
     Table logs(
         {"MODEL", "LOG", "RUN", ">NEWEST", ">OLDEST", ">AGE", ">DELTAS", ">CHUNKS", "WRITER", ">EPOCH", ">WRITTEN"});
     Table versions({"MODEL", ">VERSION", "LABEL", ">AGE", ">FROM", ">DELTA", ">CHANGED", "DIGEST"});
+    const int64_t now = UnixNanos();
     for (const std::string& model : models) {
       versionlog::LogReader reader = Reader(model);
       LS_ASSIGN_OR_RETURN(const versionlog::Head head, reader.ReadHead({}));
@@ -105,14 +98,14 @@ class LogCommand {
       logs.AddRow(
           {model, Hex(head->id()).substr(0, 12), history.run().empty() ? "-" : Hex(history.run()).substr(0, 12),
            Cat(history.newest().version(), history.has_current() ? Cat(", offers ", history.current().version()) : ""),
-           Cat(history.oldest()), history.run().empty() ? "-" : AgeText(history.newest().committed_unix_ns()),
+           Cat(history.oldest()), AgeText(history.newest().committed_unix_ns(), now),
            HumanBytes(versionlog::StepBytes(history, 0)), Cat(history.chunks_size()), CleanText(head->writer(), 128),
-           Cat(head->epoch()), AgeText(head->written_unix_ns())});
+           Cat(head->epoch()), AgeText(head->written_unix_ns(), now)});
       if (options_.model.empty()) continue;
       for (const v1::LogStep& step : history.steps()) {
         versions.AddRow(
             {model, Cat(step.target().version()), step.target().label().empty() ? "-" : step.target().label(),
-             AgeText(step.target().committed_unix_ns()), Cat(step.base()), HumanBytes(step.payload().bytes()),
+             AgeText(step.target().committed_unix_ns(), now), Cat(step.base()), HumanBytes(step.payload().bytes()),
              Cat(step.changed_elements()), Hex(step.target().manifest_digest()).substr(0, 12)});
       }
     }
@@ -182,22 +175,7 @@ class LogCommand {
     const Bytes header = model::SafetensorsHeader(*layout);
     LS_ASSIGN_OR_RETURN(const os::MappedSegment file, os::CreateTmpfsSegment(path, model::ImageBytes(*layout)));
     std::ranges::copy(header, file.data());
-    std::vector<uint64_t> hashes(layout->block_count());
-    const versionlog::BlocksToMake wanted{.blocks = layout->AllBlocks(),
-                                          .place_of =
-                                              [&](BlockIndex block) {
-                                                const ByteRange range = layout->block_range(block);
-                                                return file.span().subspan(header.size() + range.offset, range.bytes);
-                                              },
-                                          .on_made =
-                                              [&](BlockIndex block, uint64_t hash) {
-                                                hashes[block] = hash;
-                                                return OkStatus();
-                                              }};
-    LS_RETURN_IF_ERROR(reader.MakeBlocks(history, *layout, version, wanted, {}));
-    if (model::ComputeManifestDigest(layout->digest(), hashes) != digest) {
-      return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
-    }
+    LS_RETURN_IF_ERROR(MakeVersion(reader, history, *layout, version, file.span().subspan(header.size())));
     std::error_code error;
     fs::permissions(path, fs::perms(0640), error);
     const auto described = std::ranges::find_if(
@@ -219,12 +197,13 @@ class LogCommand {
     versionlog::LogReader reader = Reader(model);
     // Listed before the head is read: what is written in between is young.
     LS_ASSIGN_OR_RETURN(const auto listed, store_->List(model + "/", {}));
-    const int64_t before = Now() - static_cast<int64_t>(options_.grace_s) * 1'000'000'000;
+    const int64_t before = UnixNanos() - static_cast<int64_t>(options_.grace_s) * 1'000'000'000;
     LS_ASSIGN_OR_RETURN(versionlog::Head head, reader.ReadHead({}));
     if (head->written_unix_ns() > before) {
-      return {ErrorCode::kState, Cat(CleanText(head->writer(), 128), " has written to the log ",
-                                     AgeText(head->written_unix_ns()), " ago, and removes what it has left by itself; ",
-                                     "--grace 0 removes all that the head does not name now")};
+      return {ErrorCode::kState,
+              Cat(CleanText(head->writer(), 128), " has written to the log ",
+                  AgeText(head->written_unix_ns(), UnixNanos()), " ago, and removes what it has left by itself; ",
+                  "--grace 0 removes all that the head does not name now")};
     }
     std::set<std::string> named = versionlog::ObjectNames(*head);
     uint64_t removed = 0;
@@ -257,7 +236,38 @@ class LogCommand {
 
 }  // namespace
 
-Status RunLogCommand(const LogOptions& options, const Output& output) {
+void AddLogOptions(CLI::App& command, LogOptions& options) {
+  const auto add = [&](LogOptions::Command which, const char* name, const char* about) {
+    CLI::App* added = command.add_subcommand(name, about)->fallthrough();
+    added->callback([&options, which] { options.command = which; });
+    added->add_option("url", options.url, "Where the log is: file:///DIRECTORY or s3://BUCKET/PREFIX")->required();
+    added->add_option("model,--model", options.model, "The model; may be left out when there is only one");
+    added->add_option("--keys", options.keys, "Read only what one of these Ed25519 public keys (PEM) has signed")
+        ->type_name("FILE");
+    added
+        ->add_option("--allow-insecure-network", options.plain,
+                     "Networks whose http:// stores may be read, 10.0.0.0/8 say; else only this host's")
+        ->type_name("CIDR");
+    return added;
+  };
+  command.require_subcommand(1);
+  add(LogOptions::Command::kList, "ls", "Models, and the versions of one");
+  add(LogOptions::Command::kVerify, "verify",
+      "Read all of it, and make every version; takes memory for one version of the model");
+  CLI::App* fetch = add(LogOptions::Command::kFetch, "fetch", "Write one version as a HuggingFace directory");
+  fetch->add_option("--version", options.version, "Which [the newest]")->type_name("N")->check(CLI::PositiveNumber);
+  fetch->add_option("--out", options.out, "The directory, which is made")->required()->type_name("DIR");
+  CLI::App* prune = add(LogOptions::Command::kPrune, "prune", "Remove what a writer that was killed has left");
+  prune->add_option("--grace", options.grace_s, "Keep what was written in the last so many seconds [900]")
+      ->type_name("S");
+  for (CLI::App* reading : command.get_subcommands({})) {
+    reading->add_option("--connections", options.connections, "Objects that are read side by side [8]")
+        ->type_name("N")
+        ->check(CLI::Range(1, 256).description(""));
+  }
+}
+
+Status Run(const LogOptions& options, const Output& output) {
   if (!options.model.empty()) LS_RETURN_IF_ERROR(model::CheckModelName(options.model));
   LS_ASSIGN_OR_RETURN(net::Networks plain, net::Networks::Parse(options.plain));
   LS_ASSIGN_OR_RETURN(auto store, objects::OpenObjectStore(options.url, std::move(plain)));

@@ -32,6 +32,6 @@ void AddLogOptions(CLI::App& command, LogOptions& options);
 
 // kCorrupt names each object that is damaged or lost; kNotFound for a log, model or version that there is not; else the
 // error of what was read or written.
-Status RunLogCommand(const LogOptions& options, const Output& output);
+Status Run(const LogOptions& options, const Output& output);
 
 }  // namespace lockstep::ctl

@@ -15,6 +15,19 @@ namespace {
 
 constexpr int kAttempts = 5;
 
+std::span<std::byte> BlockOf(const model::ModelLayout& layout, std::span<std::byte> data, BlockIndex block) {
+  const ByteRange range = layout.block_range(block);
+  return data.subspan(range.offset, range.bytes);
+}
+
+Status CheckDigest(const v1::LogHistory& history, const model::ModelLayout& layout, Version version,
+                   const std::vector<uint64_t>& hashes) {
+  if (model::ComputeManifestDigest(layout.digest(), hashes) == versionlog::FindDigest(history, version)) {
+    return OkStatus();
+  }
+  return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
+}
+
 // The data section, as it is in one version after another.
 class Replay {
  public:
@@ -24,19 +37,11 @@ class Replay {
         history_(history),
         layout_(std::move(layout)),
         workers_(workers),
-        data_(layout_->data_bytes()),
-        hashes_(layout_->block_count()) {}
+        data_(layout_->data_bytes()) {}
 
   Status Begin(Version oldest) {
-    const versionlog::BlocksToMake wanted{.blocks = layout_->AllBlocks(),
-                                          .place_of = [this](BlockIndex block) { return Block(block); },
-                                          .on_made =
-                                              [this](BlockIndex block, uint64_t hash) {
-                                                hashes_[block] = hash;
-                                                return OkStatus();
-                                              }};
-    LS_RETURN_IF_ERROR(reader_.MakeBlocks(history_, *layout_, oldest, wanted, {}));
-    return Check(oldest);
+    LS_ASSIGN_OR_RETURN(hashes_, MakeVersion(reader_, history_, *layout_, oldest, data_));
+    return CheckChunks(oldest);
   }
 
   Status Step(const v1::LogStep& step) {
@@ -45,12 +50,14 @@ class Replay {
     const auto entries = chain[0]->entries();
     LS_RETURN_IF_ERROR(workers_.ParallelTry(entries.size(), [&](size_t i) -> Status {
       const payload::EntryData entry{&entries[i], chain[0]->data(entries[i])};
-      LS_ASSIGN_OR_RETURN(hashes_[entry.entry->block], payload::ApplyEntries({&entry, 1}, Block(entry.entry->block)));
+      LS_ASSIGN_OR_RETURN(hashes_[entry.entry->block],
+                          payload::ApplyEntries({&entry, 1}, BlockOf(*layout_, data_, entry.entry->block)));
       if (hashes_[entry.entry->block] == entry.entry->target_hash) return OkStatus();
       return {ErrorCode::kCorrupt, Cat("block ", entry.entry->block, " of version ", step.target().version(),
                                        " does not come out as its delta promises")};
     }));
-    return Check(step.target().version());
+    LS_RETURN_IF_ERROR(CheckDigest(history_, *layout_, step.target().version(), hashes_));
+    return CheckChunks(step.target().version());
   }
 
   Status CheckManifest() const {
@@ -60,17 +67,7 @@ class Replay {
   }
 
  private:
-  std::span<std::byte> Block(BlockIndex block) {
-    const ByteRange range = layout_->block_range(block);
-    return std::span(data_).subspan(range.offset, range.bytes);
-  }
-
-  // The digest, and the chunks of that version.
-  Status Check(Version version) const {
-    const ManifestDigest digest = model::ComputeManifestDigest(layout_->digest(), hashes_);
-    if (digest != versionlog::FindDigest(history_, version)) {
-      return {ErrorCode::kCorrupt, Cat("version ", version, " does not have the digest that the head names")};
-    }
+  Status CheckChunks(Version version) const {
     for (const v1::LogChunk& chunk : history_.chunks()) {
       if (chunk.version() != version) continue;
       const ByteRange range = versionlog::ChunkRange(history_, chunk.index(), layout_->data_bytes());
@@ -111,6 +108,22 @@ Result<uint64_t> MakeAll(versionlog::LogReader& reader, const v1::LogHistory& hi
 }
 
 }  // namespace
+
+Result<std::vector<uint64_t>> MakeVersion(versionlog::LogReader& reader, const v1::LogHistory& history,
+                                          const model::ModelLayout& layout, Version version,
+                                          std::span<std::byte> data) {
+  std::vector<uint64_t> hashes(layout.block_count());
+  const versionlog::BlocksToMake wanted{.blocks = layout.AllBlocks(),
+                                        .place_of = [&](BlockIndex block) { return BlockOf(layout, data, block); },
+                                        .on_made =
+                                            [&](BlockIndex block, uint64_t hash) {
+                                              hashes[block] = hash;
+                                              return OkStatus();
+                                            }};
+  LS_RETURN_IF_ERROR(reader.MakeBlocks(history, layout, version, wanted, {}));
+  LS_RETURN_IF_ERROR(CheckDigest(history, layout, version, hashes));
+  return hashes;
+}
 
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
                           WorkerPool& workers) {

@@ -1,7 +1,9 @@
-// The proof of a log: every object is what its name says, and every version comes out of them as its digest says.
+// Internal to ctl/log. The proof of a log: every object is what its name says, and every version comes out of them as
+// its digest says.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,5 +23,9 @@ struct LogProof {
 // An error: it could not be told, or versions are not what they are called though all objects are whole.
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
                           WorkerPool& workers);
+
+// Makes `version` in `data`, the whole data section. The hashes of its blocks, when their digest is the head's.
+Result<std::vector<uint64_t>> MakeVersion(versionlog::LogReader& reader, const v1::LogHistory& history,
+                                          const model::ModelLayout& layout, Version version, std::span<std::byte> data);
 
 }  // namespace lockstep::ctl

@@ -1,6 +1,7 @@
-// Columns of text for people.
+// Text for people: columns, and times.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,11 @@ class Table {
   std::vector<bool> right_aligned_;
   std::vector<std::vector<std::string>> rows_;  // the titles first
 };
+
+// "40 s", "5 min": roughly, as one looks at it.
+std::string SpanText(uint64_t seconds);
+
+// How long ago something was when it was `now`; "-" when that is not known.
+std::string AgeText(int64_t unix_ns, int64_t now_unix_ns);
 
 }  // namespace lockstep::ctl
