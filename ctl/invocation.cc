@@ -22,6 +22,7 @@ struct Words {
   std::vector<std::string> receivers;
   std::string health_service;
   std::string shell;
+  std::optional<Daemon> owner;  // of the command; nothing: both daemons do it
   rpc::TlsOptions tls;
   DaemonOptions daemon;
   PlanOptions plan;
@@ -32,25 +33,9 @@ struct Words {
 
 constexpr const char* kAbout =
     "Asks the daemon of this host, or the one that --agent or --receiver names. Options of the tool may stand before "
-    "or "
-    "behind the command.\n\n"
-    "It exits with 0 where all is well, with 64 for a wrong command line, with 69 where a daemon cannot be reached or "
-    "is "
-    "not serving, with 65 where bytes are not what they should be, and else with the code of the error that it prints.";
-
-// The daemon that a command belongs to. Nothing: both daemons do it.
-std::optional<Daemon> OwnerOf(Command command) {
-  switch (command) {
-    case Command::kPull:
-    case Command::kRollback:
-    case Command::kVerify:
-      return Daemon::kReceiver;
-    case Command::kDrop:
-      return Daemon::kAgent;
-    default:
-      return std::nullopt;
-  }
-}
+    "or behind the command.\n\nIt exits with 0 where all is well, with 64 for a wrong command line, with 69 where a "
+    "daemon cannot be reached or is not serving, with 65 where bytes are not what they should be, and else with the "
+    "code of the error that it prints.";
 
 void AddModel(CLI::App& command, DaemonOptions& options) {
   command.add_option("model,--model", options.model, "The model; may be left out when there is only one");
@@ -60,39 +45,42 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* about) {
   return app.add_subcommand(name, about)->fallthrough();  // global options may also stand behind the command
 }
 
-CLI::App* AddCommand(CLI::App& app, DaemonOptions& options, Command command, const char* name, const char* about) {
-  CLI::App* added = AddCommand(app, name, about);
-  added->callback([&options, command] { options.command = command; });
-  return added;
-}
-
 void AddCommands(CLI::App& app, Words& words) {
   DaemonOptions& options = words.daemon;
-  AddCommand(app, options, Command::kStatus, "status", "Everything the daemon knows about its models");
-  CLI::App* top = AddCommand(app, options, Command::kTop, "top", "The same, again and again");
+  // `owner`: the daemon that the command belongs to. Nothing: both daemons do it.
+  const auto add = [&](Command command, std::optional<Daemon> owner, const char* name, const char* about) {
+    CLI::App* added = AddCommand(app, name, about);
+    added->callback([&words, command, owner] {
+      words.daemon.command = command;
+      words.owner = owner;
+    });
+    return added;
+  };
+  add(Command::kStatus, {}, "status", "Everything the daemon knows about its models");
+  CLI::App* top = add(Command::kTop, {}, "top", "The same, again and again");
   CLI::Option* every = top->add_option("--every", options.every_s, "Seconds between two looks [1]")
                            ->type_name("S")
                            ->check(CLI::Range(1, 3600).description(""));
   top->add_flag("--changes", options.changes_only, "Look 20 times a second, and print only what is new; not ages")
       ->excludes(every);
   top->add_option("--count", options.count, "End after so many")->type_name("N");
-  AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
-  CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
+  add(Command::kVersions, {}, "versions", "Versions and deltas that the daemon holds");
+  CLI::App* pull = add(Command::kPull, Daemon::kReceiver, "pull", "Have a receiver pull the newest version now");
   AddModel(*pull, options);
   pull->add_flag("--full", options.force_full, "Pull every block, whatever the receiver holds");
   CLI::App* verify =
-      AddCommand(app, options, Command::kVerify, "verify",
-                 "Recompute a receiver's digests from memory, and compare with the agent's manifest and with the "
-                 "memory of engines that are attached; with --agent alone, an agent's digests");
+      add(Command::kVerify, Daemon::kReceiver, "verify",
+          "Recompute a receiver's digests from memory, and compare with the agent's manifest and with the "
+          "memory of engines that are attached; with --agent alone, an agent's digests");
   AddModel(*verify, options);
   verify->add_flag("--engines", options.needs_engines, "Fail when no engine is attached, or one was not compared");
-  CLI::App* watch = AddCommand(app, options, Command::kWatch, "watch", "Print each new version or sync as it comes");
+  CLI::App* watch = add(Command::kWatch, {}, "watch", "Print each new version or sync as it comes");
   AddModel(*watch, options);
   watch->add_option("--count", options.count, "End after so many")->type_name("N");
-  AddModel(*AddCommand(app, options, Command::kLayout, "layout", "The model's tensors"), options);
-  CLI::App* rollback = AddCommand(app, options, Command::kRollback, "rollback",
-                                  "End a receiver's pull and return to another version: without an option to the one "
-                                  "before, which stays until the next pull");
+  AddModel(*add(Command::kLayout, {}, "layout", "The model's tensors"), options);
+  CLI::App* rollback = add(Command::kRollback, Daemon::kReceiver, "rollback",
+                           "End a receiver's pull and return to another version: without an option to the one "
+                           "before, which stays until the next pull");
   AddModel(*rollback, options);
   CLI::Option* to =
       rollback->add_option("--to", options.to_version, "Have this version, and keep it until the next pull");
@@ -101,11 +89,11 @@ void AddCommands(CLI::App& app, Words& words) {
                                            "soon as there is a newer one");
   for (CLI::Option* version : {to, skip}) version->type_name("VERSION")->check(CLI::PositiveNumber);
   to->excludes(skip);
-  AddCommand(app, options, Command::kDrop, "drop",
-             "Have an agent forget a model whose trainer has ended, and free its memory; receivers keep what they hold")
+  add(Command::kDrop, Daemon::kAgent, "drop",
+      "Have an agent forget a model whose trainer has ended, and free its memory; receivers keep what they hold")
       ->add_option("model,--model", options.model, "The model")
       ->required();
-  AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
+  add(Command::kHealth, {}, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(
       *AddCommand(app, "plan", "Which rank copies what, from a trainer's shape or its descriptions; asks no daemon"),
@@ -158,17 +146,18 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
   const bool agent = !words.agent.empty();
   const bool receiver = !words.receivers.empty();
   const bool verify = options.command == Command::kVerify;
-  const std::optional<Daemon> owner = OwnerOf(options.command);
   if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
   if (agent && receiver && !verify) {
     return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
   const bool agents_verify = verify && !options.needs_engines;
-  if (owner == Daemon::kReceiver && agent && !receiver && !agents_verify) {
+  if (words.owner == Daemon::kReceiver && agent && !receiver && !agents_verify) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
-  if (owner == Daemon::kAgent && receiver) return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
-  options.daemon = receiver ? Daemon::kReceiver : agent ? Daemon::kAgent : owner ? *owner : DaemonMeant();
+  if (words.owner == Daemon::kAgent && receiver) {
+    return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
+  }
+  options.daemon = receiver ? Daemon::kReceiver : agent ? Daemon::kAgent : words.owner ? *words.owner : DaemonMeant();
   options.address = AddressOf(options.daemon, words);
   if (agent && receiver) options.verify_agent = words.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
@@ -275,13 +264,7 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
 
 Status RunCommand(const Invocation& invocation, std::ostream& out) {
   const Output output{out, invocation.json, invocation.quiet};
-  if (const auto* plan = std::get_if<PlanOptions>(&invocation.wanted)) return RunPlanCommand(*plan, output);
-  if (const auto* timeline = std::get_if<TimelineOptions>(&invocation.wanted)) {
-    return RunTimelineCommand(*timeline, output);
-  }
-  if (const auto* log = std::get_if<LogOptions>(&invocation.wanted)) return RunLogCommand(*log, output);
-  if (const auto* doctor = std::get_if<DoctorOptions>(&invocation.wanted)) return RunDoctorCommand(*doctor, output);
-  return RunDaemonCommand(std::get<DaemonOptions>(invocation.wanted), output);
+  return std::visit([&](const auto& options) { return Run(options, output); }, invocation.wanted);
 }
 
 }  // namespace lockstep::ctl

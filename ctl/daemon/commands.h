@@ -39,7 +39,7 @@ inline constexpr std::chrono::milliseconds kQuickTimeout{10'000};  // for what a
 inline constexpr std::chrono::milliseconds kWorkTimeout{600'000};  // for what it has to do first
 
 // Calls the daemon that `options` names and prints its answer. Errors are RunCommand's (ctl/invocation.h).
-Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
+Status Run(const DaemonOptions& options, const Output& output);
 
 // Where daemons are when the command line does not say.
 inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";

@@ -100,7 +100,7 @@ Status RunReceiverCommand(const DaemonOptions& options, const Output& output) {
   return ReceiverCommands(options, output).Run();
 }
 
-Status RunDaemonCommand(const DaemonOptions& options, const Output& output) {
+Status Run(const DaemonOptions& options, const Output& output) {
   return options.daemon == Daemon::kAgent ? RunAgentCommand(options, output) : RunReceiverCommand(options, output);
 }
 

@@ -68,7 +68,7 @@ Status WriteDescriptions(const std::string& directory, const std::vector<plan::S
 
 }  // namespace
 
-Status RunPlanCommand(const PlanOptions& options, const Output& output) {
+Status Run(const PlanOptions& options, const Output& output) {
   LS_ASSIGN_OR_RETURN(std::vector<plan::ShardDescription> descriptions,
                       options.config.empty() ? ReadDescriptions(options.descriptions) : MakeDescriptions(options));
   if (options.rank && *options.rank >= descriptions.size()) {

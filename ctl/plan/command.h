@@ -35,6 +35,6 @@ Status FinishPlanOptions(PlanOptions& options);
 
 // Compiles the plan and prints it. kBadData for a configuration, topology or description that is wrong, kNotFound and
 // kIo for a file that cannot be read, naming it; kUsage for a rank that there is not.
-Status RunPlanCommand(const PlanOptions& options, const Output& output);
+Status Run(const PlanOptions& options, const Output& output);
 
 }  // namespace lockstep::ctl

@@ -39,6 +39,6 @@ Status FinishTimelineOptions(const std::string& agent, const std::vector<std::st
 
 // Every daemon must answer: kUnavailable, kDeadline or kProtocol names the one that does not. kNotFound when none
 // remembers a span of what is wanted; errors of WriteTextFile for the trace.
-Status RunTimelineCommand(const TimelineOptions& options, const Output& output);
+Status Run(const TimelineOptions& options, const Output& output);
 
 }  // namespace lockstep::ctl

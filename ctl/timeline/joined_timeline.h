@@ -1,4 +1,5 @@
-// The spans of several daemons on one clock, grouped by the version that they work towards.
+// The spans of several daemons on one clock, grouped by the version that they work towards, and as people, scripts and
+// viewers of traces read them.
 //
 // The clock is the first daemon's, the agent's. Another's is corrected only where the calls prove it to be another:
 // what they leave open would put spans of one machine out of order.
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "ctl/output/json.h"
 #include "ctl/timeline/command.h"
 #include "proto/lockstep/v1/model.pb.h"
 
@@ -69,5 +71,24 @@ size_t StageOf(const std::string& span);
 
 // From the trainer's commit to the last commit of a receiver; negative when either is not there.
 int64_t PublishToCommitNanos(const JoinedTimeline& timeline, const JoinedTimeline::OneVersion& version);
+
+// A line per daemon; then, per version, a table with a line per stage of each daemon and pull, and its bar.
+std::string TimelineText(const JoinedTimeline& timeline);
+
+// {"daemons": [{"daemon", "address", "ahead_us", "uncertainty_us", "corrected", "dropped"}],
+//  "versions": [{"model", "run", "version", "begin_unix_ns", "end_unix_ns", "publish_to_commit_us",
+//                "spans": [a TimelineSpan, and "daemon", its place in "daemons"]}]}
+// publish_to_commit_us is null when the trainer's commit or every receiver's is not among the spans.
+Json TimelineJson(const JoinedTimeline& timeline);
+
+// A Chrome trace, which Perfetto and chrome://tracing show. A process per daemon, in it a thread per span name, and
+// more of them where spans of one name overlap. Each span is a complete event (ph X, times in microseconds since the
+// first one) with model, run, version, transfer and bytes as its args. Arrows lead from what an agent's lanes served to
+// the pull that received it; where nothing was served, from the comparison that made what was pulled.
+Json TraceOf(const JoinedTimeline& timeline);
+
+// What OpenTelemetry's collectors take by HTTP (POST /v1/traces, OTLP in JSON). A version is a trace: a span of all of
+// it, and its stages inside. Spans that failed before their version was known are left out.
+Json OtlpOf(const JoinedTimeline& timeline);
 
 }  // namespace lockstep::ctl

@@ -1,6 +1,6 @@
 #include "common/base/hash.h"
 #include "common/base/text.h"
-#include "ctl/timeline/view.h"
+#include "ctl/timeline/joined_timeline.h"
 
 namespace lockstep::ctl {
 namespace {

@@ -10,7 +10,6 @@
 #include "ctl/ctl_testing.h"
 #include "ctl/output/json.h"
 #include "ctl/timeline/joined_timeline.h"
-#include "ctl/timeline/view.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "common/base/text.h"
-#include "ctl/timeline/view.h"
+#include "ctl/timeline/joined_timeline.h"
 
 namespace lockstep::ctl {
 namespace {

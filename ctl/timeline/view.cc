@@ -1,5 +1,3 @@
-#include "ctl/timeline/view.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +7,7 @@
 
 #include "common/base/text.h"
 #include "ctl/output/table.h"
+#include "ctl/timeline/joined_timeline.h"
 
 namespace lockstep::ctl {
 namespace {
