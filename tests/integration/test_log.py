@@ -4,12 +4,12 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from harness import LOCKSTEPCTL, wait_until
+from process_memory import PeakMemory
 from replicas import ToyModel, differing_tensor
 
 
@@ -74,8 +74,7 @@ def test_a_log_that_is_not_signed_by_a_trusted_key_is_not_read(cluster, agent, l
     trusting = cluster.receiver(log, name="trusting", log_keys=public)
     refusing = cluster.receiver(log, name="refusing", log_keys=others)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        trusting.wait_for(model.tensors)
+        model.reach(publisher, 1, trusting)
         wait_until(lambda: "no key that is trusted" in refusing.model_status()["last_error"], "the reader says why")
         assert not refusing.file().exists()
         # A writer without the key: what it writes is not taken, and what was is held.
@@ -96,8 +95,7 @@ def test_a_log_of_the_same_key_and_model_is_not_read_in_the_place_of_the_one_bef
     writer = cluster.receiver(agent, name="writer", archive=log, archive_key=private)
     reader = cluster.receiver(log, name="reader", log_keys=public)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         writer.stop()
     time.sleep(1.1)  # its epoch is a later one
     writer = cluster.receiver(agent, name="staging", archive=f"file://{elsewhere}", archive_key=private)
@@ -123,14 +121,12 @@ def test_a_log_that_was_removed_and_begun_again_is_the_same_one_for_its_readers(
     writer = cluster.receiver(agent, name="writer", archive=log)
     reader = cluster.receiver(log, name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         before = json.loads(ctl_log("ls", log).stdout)[0]
         writer.stop()
         shutil.rmtree(log.removeprefix("file://") + "/actor")
         writer.start()
-        publisher.publish(version=2, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 2, reader)
     after = json.loads(ctl_log("ls", log).stdout)[0]
     assert after["id"] == before["id"] and after["epoch"] > before["epoch"]
 
@@ -144,8 +140,7 @@ def test_the_keys_of_a_log_are_read_again_for_each_head(cluster, agent, log):
     cluster.receiver(agent, name="writer", archive=log, archive_key=private)
     reader = cluster.receiver(log, name="reader", log_keys=keys)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         before = model.copy()
         for content, why in ((others.read_bytes(), "no key that is trusted"), (b"", "has no public key")):
             keys.write_bytes(content)
@@ -178,8 +173,7 @@ def test_a_version_that_the_writer_was_rolled_back_from_is_not_what_new_readers_
 
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2, 3):
-            publisher.publish(version=version, tensors=model.step())
-            early.wait_for(model.tensors)
+            model.reach(publisher, version, early)
             versions[version] = model.copy()
         assert writer.ctl("rollback", "--not", "3").returncode == 0
         wait_until(lambda: newest() == (3, 2), "the log offers version 2")
@@ -208,8 +202,7 @@ def test_a_reader_of_a_log_that_stands_still_is_not_ready_and_says_so(cluster, a
 
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
-            publisher.publish(version=version, tensors=model.step())
-            reader.wait_for(model.tensors)
+            model.reach(publisher, version, reader)
             wait_until(lambda: ready() == {0}, "it is ready")
             assert not reader.model_status()["last_error"]
             wait_until(lambda: ready() == {69}, "it is not any more")
@@ -223,8 +216,7 @@ def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(clus
     writer = cluster.receiver(agent, name="writer", archive=log)
     reader = cluster.receiver([agent.address, log], name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         assert reader.model_status()["source"] == agent.address
         wait_archived(writer, 1)
         agent.kill()
@@ -232,8 +224,7 @@ def test_a_receiver_reads_the_log_while_the_agent_is_away_and_returns_to_it(clus
         reader.wait_for(model.tensors)
         agent.start()
         wait_until(lambda: reader.model_status()["source"] == agent.address, "the agent is followed again")
-        publisher.publish(version=2, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 2, reader)
         wait_archived(writer, 2)
 
 
@@ -242,39 +233,14 @@ def test_of_two_writers_one_stops_with_a_clear_word_and_readers_follow_the_other
     first = cluster.receiver(agent, name="first", archive=log)
     reader = cluster.receiver(log, name="reader")
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         second = cluster.receiver(agent, name="second", archive=log)
         wait_archived(second, 1)
-        publisher.publish(version=2, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 2, reader)
         wait_until(lambda: archive_of(first)["state"] == "taken_over", "the first has stopped")
         assert "taken over by second" in archive_of(first)["last_error"]
         first.wait_for(model.tensors)  # it goes on as a receiver
     assert reader.model_status()["failures"] == 0
-
-
-class PeakHeap:
-    """The most memory of its own that a process has while the block runs, in MiB."""
-
-    def __init__(self, pid: int) -> None:
-        self._status = Path(f"/proc/{pid}/status")
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self.mib = 0.0
-
-    def _sample(self) -> None:
-        while not self._ended.wait(0.002):
-            anonymous = next(line for line in self._status.read_text().splitlines() if line.startswith("RssAnon:"))
-            self.mib = max(self.mib, int(anonymous.split()[1]) / 1024)
-
-    def __enter__(self) -> "PeakHeap":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 def test_a_reader_that_was_away_takes_many_deltas_within_the_memory_that_it_may_use(cluster, agent, log):
@@ -283,8 +249,7 @@ def test_a_reader_that_was_away_takes_many_deltas_within_the_memory_that_it_may_
     bounds = {"log_memory_bytes": "16MiB", "keep_delta_bytes": "1MiB"}
     reader = cluster.receiver(log, name="reader", **bounds)
     with agent.publisher(model.tensors) as publisher:
-        publisher.publish(version=1, tensors=model.step())
-        reader.wait_for(model.tensors)
+        model.reach(publisher, 1, reader)
         reader.stop()
         for version in range(2, 14):
             publisher.publish(version=version, tensors=model.step(density=0.1))
@@ -292,9 +257,9 @@ def test_a_reader_that_was_away_takes_many_deltas_within_the_memory_that_it_may_
         deltas = [step["payload"]["bytes"] for step in json.loads(ctl_log("ls", log).stdout)[0]["history"]["steps"]]
         assert sum(deltas) > 64 << 20 and max(deltas) < 16 << 20
         reader.start()
-        with PeakHeap(reader.process.pid) as peak:
+        with PeakMemory(reader.process.pid) as peak:
             reader.wait_for(model.tensors)
-    assert peak.mib < 16 + 24, "the bound, and what the process takes"
+    assert peak.peak < (16 + 24) << 20, "the bound, and what the process takes"
     modes = re.findall(r'"version_committed".*"mode":"(\w+)"', reader.log())
     assert modes[0] == "full" and set(modes[1:]) == {"chain"} and len(modes) > 4
     assert reader.model_status()["held"]["version"] == 13 and reader.model_status()["failures"] == 0

@@ -1,6 +1,5 @@
 """Ranks on another host than the agent send their shards to a rank on its host, bucket by bucket, over Gloo."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import trainer
 from harness import MODEL
 from hf_models import published_tensors
 from hosts import HOSTS, network_of
+from process_memory import PeakMemory
 from ranks import Rank, Ranks
 from topologies import Topology, topology_of
 
@@ -85,39 +85,6 @@ def test_replicas_on_another_host_send_nothing_and_wait_for_no_rank(cluster, che
         receiver.wait_for(tensors)
     assert sum(rank.bytes_copied for rank in stats) == total_bytes(tensors)
     assert sum(rank.bytes_sent + rank.bytes_received for rank in stats) == 0
-
-
-def own_memory(field: str) -> int:
-    """Bytes of a field of this process's /proc/self/status."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith(field + ":"))
-
-
-class PeakMemory(threading.Thread):
-    """The most private memory that this process has while the block runs, in bytes, beyond what it had before."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._done = threading.Event()
-        self._before = own_memory("RssAnon")
-        self._peak = self._before
-
-    @property
-    def grown(self) -> int:
-        return self._peak - self._before
-
-    def run(self) -> None:
-        while not self._done.wait(0.0005):
-            self._peak = max(self._peak, own_memory("RssAnon"))
-
-    def __enter__(self) -> "PeakMemory":
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._peak = max(self._peak, own_memory("RssAnon"))
-        self._done.set()
-        self.join()
 
 
 def measured_publish(rank: Rank, socket: Path, remote: "tuple[int, ...]"):
