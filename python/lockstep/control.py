@@ -18,7 +18,8 @@ import time
 from typing import Any, ClassVar, Generator, Sequence, TypeVar
 
 from lockstep import programs
-from lockstep._answers import (
+from lockstep.core import arguments, places
+from lockstep.core.answers import (
     AgentModel,
     AgentStatus,
     Archive,
@@ -30,7 +31,6 @@ from lockstep._answers import (
     decoded,
     parsed,
 )
-from lockstep.core import arguments, places
 from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, from_label
 from lockstep.core.fleet import EngineServed, Peer, VersionRef
 from lockstep.core.served import EVERY, Receivers, wanted_receivers
