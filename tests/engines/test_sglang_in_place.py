@@ -5,9 +5,9 @@ import contextlib
 from pathlib import Path
 
 import pytest
-import torch
 from conformance_server import ConformanceServer
 from harness import MODEL
+from held_weights import train
 from safetensors.torch import load_file, save_file
 from sglang_process import SglangProgram
 
@@ -22,14 +22,6 @@ def ranks():
     yield ranks
     for rank in ranks:
         rank.close()
-
-
-def _train(tensors: "dict[str, torch.Tensor]", step: int) -> None:
-    """Some elements of every tensor change."""
-    generator = torch.Generator().manual_seed(step)
-    for tensor in tensors.values():
-        chosen = torch.rand(tensor.shape, generator=generator) < 0.1
-        tensor[chosen] = torch.randn(int(chosen.sum()), generator=generator).to(tensor.dtype)
 
 
 # LongCat's loader computes norms, and Kimi's makes w_kc and w_vc anew each time.
@@ -51,7 +43,7 @@ def test_latent_attention_follows_in_place(architecture, cluster, ranks, sglang_
         server = stack.enter_context(ConformanceServer("sglang", start, incarnations=tuple(incarnations)))
         cluster.receiver(agent, engine=f"sglang:{server.url}", engine_load="in-place", engine_socket=socket)
         for version in range(1, 4):
-            _train(tensors, version)
+            train(tensors, version)
             save_file(tensors, checkpoint / "model.safetensors")
             publisher.publish()
             for number, rank in enumerate(ranks):
