@@ -42,22 +42,21 @@ def ls_cc_test(name, deps = [], copts = [], size = "medium", **kwargs):
     )
 
 def ls_cc_fuzz_target(name, deps = [], data = []):
-    """targets/<name>.cc of tests/fuzz as <name>_fuzzer, a libFuzzer program for builds with --config=fuzz; the same with
-    a planted error, <name>_canary; and <name>_test, which replays its seeds and its corpus in any build."""
+    """targets/<name>.cc of tests/fuzz as <name>_fuzzer, a libFuzzer program for builds with --config=fuzz, and
+    <name>_test, which replays its seeds and its corpus in any build."""
     corpus = "corpus/%s.txt" % name
     defines = ['LOCKSTEP_FUZZ_CORPUS=\\"tests/fuzz/%s\\"' % corpus]
     srcs = ["targets/%s.cc" % name]
-    for program, more_defines in [("_fuzzer", []), ("_canary", ["LOCKSTEP_FUZZ_CANARY"])]:
-        native.cc_binary(
-            name = name + program,
-            testonly = True,
-            srcs = srcs + ["fuzzer_main.cc"],
-            copts = _COPTS,
-            linkopts = ["-fsanitize=fuzzer"],
-            local_defines = defines + more_defines,
-            tags = ["manual"],
-            deps = deps + [":fuzz"],
-        )
+    native.cc_binary(
+        name = name + "_fuzzer",
+        testonly = True,
+        srcs = srcs + ["fuzzer_main.cc"],
+        copts = _COPTS,
+        linkopts = ["-fsanitize=fuzzer"],
+        local_defines = defines,
+        tags = ["manual"],
+        deps = deps + [":fuzz"],
+    )
     ls_cc_test(
         name = name + "_test",
         srcs = srcs + ["replay_test.cc"],

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "common/base/backoff.h"
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
 #include "common/base/hash_targets.h"
@@ -173,6 +174,19 @@ TEST_CASE("In a forked process its parent's pool goes at once, and the parent's 
   std::atomic<int> hits = 0;
   pool->ParallelFor(100, [&](size_t) { hits++; });
   CHECK(hits == 100);
+}
+
+TEST_CASE("A backoff doubles up to its longest wait, and gives at least half of it") {
+  using std::chrono::milliseconds;
+  Backoff backoff(milliseconds(1000), milliseconds(100));
+  for (const milliseconds most : {milliseconds(100), milliseconds(200), milliseconds(400), milliseconds(800),
+                                  milliseconds(1000), milliseconds(1000)}) {
+    const milliseconds wait = backoff.Next();
+    CHECK(wait >= most / 2);
+    CHECK(wait <= most);
+  }
+  backoff.Reset();
+  CHECK(backoff.Next() <= milliseconds(100));
 }
 
 TEST_CASE("XXH3 gives its published values") {

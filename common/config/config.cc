@@ -80,6 +80,15 @@ std::function<Status(const std::vector<std::string>&)> SetOne(T* target, ParseFn
   };
 }
 
+// Why the value of `target` may not be; empty: it may.
+template <typename T, typename TextFn>
+std::function<std::string()> OutOfRange(const T* target, T least, T most, TextFn text) {
+  return [=] {
+    if (*target >= least && *target <= most) return std::string();
+    return Cat("is ", text(*target), "; it must be ", text(least), " to ", text(most));
+  };
+}
+
 // Behind "=" CLI11 passes over an empty value, and takes the next word in its place: of "--listen= --model a" it is
 // "--model".
 Status CheckValues(int argc, const char* const* argv) {
@@ -99,14 +108,17 @@ void ConfigParser::Add(const std::string& name, std::string* target, const std::
   options_.push_back({name, help, Kind::kText, SetOne(target, keep), [target] { return QuoteToml(*target); }});
 }
 
-void ConfigParser::Add(const std::string& name, uint64_t* target, const std::string& help) {
-  options_.push_back(
-      {name, help, Kind::kNumber, SetOne(target, ParseUnsigned), [target] { return NumberToml(*target); }});
+void ConfigParser::Add(const std::string& name, uint64_t* target, const std::string& help, uint64_t least,
+                       uint64_t most) {
+  options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseUnsigned),
+                      [target] { return NumberToml(*target); },
+                      OutOfRange(target, least, most, [](uint64_t number) { return Cat(number); })});
 }
 
-void ConfigParser::Add(const std::string& name, std::chrono::milliseconds* target, const std::string& help) {
-  options_.push_back(
-      {name, help, Kind::kTime, SetOne(target, ParseTime), [target] { return QuoteToml(TimeText(*target)); }});
+void ConfigParser::Add(const std::string& name, std::chrono::milliseconds* target, const std::string& help,
+                       std::chrono::milliseconds least, std::chrono::milliseconds most) {
+  options_.push_back({name, help, Kind::kTime, SetOne(target, ParseTime),
+                      [target] { return QuoteToml(TimeText(*target)); }, OutOfRange(target, least, most, TimeText)});
 }
 
 void ConfigParser::Hide(const std::string& name) {
@@ -132,7 +144,7 @@ void ConfigParser::Add(const std::string& name, std::vector<ConfigTable>* target
     for (const ConfigTable& table : *target) items += Cat(items.empty() ? "" : ", ", table.Print());
     return Cat("[", items, "]");
   };
-  options_.push_back({name, help, Kind::kTables, {}, print, target});
+  options_.push_back({name, help, Kind::kTables, {}, print, nullptr, target});
 }
 
 // The texts of a flag or a variable, in place of what was there before.
@@ -172,9 +184,31 @@ Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std:
   if (!path.empty()) LS_RETURN_IF_ERROR(ApplyFile(path));
   LS_RETURN_IF_ERROR(ApplyEnvironment());
   LS_RETURN_IF_ERROR(ApplyFlags(line));
-  if (!line.print_config()) return ParseOutcome::kRun;
-  PrintConfig(out);
-  return ParseOutcome::kExit;
+  if (line.print_config()) {
+    PrintConfig(out);
+    return ParseOutcome::kExit;
+  }
+  LS_RETURN_IF_ERROR(CheckRanges([this](const Option& option) { return WrittenAs(option.name); }));
+  return ParseOutcome::kRun;
+}
+
+Status ConfigParser::CheckRanges(const std::function<std::string(const Option&)>& written_as) const {
+  for (const Option& option : options_) {
+    const std::string why = option.refuse ? option.refuse() : "";
+    if (!why.empty()) return {ErrorCode::kConfig, Cat(written_as(option), " ", why)};
+  }
+  return OkStatus();
+}
+
+Status ConfigParser::ParseTable(const ConfigTable& table) {
+  for (const auto& [key, value] : table.values()) {
+    const auto option = std::ranges::find_if(options_, [&, &key = key](const Option& o) { return Key(o) == key; });
+    if (option == options_.end())
+      return {ErrorCode::kConfig, Cat(table.written_as(), ": unknown key '", CleanText(key, 200), "'")};
+    const Status status = option->set({value});
+    if (!status.ok()) return {ErrorCode::kConfig, Cat(table.written_as(), ": key '", key, "': ", status.message())};
+  }
+  return CheckRanges([&](const Option& option) { return Cat(table.written_as(), ": ", Key(option)); });
 }
 
 std::string ConfigParser::WrittenAs(std::string_view name) const {

@@ -47,9 +47,12 @@ class ConfigParser {
   // `name` is lower-case with dashes. Numbers may carry a decimal (K, M, G, T) or binary (KiB, MiB, GiB, TiB) suffix. A
   // bool given as a bare flag is true. A list is a repeated flag, a comma-separated variable, or an array in the file.
   void Add(const std::string& name, std::string* target, const std::string& help);
-  void Add(const std::string& name, uint64_t* target, const std::string& help);
+  // Wherever a number or a time comes from, Parse() refuses one outside of [least, most].
+  void Add(const std::string& name, uint64_t* target, const std::string& help, uint64_t least = 0,
+           uint64_t most = UINT64_MAX);
   // "250ms", "30s", "15m", "2h", "7d"; 0 needs no unit.
-  void Add(const std::string& name, std::chrono::milliseconds* target, const std::string& help);
+  void Add(const std::string& name, std::chrono::milliseconds* target, const std::string& help,
+           std::chrono::milliseconds least = {}, std::chrono::milliseconds most = std::chrono::milliseconds::max());
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
   // The same, of tables in the file, [[name]], or of texts.
@@ -61,6 +64,10 @@ class ConfigParser {
   // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
   Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out = std::cout);
+
+  // Sets the targets from a table, whose keys are the options' names with '_' for '-'. kConfig names the table and an
+  // unknown key or a bad value.
+  Status ParseTable(const ConfigTable& table);
 
   // The option `name` as it was written where it was set, for errors about its value: "--block-bytes", "environment
   // variable TRAINER_AGENT_BLOCK_BYTES", "agent.toml:3: key 'block_bytes'"; the flag where it was not set. REQUIRES
@@ -75,8 +82,9 @@ class ConfigParser {
     std::string help;
     Kind kind;
     std::function<Status(const std::vector<std::string>&)> set;
-    std::function<std::string()> print;          // the present value as a TOML literal
-    std::vector<ConfigTable>* tables = nullptr;  // of kTables, in place of `set`
+    std::function<std::string()> print;             // the present value as a TOML literal
+    std::function<std::string()> refuse = nullptr;  // "is 0; it must be 1 to 9", or empty; null: any value may be
+    std::vector<ConfigTable>* tables = nullptr;     // of kTables, in place of `set`
     bool hidden = false;
     std::string origin = "default";
     std::string written_as;  // empty: as a flag, or not at all
@@ -91,6 +99,7 @@ class ConfigParser {
   Status ApplyFile(const std::string& path);
   Status ApplyEnvironment();
   Status ApplyFlags(const CommandLine& line);
+  Status CheckRanges(const std::function<std::string(const Option&)>& written_as) const;
   void PrintConfig(std::ostream& out) const;
   std::string Precedence() const;  // which of the places where an option may stand counts, for people
 

@@ -2,14 +2,9 @@
 // environment variable, or in an array.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <map>
-#include <set>
 #include <string>
-#include <string_view>
-
-#include "common/base/status.h"
+#include <utility>
 
 namespace lockstep::config {
 
@@ -23,26 +18,18 @@ class ConfigTable {
   bool is_table() const { return is_table_; }
   const std::string& text() const { return text_; }  // empty where it is a table
 
+  // What the table has, by key, as it was written; ConfigParser::ParseTable reads it.
+  const std::map<std::string, std::string>& values() const { return values_; }
   void Put(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
-  // The value of `key` goes to `target`, if the table has one. kConfig: it is no number, or no time.
-  Status Take(std::string_view key, std::string* target);
-  Status Take(std::string_view key, uint64_t* target);
-  Status Take(std::string_view key, std::chrono::milliseconds* target);
-  // kConfig names a key that was not taken.
-  Status CheckAllTaken() const;
 
   // As TOML, on one line.
   std::string Print() const;
 
  private:
-  template <typename T, typename ParseFn>
-  Status TakeParsed(std::string_view key, T* target, ParseFn parse);
-
   std::string written_as_;
   std::string text_;
   bool is_table_ = false;
-  std::map<std::string, std::string, std::less<>> values_;
-  std::set<std::string, std::less<>> taken_;
+  std::map<std::string, std::string> values_;
 };
 
 }  // namespace lockstep::config

@@ -145,16 +145,21 @@ TEST_CASE("Tables come from an array of tables of the file, or as texts") {
   REQUIRE(daemon.engines.size() == 2);
   std::string name;
   uint64_t limit = 0;
-  REQUIRE(daemon.engines[0].Take("name", &name).ok());
-  REQUIRE(daemon.engines[0].Take("limit", &limit).ok());
-  CHECK(daemon.engines[0].CheckAllTaken().ok());
+  ConfigParser keys({});
+  keys.Add("name", &name, "");
+  keys.Add("limit", &limit, "", 1, 2048);
+  REQUIRE(keys.ParseTable(daemon.engines[0]).ok());
   CHECK(name == "a");
   CHECK(limit == 2048);
-  CHECK_THAT(daemon.engines[1].Take("limit", &limit),
-             FailsWith(ErrorCode::kConfig, file + ":4: key 'engine': key 'limit'"));
-  REQUIRE(daemon.engines[1].Take("name", &name).ok());
-  CHECK_THAT(daemon.engines[1].CheckAllTaken(),
-             FailsWith(ErrorCode::kConfig, ":4: key 'engine': unknown key 'flavour'"));
+  const auto refused = [&](const std::string& key, const std::string& value) {
+    ConfigTable table("d.toml:4: key 'engine'");
+    table.Put(key, value);
+    return keys.ParseTable(table);
+  };
+  CHECK_THAT(keys.ParseTable(daemon.engines[1]),
+             FailsWith(ErrorCode::kConfig, file + ":4: key 'engine': unknown key 'flavour'"));
+  CHECK_THAT(refused("limit", "x"), FailsWith(ErrorCode::kConfig, ":4: key 'engine': key 'limit': 'x' is not"));
+  CHECK_THAT(refused("limit", "2049"), FailsWith(ErrorCode::kConfig, ": limit is 2049; it must be 1 to 2048"));
   Daemon flags;
   REQUIRE(flags.Parse({"--config", file.c_str(), "--engine", "c", "--engine=d e"}).ok());
   REQUIRE(flags.engines.size() == 2);
@@ -300,6 +305,24 @@ TEST_CASE("A time has a unit, and a hidden option is printed but not in the help
   CHECK_FALSE(Has(out, "--block-bytes"));
   CHECK_THAT(parse({"--drain-timeout", "30"}, time, out),
              FailsWith(ErrorCode::kUsage, "--drain-timeout: '30' is not a time"));
+}
+
+TEST_CASE("A number or a time outside of its range is refused where it was written") {
+  const auto parse = [](std::vector<const char*> words) {
+    uint64_t lanes = 4;
+    std::chrono::milliseconds grace{10};
+    ConfigParser parser({.program = "test_daemon", .about = "", .version = ""});
+    parser.Add("lanes", &lanes, "", 1, 64);
+    parser.Add("grace", &grace, "", {}, std::chrono::minutes(5));
+    words.insert(words.begin(), "test_daemon");
+    std::ostringstream out;
+    return parser.Parse(static_cast<int>(words.size()), words.data(), out);
+  };
+  CHECK(parse({"--lanes=64", "--grace=5m"}).ok());
+  CHECK_THAT(parse({"--lanes=0"}), FailsWith(ErrorCode::kConfig, "--lanes is 0; it must be 1 to 64"));
+  const Environment grace("TEST_DAEMON_GRACE", "301s");
+  CHECK_THAT(parse({}),
+             FailsWith(ErrorCode::kConfig, "environment variable TEST_DAEMON_GRACE is 301s; it must be 0ms to 5m"));
 }
 
 TEST_CASE("Numbers stop at their limits") {

@@ -10,6 +10,7 @@
 // Load, Pause, Resume, StillServes and Incarnations are called by one thread at a time; everything else by any.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -106,9 +107,7 @@ class EngineDriver {
   const std::string where_;
 };
 
-// What to wait after a failed attempt when `last` was waited after the one before: twice that, at most 10 s.
-inline std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last) {
-  return std::min<std::chrono::milliseconds>(2 * last, std::chrono::seconds(10));
-}
+// The longest wait between two attempts.
+inline constexpr std::chrono::seconds kLongestBackoff{10};
 
 }  // namespace lockstep::engines

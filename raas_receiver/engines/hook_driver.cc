@@ -8,6 +8,7 @@
 #include <chrono>
 #include <vector>
 
+#include "common/base/backoff.h"
 #include "common/base/text.h"
 #include "common/os/shell.h"
 #include "common/telemetry/log.h"
@@ -107,13 +108,12 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
   LoadOutcome outcome;
   bool unchanged = true;
   const auto serving = [&] { return unchanged ? Serving::kOld : Serving::kUnknown; };
-  std::chrono::milliseconds wait{0};
+  Backoff backoff(kLongestBackoff, options_.first_backoff);
   bool last = false;
   int attempt = 0;
   while (!last) {
-    ++attempt;
+    const auto wait = attempt++ == 0 ? std::chrono::milliseconds(0) : backoff.Next();
     if (stop_.Wait(wait)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, serving()};
-    wait = attempt == 1 ? options_.first_backoff : NextBackoff(wait);
     outcome = Attempt(version, attempt);
     if (outcome.status.ok() || outcome.status.code() == ErrorCode::kCancelled) return outcome;
     unchanged = unchanged && outcome.serving == Serving::kOld;

@@ -202,13 +202,6 @@ TEST_CASE("A hook that is cancelled between two attempts leaves known what is se
   CHECK(outcome.serving == serving);
 }
 
-TEST_CASE("What is waited between attempts doubles, up to ten seconds") {
-  CHECK(NextBackoff(milliseconds(200)) == milliseconds(400));
-  milliseconds backoff(200);
-  for (int attempt = 0; attempt < 100; ++attempt) backoff = NextBackoff(backoff);
-  CHECK(backoff == milliseconds(10'000));
-}
-
 TEST_CASE("Cancelling kills a running hook and starts no other, until it is reset") {
   const os::TempDir directory;
   EngineOptions options = Options("test -e " + directory.File("flag") + " || sleep 30");

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "common/base/backoff.h"
 #include "common/base/text.h"
 #include "common/os/deadline.h"
 #include "common/telemetry/log.h"
@@ -67,8 +68,8 @@ Status HttpDriver::WithNames(const Status& status, const EngineVersion& version)
 Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, const Step& step) {
   const bool reads_model = what == kLoad || what == kRevert;
   Status status;
-  auto backoff = options_.first_backoff;
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
+  Backoff backoff(kLongestBackoff, options_.first_backoff);
+  for (int attempt = 1; attempt <= options_.attempts; ++attempt) {
     status = server_->cancelled() ? Cancelled() : step();
     if (status.ok() || status.code() == ErrorCode::kCancelled) return status;
     ++failures_;
@@ -83,7 +84,7 @@ Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, co
       return status;
     }
     if (reads_model && status.code() == ErrorCode::kDeadline) return status;
-    if (attempt < options_.attempts && stop_.Wait(backoff)) return Cancelled();
+    if (attempt < options_.attempts && stop_.Wait(backoff.Next())) return Cancelled();
   }
   return status;
 }

@@ -49,10 +49,10 @@ class AgentClient {
   Status ClosePull(uint64_t pull_id, const VersionRef& held, const Status& outcome);
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
-  // receiver and the agent have no protocol in common.
+  // receiver and the agent speak different protocols.
   Status WatchVersions(v1::WatchVersionsRequest request, std::stop_token stop,
                        const std::function<void(const v1::VersionEvent&)>& on_event);
-  // Briefly; kProtocol: an older agent does not know the call.
+  // Briefly.
   Result<v1::ReportResponse> Report(const v1::ReportRequest& request, std::stop_token stop);
 
  private:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/base/backoff.h"
+#include "common/base/stop_wait.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::origin {
@@ -132,16 +133,13 @@ class OrderedOrigin final : public Origin {
   // Across streams that are lost.
   void WatchOne(size_t i, Heads& heads, const std::stop_token& end) {
     Backoff backoff(kLongestWait);
-    std::mutex mutex;
-    std::condition_variable_any stopped;
     while (!end.stop_requested()) {
       const Status ended = origins_[i]->Watch(end, [&](const Head& head) {
         backoff.Reset();
         heads.Put(i, head);
       });
       heads.Lose(i, ended);
-      std::unique_lock lock(mutex);
-      stopped.wait_for(lock, end, backoff.Next(), [] { return false; });
+      WaitForStop(backoff.Next(), end);
     }
   }
 

@@ -58,10 +58,9 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
   std::string peer = peer::SelfLine("trainer_agent");
-  std::string refusal;                     // of a watcher, for its protocol
-  std::atomic<bool> takes_reports = true;  // a release before does not
-  std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start
-  std::atomic<bool> streaming = false;     // whether it has streaming deltas to give
+  std::string refusal;                   // of a watcher, for its protocol
+  std::vector<std::string> open_models;  // instead of the one that is asked for; changed before the start
+  std::atomic<bool> streaming = false;   // whether it has streaming deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
   // Of a closed pull; read after the sync.
@@ -139,7 +138,6 @@ class TestAgent final : public v1::TrainerAgent::Service {
   }
 
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request, v1::ReportResponse* response) override {
-    if (!takes_reports) return {grpc::StatusCode::UNIMPLEMENTED, ""};
     std::lock_guard lock(mutex_);
     reported_ = *request;
     response->set_open(open_models.empty());

@@ -13,13 +13,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr char kAsked[] = "server";  // the kind of one that says itself of which it is
-constexpr milliseconds kDay = std::chrono::days(1);
-
-std::string Key(std::string_view flag) {
-  std::string key(flag);
-  std::ranges::replace(key, '-', '_');
-  return key;
-}
 
 bool IsNameCharacter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
@@ -49,54 +42,40 @@ Status ReadText(std::string_view text, std::string& name, engines::EngineOptions
   return OkStatus();
 }
 
+// `where` says how the value is written.
+Status CheckLoad(const std::string& where, const std::string& load) {
+  if (load == "directory" || load == "in-place") return OkStatus();
+  return {ErrorCode::kConfig, Cat(where, " is \"", CleanText(load, 80), "\"; it must be directory or in-place")};
+}
+
 }  // namespace
 
-template <typename T>
-struct WrittenEngines::Bounded {
-  const char* name;
-  T Values::*value;
-  T least, most;
-  const char* help;
-};
-
-const std::vector<WrittenEngines::Bounded<uint64_t>>& WrittenEngines::Numbers() {
-  static const std::vector<Bounded<uint64_t>> numbers = {
-      {"attempts", &Values::attempts, 1, 100, "how often an engine is made to take one version"},
-      {"stage-bytes", &Values::stage_bytes, 0, UINT64_MAX, "memory for writes worked out before the engine is paused"},
-  };
-  return numbers;
-}
-
-const std::vector<WrittenEngines::Bounded<milliseconds>>& WrittenEngines::Times() {
+void WrittenEngines::AddValues(config::ConfigParser& parser, Values& to, const std::string& prefix,
+                               const std::string& where) {
   constexpr milliseconds kLeast{1};
-  static const std::vector<Bounded<milliseconds>> times = {
-      {"timeout", &Values::timeout, kLeast, kDay, "time after which a call to the engine has failed"},
-      {"load-timeout", &Values::load_timeout, kLeast, kDay,
-       "the same, of the call that reads a whole model, or the hook"},
-      {"late-after", &Values::late_after, milliseconds(0), kDay,
-       "an engine that lacks a version for so long is late: named, not ready, and waited for no more; 0: never"},
-      {"pause-timeout", &Values::pause_timeout, kLeast, kDay, "time for a rank to stop, or to resume"},
-  };
-  return times;
-}
-
-struct WrittenEngines::Text {
-  const char* name;
-  std::string Values::*value;
-  const char* help;
-};
-
-const std::vector<WrittenEngines::Text>& WrittenEngines::Texts() {
-  static const std::vector<Text> texts = {
-      {"load", &Values::load,
-       "directory: the engine loads what is published; in-place: its ranks write their parameters"},
-      {"key-file", &Values::key_file, "file with the server's (admin) API key, unreadable for others"},
-      {"user", &Values::user,
-       "user or uid that may run its server on this host, beside the receiver's and root: no other gets the key"},
-      {"pause-mode", &Values::pause_mode, "how requests in progress are paused"},
-      {"check", &Values::check, "checksums: what it has loaded is compared by the checksums that it computes"},
-  };
-  return texts;
+  constexpr std::chrono::days kDay{1};
+  parser.Add(prefix + "load", &to.load,
+             "directory: the engine loads what is published; in-place: its ranks write their parameters" + where);
+  parser.Add(prefix + "key-file", &to.key_file,
+             "file with the server's (admin) API key, unreadable for others" + where);
+  parser.Add(prefix + "user", &to.user,
+             "user or uid that may run its server on this host, beside the receiver's and root: no other gets the key" +
+                 where);
+  parser.Add(prefix + "pause-mode", &to.pause_mode, "how requests in progress are paused" + where);
+  parser.Add(prefix + "check", &to.check,
+             "checksums: what it has loaded is compared by the checksums that it computes" + where);
+  parser.Add(prefix + "attempts", &to.attempts, "how often an engine is made to take one version" + where, 1, 100);
+  parser.Add(prefix + "stage-bytes", &to.stage_bytes,
+             "memory for writes worked out before the engine is paused" + where);
+  parser.Add(prefix + "timeout", &to.timeout, "time after which a call to the engine has failed" + where, kLeast, kDay);
+  parser.Add(prefix + "load-timeout", &to.load_timeout,
+             "the same, of the call that reads a whole model, or the hook" + where, kLeast, kDay);
+  parser.Add(
+      prefix + "late-after", &to.late_after,
+      "an engine that lacks a version for so long is late: named, not ready, and waited for no more; 0: never" + where,
+      {}, kDay);
+  parser.Add(prefix + "pause-timeout", &to.pause_timeout, "time for a rank to stop, or to resume" + where, kLeast,
+             kDay);
 }
 
 void WrittenEngines::AddTo(config::ConfigParser& parser) {
@@ -104,16 +83,10 @@ void WrittenEngines::AddTo(config::ConfigParser& parser) {
              Cat("an engine that is notified of every version, [NAME=][KIND:]URL or [NAME=]hook:COMMAND, KIND ",
                  engines::DriverKindNames(&engines::EngineOptions::url),
                  "; without, the server is asked; repeat for several"));
-  const std::string where = ", of engines that say nothing else";
-  for (const Text& text : Texts()) parser.Add(Cat("engine-", text.name), &(defaults_.*text.value), text.help + where);
-  const auto add_all = [&](const auto& bounded) {
-    for (const auto& one : bounded) parser.Add(Cat("engine-", one.name), &(defaults_.*one.value), one.help + where);
-  };
-  add_all(Numbers());
-  add_all(Times());
+  AddValues(parser, defaults_, "engine-", "; for engines whose table does not say");
 }
 
-Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const {
+Result<EngineSettings> WrittenEngines::ReadOne(const config::ConfigTable& table) const {
   EngineSettings settings;
   if (!table.is_table()) {
     const Status read = ReadText(table.text(), settings.engine.name, settings.driver);
@@ -121,36 +94,17 @@ Result<EngineSettings> WrittenEngines::ReadOne(config::ConfigTable table) const 
     return Check(table.written_as(), defaults_, std::move(settings));
   }
   Values values = defaults_;
-  LS_RETURN_IF_ERROR(table.Take("name", &settings.engine.name));
-  LS_RETURN_IF_ERROR(table.Take("model", &settings.model));
-  LS_RETURN_IF_ERROR(table.Take("kind", &settings.driver.kind));
-  LS_RETURN_IF_ERROR(table.Take("url", &settings.driver.url));
-  LS_RETURN_IF_ERROR(table.Take("command", &settings.driver.command));
+  config::ConfigParser keys({});
+  keys.Add("name", &settings.engine.name, "");
+  keys.Add("model", &settings.model, "");
+  keys.Add("kind", &settings.driver.kind, "");
+  keys.Add("url", &settings.driver.url, "");
+  keys.Add("command", &settings.driver.command, "");
+  AddValues(keys, values, "", "");
+  LS_RETURN_IF_ERROR(keys.ParseTable(table));
   if (settings.driver.kind == "none" && !settings.driver.url.empty()) settings.driver.kind = kAsked;
   if (settings.driver.kind == "none" && !settings.driver.command.empty()) settings.driver.kind = "hook";
-  for (const Text& text : Texts()) LS_RETURN_IF_ERROR(table.Take(Key(text.name), &(values.*text.value)));
-  for (const auto& number : Numbers()) LS_RETURN_IF_ERROR(table.Take(Key(number.name), &(values.*number.value)));
-  for (const auto& time : Times()) LS_RETURN_IF_ERROR(table.Take(Key(time.name), &(values.*time.value)));
-  LS_RETURN_IF_ERROR(table.CheckAllTaken());
   return Check(table.written_as(), values, std::move(settings));
-}
-
-// `where` says how a setting is written.
-Status WrittenEngines::CheckValues(const Values& values, const std::function<std::string(const char* name)>& where) {
-  const auto check = [&](const auto& bounded, const auto& text) -> Status {
-    for (const auto& one : bounded) {
-      const auto value = values.*one.value;
-      if (value >= one.least && value <= one.most) continue;
-      return {ErrorCode::kConfig,
-              Cat(where(one.name), " is ", text(value), "; it must be ", text(one.least), " to ", text(one.most))};
-    }
-    return OkStatus();
-  };
-  LS_RETURN_IF_ERROR(check(Numbers(), [](uint64_t number) { return Cat(number); }));
-  LS_RETURN_IF_ERROR(check(Times(), config::TimeText));
-  if (values.load == "directory" || values.load == "in-place") return OkStatus();
-  return {ErrorCode::kConfig,
-          Cat(where("load"), " is \"", CleanText(values.load, 80), "\"; it must be directory or in-place")};
 }
 
 Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Values& values,
@@ -161,7 +115,7 @@ Result<EngineSettings> WrittenEngines::Check(const std::string& where, const Val
     return refuse("an engine is called \"", CleanText(name, 80),
                   "\"; a name has 1 to 64 of A-Z, a-z, 0-9, '.', '_', '-'");
   }
-  LS_RETURN_IF_ERROR(CheckValues(values, [&](const char* key) { return Cat(where, ": ", Key(key)); }));
+  LS_RETURN_IF_ERROR(CheckLoad(Cat(where, ": load"), values.load));
   settings.engine.in_place = values.load == "in-place";
   settings.engine.late_after = values.late_after;
   settings.engine.targets.pause_timeout = values.pause_timeout;
@@ -209,7 +163,7 @@ Result<std::vector<EngineSettings>> WrittenEngines::Read(const config::ConfigPar
                                                          const std::vector<std::string>& models) {
   std::vector<EngineSettings> engines;
   std::set<std::string> names, urls;
-  LS_RETURN_IF_ERROR(CheckValues(defaults_, [&](const char* name) { return parser.WrittenAs(Cat("engine-", name)); }));
+  LS_RETURN_IF_ERROR(CheckLoad(parser.WrittenAs("engine-load"), defaults_.load));
   for (const config::ConfigTable& table : engines_) {
     LS_ASSIGN_OR_RETURN(EngineSettings settings, ReadOne(table));
     const std::string& url = settings.driver.url;

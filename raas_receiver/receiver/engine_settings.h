@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -46,17 +45,12 @@ class WrittenEngines {
     uint64_t attempts = 3;
     uint64_t stage_bytes = 1ull << 30;
   };
-  template <typename T>
-  struct Bounded;
-  static const std::vector<Bounded<uint64_t>>& Numbers();
-  static const std::vector<Bounded<std::chrono::milliseconds>>& Times();
-  struct Text;
-  static const std::vector<Text>& Texts();
-
+  // The flags of `defaults_` and the keys of an engine's table are these options, with `prefix` before their names and
+  // `where` behind their help.
+  static void AddValues(config::ConfigParser& parser, Values& to, const std::string& prefix, const std::string& where);
   static Status CheckModel(const std::string& where, const EngineSettings& settings,
                            const std::vector<std::string>& models);
-  Result<EngineSettings> ReadOne(config::ConfigTable table) const;
-  static Status CheckValues(const Values& values, const std::function<std::string(const char* name)>& where);
+  Result<EngineSettings> ReadOne(const config::ConfigTable& table) const;
   Result<EngineSettings> Check(const std::string& where, const Values& values, EngineSettings settings) const;
 
   std::vector<config::ConfigTable> engines_;

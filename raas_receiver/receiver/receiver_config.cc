@@ -61,6 +61,8 @@ std::string VersionText() {
 }
 
 void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
+  constexpr std::chrono::days kDay{1};
+  constexpr std::chrono::minutes kMostReaderGrace{5};  // a session that waits for longer counts as stuck
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("source", &to.sources,
              "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY "
@@ -68,22 +70,23 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "repeat for several, the preferred one first; auto: the agent of this host, at its usual place");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
-  parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version");
+  parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version", milliseconds(10), kDay);
   parser.Add("log-memory-bytes", &config.log_memory_bytes,
              "memory for deltas of a log, for each model: more of them come in several steps, a larger one alone");
   parser.Add("log-max-age", &config.log_max_age,
              "not ready when the log's writer wrote its head so long ago, by its clock and this host's; a writer does "
-             "it every 5 minutes at least; 0: ready whatever its age");
+             "it every 5 minutes at least; 0: ready whatever its age",
+             {}, 365 * kDay);
   parser.Add("archive", &to.archive,
              "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
              "empty: none");
   parser.Add("archive-key", &to.archive_key, "PEM file of the Ed25519 private key that signs the log; empty: unsigned");
   parser.Add("archive-keep-bytes", &config.archive.keep_bytes,
              "how long the log may be, for each model: old versions go first; 0: twice the model");
-  parser.Add("archive-keep-age", &config.archive.keep_age,
-             "older versions go from the log, too; 0: whatever their age");
+  parser.Add("archive-keep-age", &config.archive.keep_age, "older versions go from the log, too; 0: whatever their age",
+             {}, 3650 * kDay);
   parser.Add("archive-grace", &config.archive.grace,
-             "how long what has gone from the log stays in the store, for readers that have begun");
+             "how long what has gone from the log stays in the store, for readers that have begun", {}, kDay);
   parser.Add("archive-bytes-per-s", &config.archive.bytes_per_s, "how fast the log is written; 0: as fast as it goes");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
   parser.Add("root", &config.root,
@@ -104,8 +107,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("owners", &config.owners, "file; the receiver ends once no process holds a lock (flock) on it");
-  parser.Add("lanes", &config.lanes, "TCP connections per pull");
-  parser.Add("threads", &config.threads, "threads that apply and hash; 0: one per core");
+  parser.Add("lanes", &config.lanes, "TCP connections per pull", 1, 64);
+  parser.Add("threads", &config.threads, "threads that apply and hash; 0: one per core", 0, 1024);
   parser.Add("follow", &config.follow, "take every new version by itself; false: only when asked to pull");
   parser.Add("streaming", &config.streaming, "take its changes while the trainer still writes it");
   parser.Add("assets", &config.assets,
@@ -120,32 +123,20 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("scrub-round", &config.scrub_round,
-             "time in which all that is held is hashed again once, to find memory that lost bits; 0: never");
+             "time in which all that is held is hashed again once, to find memory that lost bits; 0: never", {},
+             30 * kDay);
   parser.Add("reader-grace", &config.reader_grace,
-             "how long to wait for a reader of an old version before its file is replaced; 5 minutes at most");
+             "how long to wait for a reader of an old version before its file is replaced; 5 minutes at most", {},
+             kMostReaderGrace);
   parser.Add("unready-after", &config.unready_after,
-             "not ready when the agent has had a newer version for so long; 0: ready all the same");
+             "not ready when the agent has had a newer version for so long; 0: ready all the same", {}, 365 * kDay);
   rpc::AddTlsOptions(parser, config.tls);
   parser.Add("tls-server-name", &config.tls.files.server_name,
              "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host in --source");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
-  parser.Add("drain-timeout", &config.drain_timeout, "time to end in after SIGTERM");
+  parser.Add("drain-timeout", &config.drain_timeout, "time to end in after SIGTERM", {}, kDay);
   parser.Hide("reader-grace");
-}
-
-// The same of a time.
-Status CheckRange(const ConfigParser& parser, const char* name, milliseconds value, milliseconds least,
-                  milliseconds most) {
-  if (value >= least && value <= most) return OkStatus();
-  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", config::TimeText(value), "; it must be ",
-                                  config::TimeText(least), " to ", config::TimeText(most))};
-}
-
-// kConfig unless `value` lies in [least, most].
-Status CheckRange(const ConfigParser& parser, const char* name, uint64_t value, uint64_t least, uint64_t most) {
-  if (value >= least && value <= most) return OkStatus();
-  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", value, "; it must be ", least, " to ", most)};
 }
 
 Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& models) {
@@ -157,22 +148,6 @@ Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& m
     if (!status.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("model"), ": ", status.message())};
   }
   return OkStatus();
-}
-
-Status CheckRanges(const ConfigParser& parser, const ReceiverConfig& config) {
-  constexpr std::chrono::days kDay{1};
-  constexpr std::chrono::minutes kMostReaderGrace{5};  // a session that waits for longer counts as stuck
-  constexpr milliseconds kNone{0};
-  LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", config.lanes, 1, 64));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round", config.scrub_round, kNone, 30 * kDay));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace", config.reader_grace, kNone, kMostReaderGrace));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "log-poll", config.log_poll, milliseconds(10), kDay));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "log-max-age", config.log_max_age, kNone, 365 * kDay));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-keep-age", config.archive.keep_age, kNone, 3650 * kDay));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "archive-grace", config.archive.grace, kNone, kDay));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after", config.unready_after, kNone, 365 * kDay));
-  return CheckRange(parser, "drain-timeout", config.drain_timeout, kNone, kDay);
 }
 
 // "30000", "30000-30100"
@@ -316,7 +291,6 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
 
 Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
-  LS_RETURN_IF_ERROR(CheckRanges(parser, config));
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
   LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
   LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));

@@ -103,13 +103,4 @@ TEST_CASE("While its engine is to load again what may be wrong there, a session 
   fixture.Stop();
 }
 
-TEST_CASE("An agent that takes no reports is followed all the same") {
-  SessionFixture fixture;
-  fixture.agent.takes_reports = false;
-  fixture.Start();
-  fixture.WaitHeld(1);
-  CHECK(fixture.Describe().last_error().empty());
-  fixture.Stop();
-}
-
 }  // namespace lockstep::session

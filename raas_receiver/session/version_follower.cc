@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/base/backoff.h"
+#include "common/base/stop_wait.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/timeline.h"
@@ -36,8 +37,7 @@ void VersionFollower::Watch(const std::stop_token& stop) {
     if (stop.stop_requested()) return;
     OnLost(ended);
     changed_.Notify();
-    std::unique_lock lock(mutex_);
-    stopped_.wait_for(lock, stop, backoff.Next(), [] { return false; });
+    WaitForStop(backoff.Next(), stop);
   }
 }
 

@@ -2,7 +2,6 @@
 // layout before the first version comes.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -78,7 +77,6 @@ class VersionFollower {
   ChangeSignal& changed_;
 
   mutable std::mutex mutex_;
-  std::condition_variable_any stopped_;
   uint64_t meetings_ = 0;
   origin::Head head_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be

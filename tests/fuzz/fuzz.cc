@@ -64,9 +64,7 @@ void Accepted(ByteView input, const Steps& steps) {
   ++g_outcomes.accepted;
   uint32_t held = 0;
   for (size_t i = 0; i < steps.size(); ++i) held |= uint32_t{steps[i]} << i;
-  const bool rare = !steps.empty() && std::find(steps.begin(), steps.end(), false) == steps.end();
-  g_outcomes.rare += rare;
-  OnAccepted(input, held, rare);
+  OnAccepted(input, held);
 }
 
 Bytes Copy(ByteView bytes) {

@@ -1,5 +1,5 @@
 // What the fuzz targets share (README.md). A target is one file of targets/ that defines Seeds() and TestInput(); it
-// becomes a libFuzzer program, the same with a planted error, and a test that replays its corpus.
+// becomes a libFuzzer program, and a test that replays its corpus.
 //
 // For one thread. A broken rule ends the process: that is what a fuzzer looks for.
 #pragma once
@@ -17,8 +17,7 @@ namespace lockstep::fuzz {
 
 // ---- What a target defines
 
-// Inputs to start from, made by the encoders or taken from a FORMAT.md. The decoder takes at least one of them, and
-// none is rare (see Accepted).
+// Inputs to start from, made by the encoders or taken from a FORMAT.md. The decoder takes at least one of them.
 std::vector<Bytes> Seeds();
 
 // Gives `input` to the decoder, as it is and with its checksums put right, and checks what must hold either way.
@@ -34,9 +33,8 @@ void Require(bool holds, const char* rule, const char* file, int line);
 // protos can take.
 void CheckRefusal(const Status& status, std::initializer_list<ErrorCode> codes);
 
-// The decoder took its input. `steps`: properties of what it made of it, none of them hard to get from a seed with a
-// change or two, which no seed has all of. Where all hold the program with the planted error has that error, to prove
-// that a fuzzer gets behind the decoder, and there again and again.
+// The decoder took its input. `steps`: properties of what it made of the input; a change or two gives a seed one of
+// them. The fuzzer goes on from inputs that hold steps which no other held together.
 using Steps = std::vector<bool>;
 void Accepted(ByteView input, const Steps& steps);
 
@@ -55,12 +53,11 @@ std::vector<Bytes> CorpusInputs(const std::string& path);
 
 struct Outcomes {
   uint64_t accepted = 0;
-  uint64_t rare = 0;
   uint64_t refused = 0;
 };
 const Outcomes& OutcomesSoFar();
 
-// Defined by each program: `steps` hold, as bits; `rare`: that is all.
-void OnAccepted(ByteView input, uint32_t steps, bool rare);
+// Defined by each program. `steps`: those that hold, as bits.
+void OnAccepted(ByteView input, uint32_t steps);
 
 }  // namespace lockstep::fuzz

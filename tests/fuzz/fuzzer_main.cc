@@ -1,6 +1,5 @@
 // A target as a libFuzzer program. `--seeds-to=DIR` writes its seeds and its corpus to files of DIR, and nothing else
-// happens; libFuzzer starts from them. With LOCKSTEP_FUZZ_CANARY it has a planted bounds error, and only the seeds: to
-// find it takes a fuzzer.
+// happens; libFuzzer starts from them.
 #include <array>
 #include <bit>
 #include <cstdio>
@@ -48,9 +47,7 @@ const Bytes* SomeTaken(unsigned random) {
 
 int WriteSeeds(const std::string& directory) {
   std::vector<Bytes> inputs = Seeds();
-#ifndef LOCKSTEP_FUZZ_CANARY
   for (Bytes& input : CorpusInputs(LOCKSTEP_FUZZ_CORPUS)) inputs.push_back(std::move(input));
-#endif
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Status written = os::WriteFileAtomic(Cat(directory, "/seed-", i), std::span<const std::byte>(inputs[i]));
     if (written.ok()) continue;
@@ -60,24 +57,12 @@ int WriteSeeds(const std::string& directory) {
   return 0;
 }
 
-#ifdef LOCKSTEP_FUZZ_CANARY
-__attribute__((noinline)) std::byte PlantedError(ByteView input) {
-  std::fputs("fuzz: at the planted error\n", stderr);
-  const Bytes copy(input.begin(), input.end());
-  const volatile std::byte* const bytes = copy.data();
-  return bytes[copy.size()];
-}
-#endif
-
 }  // namespace
 
-void OnAccepted([[maybe_unused]] ByteView input, uint32_t steps, [[maybe_unused]] bool rare) {
+void OnAccepted(ByteView input, uint32_t steps) {
   LS_FUZZ_RULE(steps < kStepCounters);
   g_steps_held[steps] = 1;
   Remember(input, g_taken[steps]);
-#ifdef LOCKSTEP_FUZZ_CANARY
-  if (rare) (void)PlantedError(input);
-#endif
 }
 
 }  // namespace lockstep::fuzz

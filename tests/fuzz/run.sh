@@ -4,21 +4,18 @@
 #
 #   tests/fuzz/run.sh --minutes N [NAME...]        so many minutes for all targets together
 #   tests/fuzz/run.sh --seconds-each N [NAME...]   so many seconds for each
-#   tests/fuzz/run.sh --canary [NAME...]           with a planted bounds error behind the decoder, which each must find
-#                                                  within a minute, from its seeds alone
-#   tests/fuzz/run.sh --build [NAME...]            builds the programs of both
+#   tests/fuzz/run.sh --build [NAME...]            builds the programs
 #   --keep                                         also adds inputs that cover more than the corpus to corpus/NAME.txt
 #
 # Without names it is all targets, those of tests/fuzz/corpus. Whatever is made is in .cache/fuzz: a build of its own,
 # which leaves that of g++ alone, and per target its log, what it came across, and what broke a rule.
 #
-# Exit status: 0 nothing was found (--canary: everything was); 1 otherwise; 64 bad usage; 69 it cannot be built.
+# Exit status: 0 nothing was found; 1 otherwise; 64 bad usage; 69 it cannot be built.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 SCRATCH=$PWD/.cache/fuzz
 BAZEL=(bazel --output_base="$SCRATCH/bazel" --max_idle_secs=60)
-CANARY_SECONDS=60
 KEPT_INPUTS=24 KEPT_BYTES=512  # what --keep adds to a corpus at most, and of what size
 # A slow input is a finding, too; what a decoder takes for one is thousands of times less.
 LIMITS=(-timeout=20 -rss_limit_mb=2048)
@@ -32,12 +29,11 @@ fail() {
 
 all_names() { basename -a -s .txt tests/fuzz/corpus/*.txt; }
 
-# Sets `bin`. $1: the kind of program; names follow.
+# Sets `bin`.
 build() {
-  local kind=$1 began=$SECONDS
-  shift
+  local began=$SECONDS
   "${BAZEL[@]}" build --config=fuzz --symlink_prefix=/ --noshow_progress --ui_event_filters=-info \
-    "${@/%/_$kind}" || fail 69 "the targets cannot be built with clang"
+    "${@/%/_fuzzer}" || fail 69 "the targets cannot be built with clang"
   bin=$("${BAZEL[@]}" info --config=fuzz --noshow_progress --ui_event_filters=-info bazel-bin)/tests/fuzz
   echo "built $# programs in $((SECONDS - began)) s"
 }
@@ -70,21 +66,6 @@ fuzz() {
   return 1
 }
 
-# From the seeds alone, nothing that earlier runs came across.
-canary() {
-  local name=$1 dir=$SCRATCH/$1.canary began=$EPOCHREALTIME took
-  rm -rf "$dir"
-  run_program "$bin/${name}_canary" "$CANARY_SECONDS" || true
-  took=$(((${EPOCHREALTIME/./} - ${began/./}) / 1000))
-  if grep -q 'at the planted error' "$dir/log" && grep -q 'heap-buffer-overflow' "$dir/log"; then
-    printf '%-16s planted error found after %d executions, %d.%d s\n' "$name" "$(last_number '^#')" $((took / 1000)) \
-      $((took % 1000 / 100))
-    return
-  fi
-  printf '%-16s PLANTED ERROR NOT FOUND in %d executions; log: %s\n' "$name" "$(last_number '^#')" "$dir/log"
-  return 1
-}
-
 # Adds to the corpus what covers edges that neither it nor the seeds cover: few inputs, and small ones.
 keep() {
   local name=$1 dir=$SCRATCH/$1 file
@@ -106,7 +87,7 @@ main() {
         [[ $amount =~ ^[1-9][0-9]{0,5}$ ]] || fail 64 "$1 needs a whole number from 1 to 999999"
         shift
         ;;
-      --canary | --build) mode=$1 ;;
+      --build) mode=$1 ;;
       --keep) keep=true ;;
       -h | --help) usage && return ;;
       -*) fail 64 "unknown argument '$1'; see --help" ;;
@@ -117,22 +98,17 @@ main() {
     esac
     shift
   done
-  [[ -n $mode ]] || fail 64 "say for how long: --minutes N or --seconds-each N, or --canary; see --help"
+  [[ -n $mode ]] || fail 64 "say for how long: --minutes N or --seconds-each N; see --help"
   ((${#names[@]} > 0)) || names=("${known[@]}")
   deploy/install.sh --dev || exit 69
 
   local labels=("${names[@]/#///tests/fuzz:}") bin=''
-  [[ $mode == --canary ]] || build fuzzer "${labels[@]}"
-  [[ $mode != --canary && $mode != --build ]] || build canary "${labels[@]}"
+  build "${labels[@]}"
   [[ $mode != --build ]] || return 0
   [[ $mode != --minutes ]] || amount=$((amount * 60 / ${#names[@]}))
   for name in "${names[@]}"; do
-    if [[ $mode == --canary ]]; then
-      canary "$name" || status=1
-    else
-      fuzz "$name" "$amount" || status=1
-      ! $keep || keep "$name"
-    fi
+    fuzz "$name" "$amount" || status=1
+    ! $keep || keep "$name"
   done
   return $status
 }

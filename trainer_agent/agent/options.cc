@@ -17,11 +17,6 @@ namespace {
 
 using config::ConfigParser;
 
-Status CheckRange(const ConfigParser& parser, const char* name, uint64_t value, uint64_t low, uint64_t high) {
-  if (value >= low && value <= high) return OkStatus();
-  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", value, "; give a number from ", low, " to ", high)};
-}
-
 // Slower, a lane would take longer for a block than its receiver waits.
 constexpr uint64_t kLeastRate = 1 << 20;
 
@@ -106,12 +101,6 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("block-bytes"), " is ", block, "; give a power of two from ",
                                     model::kMinBlockBytes, " to ", model::kMaxBlockBytes)};
   }
-  if (options.scrub_round > std::chrono::days(30)) {
-    return {ErrorCode::kConfig, Cat(parser.WrittenAs("scrub-round"), " is more than 30d; give less, or 0")};
-  }
-  LS_RETURN_IF_ERROR(CheckRange(parser, "threads", options.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "max-pulls", options.max_pulls, 1, 65536));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "max-lanes", options.max_lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRate(parser, "lane-rate-limit", options.lane_rate_limit));
   return CheckRate(parser, "receiver-rate-limit", options.receiver_rate_limit);
 }
@@ -158,12 +147,13 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
   parser.Add(
       "scrub-round", &options->scrub_round,
-      "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged");
+      "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged", {},
+      std::chrono::days(30));
   parser.Add("codec", &options->codec, "how hard deltas are compressed: fast, or compact for links below 100 MB/s");
-  parser.Add("threads", &options->threads, "worker threads; 0: one per core");
+  parser.Add("threads", &options->threads, "worker threads; 0: one per core", 0, 1024);
   parser.Add("max-pulls", &options->max_pulls,
-             "pulls open at a time, and as many standing ones; a quarter for each identity");
-  parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
+             "pulls open at a time, and as many standing ones; a quarter for each identity", 1, 65536);
+  parser.Add("max-lanes", &options->max_lanes, "lanes of one pull", 1, 64);
   parser.Add("lane-rate-limit", &options->lane_rate_limit, "bytes a second of all lanes together; 0: no limit");
   parser.Add("receiver-rate-limit", &options->receiver_rate_limit,
              "bytes a second of the lanes of one receiver together; 0: no limit");

@@ -55,7 +55,7 @@ struct SlotRecord {  // 64 bytes; two of them at byte 256, then their two labels
   ManifestDigest digest;
   uint64_t manifest_check;  // xxh3-64 of version, digest and the slot's hash table; 0 when no manifest is recorded
   uint64_t dropped;         // the newest version that was committed in the slot and dropped; 0: none was
-  uint64_t labelled;        // the version that the slot's label is of; agents before labels leave it as it is
+  uint64_t labelled;        // the version that the slot's label is of; 0: none
   uint8_t unused[8];        // 0
 };
 static_assert(sizeof(SlotRecord) == 64);

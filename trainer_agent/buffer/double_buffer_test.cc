@@ -146,7 +146,7 @@ TEST_CASE("The number of a version that was committed and dropped outlives slot 
   CHECK((*ReopenOf(*buffer))->newest_dropped() == 5);
 }
 
-TEST_CASE("A label is its version's alone, also after an agent that knows no labels committed another to the slot") {
+TEST_CASE("A label is its version's alone: it does not count for another version in its slot") {
   const auto buffer = Fresh();
   buffer->BeginWrite(1);
   buffer->Commit(0, 77, "step 5");
@@ -154,7 +154,6 @@ TEST_CASE("A label is its version's alone, also after an agent that knows no lab
   auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
                                   os::Access::kReadWrite, "control");
   REQUIRE(control.ok());
-  // What it stores.
   const uint64_t state = 3 << 8 | static_cast<uint64_t>(SlotState::kCommitted);
   std::memcpy(control->data() + sizeof(ControlHeader), &state, sizeof state);
   const auto reopened = ReopenOf(*buffer);

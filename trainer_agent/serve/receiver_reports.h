@@ -2,8 +2,8 @@
 // that wait until a version is served.
 //
 // A receiver is there while it holds a stream of versions (Connect). One whose streams have ended stays listed for an
-// hour, unless another process of its name is there. Receivers of earlier releases do not say which process they are:
-// only their pulls are known, by name. A report of one peer never counts as another peer's, even under the same name.
+// hour, unless another process of its name is there. A pull says no process: it counts for the receiver of its name.
+// A report of one peer never counts as another peer's, even under the same name.
 #pragma once
 
 #include <chrono>
