@@ -322,7 +322,7 @@ TEST_CASE("A number or a time outside of its range is refused where it was writt
   CHECK_THAT(parse({"--lanes=0"}), FailsWith(ErrorCode::kConfig, "--lanes is 0; it must be 1 to 64"));
   const Environment grace("TEST_DAEMON_GRACE", "301s");
   CHECK_THAT(parse({}),
-             FailsWith(ErrorCode::kConfig, "environment variable TEST_DAEMON_GRACE is 301s; it must be 0ms to 5m"));
+             FailsWith(ErrorCode::kConfig, "environment variable TEST_DAEMON_GRACE is 301s; it must be 0 to 5m"));
 }
 
 TEST_CASE("Numbers stop at their limits") {
