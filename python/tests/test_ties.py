@@ -1,5 +1,6 @@
 """Tensors under two names: said when a model is opened, and left out on request."""
 
+import gc
 import warnings
 
 import numpy as np
@@ -106,6 +107,21 @@ def test_a_tied_head_that_came_apart_from_its_embedding_is_refused_by_name(make)
     refusal = '"lm_head.weight": .* ties it to "model.embed_tokens.weight".*tie_weights.*tie_word_embeddings=False'
     with pytest.raises(lockstep.BadDataError, match=refusal):
         make(apart(), model="actor", socket="/nowhere.sock", connect_timeout=0.001)
+
+
+@pytest.mark.filterwarnings("ignore:tensor .lm_head.weight. is")  # by from_tensors
+def test_a_model_that_nothing_reaches_any_more_refuses_no_other():
+    model = apart()
+    model.tie_weights()
+    gone = apart()
+    gone.__dict__["itself"] = gone
+    gc.disable()
+    try:
+        del gone
+        with pytest.raises(lockstep.UnavailableError, match="/nowhere.sock"):
+            MAKERS["from_tensors"](model, model="actor", socket="/nowhere.sock", connect_timeout=0.001)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:tensor .lm_head.weight. is")  # by from_tensors and its like

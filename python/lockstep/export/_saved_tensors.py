@@ -35,12 +35,25 @@ def refuse_names_in_memory(metas: "Iterable[TensorMeta]") -> None:
     from lockstep.core.checkpoint import is_given, only_in_memory
 
     shapes = {meta.name: meta.shape for meta in metas}
-    for model in [found for found in gc.get_objects() if issubclass(type(found), transformers.PreTrainedModel)]:
-        if not is_given(model, shapes):
-            continue
-        refuse_ties_that_came_apart(model)
-        for name in only_in_memory(model, shapes):
-            raise BadDataError(
-                f'tensor "{name}": a {type(model).__name__} of this process has it in memory, but its checkpoints, which '
-                "engines load, have others instead: publish lockstep.saved_tensors(model)"
-            )
+
+    def reason() -> "str | None":
+        for model in [found for found in gc.get_objects() if issubclass(type(found), transformers.PreTrainedModel)]:
+            if not is_given(model, shapes):
+                continue
+            try:
+                refuse_ties_that_came_apart(model)
+            except BadDataError as error:
+                return str(error)
+            for name in only_in_memory(model, shapes):
+                return (
+                    f'tensor "{name}": a {type(model).__name__} of this process has it in memory, but its checkpoints, '
+                    "which engines load, have others instead: publish lockstep.saved_tensors(model)"
+                )
+        return None
+
+    if reason() is None:
+        return
+    gc.collect()  # a model that nothing reaches any more is no reason
+    refusal = reason()
+    if refusal is not None:
+        raise BadDataError(refusal)
