@@ -1,5 +1,5 @@
-"""The demo's daemons, which lockstep.ensure_agent and ensure_receiver start in a directory of the demo: that directory, and
-receivers whose syncs are seen. Used by scenario.py and vllm_scenario.py."""
+"""The demo's directory, where lockstep.ensure_agent and ensure_receiver start daemons, and its receivers, whose syncs a
+thread sees. Used by scenario.py and vllm_scenario.py."""
 
 import contextlib
 import os

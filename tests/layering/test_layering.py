@@ -27,7 +27,7 @@ common/http: common/base common/net common/os @asio @curl
 common/objects: common/base common/http common/net common/os @expat @nlohmann_json @openssl
 common/versionlog: common/base common/model common/net common/objects common/os common/payload proto @openssl
 common/payload: common/base common/model kernels @zstd
-common/wire: common/base common/payload common/peer @openssl
+common/wire: common/base common/payload @openssl
 common/net: common/base common/os @asio @openssl
 common/access: common/base common/config common/os common/rpc common/telemetry @grpc
 common/metrics: common/base common/net common/rpc common/telemetry @asio @prometheus

@@ -206,7 +206,9 @@ def _open_current(path: str) -> "Tuple[str, int, dict[str, Any]]":
             if fd is not None:
                 return directory, fd, said
         if time.monotonic() >= deadline:
-            raise UnavailableError(f"{directory} has no weights that can be opened; is {path} a receiver's directory?")
+            raise UnavailableError(
+                f"{directory} has no lockstep.json, or no weights that can be opened; is {path} a receiver's directory?"
+            )
         time.sleep(_POLL_SECONDS)
 
 

@@ -231,7 +231,7 @@ class Publisher(Writer):
         return _InPlacePublisher(layout, rank=rank, ranks=ranks, attachments=attachments, model=model, **options)
 
 
-# What the makers return: a kind of writer is a Publisher, too. Here, since Publisher makes them and they are of it.
+# What the makers return: a writer of each kind that is a Publisher. They stand below the class that they derive from.
 class _ShardedPublisher(ShardedWriter, Publisher):
     pass
 

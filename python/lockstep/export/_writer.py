@@ -300,14 +300,16 @@ class Writer(Handle):
 
     def _stats_of(self, served: Served, began: float) -> "dict[str, float]":
         now = time.monotonic()
-        stats: "dict[str, float]" = {"lockstep/served_version": served.version, "lockstep/wait_seconds": now - began}
+        stats: "dict[str, float]" = {
+            "lockstep/served_version": served.version,
+            "lockstep/wait_seconds": now - began,
+            "lockstep/receivers": served.receivers,
+            "lockstep/receivers_serving": served.serving,
+            "lockstep/lag_versions": served.newest_version - served.oldest_served,
+            "lockstep/model_bytes": served.model_bytes,
+        }
         if served.version == self._published_stats.get("lockstep/version"):
             stats["lockstep/publish_to_served_seconds"] = now - self._published_at
-        if served.receivers:
-            stats["lockstep/receivers"] = served.receivers
-            stats["lockstep/receivers_serving"] = served.serving
-            stats["lockstep/lag_versions"] = served.newest_version - served.oldest_served
-            stats["lockstep/model_bytes"] = served.model_bytes
         if served.delta_bytes:
             stats["lockstep/delta_bytes"] = served.delta_bytes
             stats["lockstep/density"] = served.density
