@@ -138,12 +138,15 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Create(const std::string& 
   };
   ERR_clear_error();
   const std::vector<Certificate> own = CertificatesOf(cert);
-  if (own.empty() || SSL_CTX_use_certificate(context, own[0].get()) != 1) return unusable("tls-cert");
+  if (own.empty()) return Status(ErrorCode::kConfig, "tls-cert: there is no certificate in it");
+  if (SSL_CTX_use_certificate(context, own[0].get()) != 1) return unusable("tls-cert");
   for (size_t i = 1; i < own.size(); ++i) {
     if (SSL_CTX_add1_chain_cert(context, own[i].get()) != 1) return unusable("tls-cert");
   }
   const Key secret = PrivateKeyOf(key);
-  if (secret == nullptr || SSL_CTX_use_PrivateKey(context, secret.get()) != 1) return unusable("tls-key");
+  if (secret == nullptr)
+    return Status(ErrorCode::kConfig, "tls-key: there is no private key without a passphrase in it");
+  if (SSL_CTX_use_PrivateKey(context, secret.get()) != 1) return unusable("tls-key");
   X509_STORE* trusted = SSL_CTX_get_cert_store(context);
   for (const Certificate& one : CertificatesOf(ca)) {
     if (X509_STORE_add_cert(trusted, one.get()) != 1 || SSL_CTX_add_client_CA(context, one.get()) != 1) {

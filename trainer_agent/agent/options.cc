@@ -160,7 +160,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   rpc::AddTlsOptions(parser, options->tls);
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
-  parser.Add("drain-timeout", &options->drain_timeout, "how long calls may take to end after SIGTERM");
+  parser.Add("drain-timeout", &options->drain_timeout, "how long calls may take to end after SIGTERM", {},
+             std::chrono::days(1));
   parser.Hide("block-bytes");
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == config::ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(parser, *options));
