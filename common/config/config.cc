@@ -80,7 +80,7 @@ std::function<Status(const std::vector<std::string>&)> SetOne(T* target, ParseFn
   };
 }
 
-// Why the value of `target` may not be; empty: it may.
+// Says why the value of `target` is out of range; empty when it is not.
 template <typename T, typename TextFn>
 std::function<std::string()> OutOfRange(const T* target, T least, T most, TextFn text) {
   return [=] {

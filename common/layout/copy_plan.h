@@ -45,7 +45,7 @@ Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<boo
 // What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);
 
-// Internal to common/layout, of the ranks' entries as CompileExport sorts them.
+// For common/layout alone. Both REQUIRE entries in the order of CompileExport.
 
 // kBadData names the first tensor of which not every element is written exactly once, and the ranks that write the same
 // elements or the elements that no rank has.

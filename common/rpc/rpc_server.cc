@@ -39,8 +39,8 @@ constexpr RpcServer::Limits kControlLimits{.option = "--listen",
                                            .idle_ms = 10 * 60'000,
                                            .pings = true};
 
-// A health check is some bytes, and few programs ask. One that asks again after `idle_ms` connects again; no usual
-// interval divides it. A watcher is not idle.
+// A health check is some bytes, and few programs ask. A program that asks less often than every `idle_ms` connects
+// anew each time. A watcher is not idle.
 constexpr RpcServer::Limits kHealthLimits{.option = "--health-listen",
                                           .memory = 16 << 20,
                                           .connections = 64,

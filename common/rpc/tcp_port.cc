@@ -84,7 +84,9 @@ Status TcpPort::Open() {
     if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return NotListening(address_, errno);
     if (!socket.valid()) continue;
     listening_.emplace_back(strand_, one.protocol(), socket.Release());
-    bound_port_ = listening_.back().local_endpoint().port();
+    asio::error_code error;
+    bound_port_ = listening_.back().local_endpoint(error).port();
+    if (error) return NotListening(address_, error.value());
   }
   if (listening_.empty()) {
     return {ErrorCode::kUnavailable,

@@ -29,11 +29,11 @@ BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRan
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
 
-std::vector<StridedRange> BucketIntake::Ranges(bool frozen) const {
+std::vector<StridedRange> BucketIntake::Ranges(bool frozen_only) const {
   std::vector<StridedRange> ranges;
   for (const Source& source : sources_) {
     const auto& [all, changing] = source.remote.buckets;
-    for (size_t i = frozen ? changing : 0; i < all.size(); ++i) {
+    for (size_t i = frozen_only ? changing : 0; i < all.size(); ++i) {
       ranges.insert(ranges.end(), all[i].completed.begin(), all[i].completed.end());
     }
   }

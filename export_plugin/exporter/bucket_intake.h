@@ -47,8 +47,8 @@ class BucketIntake {
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
                TrackedExchange* exchange, CopyEngine* engine);
 
-  // What is written into the slot; `frozen`: just when frozen buckets are.
-  std::vector<StridedRange> Ranges(bool frozen) const;
+  // All that is written into the slot; `frozen_only`: what only frozen buckets write.
+  std::vector<StridedRange> Ranges(bool frozen_only) const;
   // Whether that comes from a GPU's memory.
   bool on_device() const { return memory_->on_device(); }
 

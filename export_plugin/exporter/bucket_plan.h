@@ -16,8 +16,8 @@ namespace lockstep::exporter {
 // fewest bytes to take so far, then the lowest. REQUIRES some rank on the agent's host, as CompileExport() does.
 std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& on_agent_host);
 
-// As its sender makes it: `copies` of local tensors into the payload. As its proxy takes it in: `copies` of the
-// payload, where LocalCopy::local means nothing, into the data section; then `completed` may be reported.
+// At the sender, `copies` go from local tensors into the payload. At the proxy, `copies` go from the payload into the
+// data section, and LocalCopy::local means nothing; then `completed` may be reported.
 struct Bucket {
   std::vector<LocalCopy> copies;
   std::vector<StridedRange> completed;  // of the data section: chunks whose last part is in this bucket

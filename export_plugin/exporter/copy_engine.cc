@@ -43,10 +43,12 @@ class HostCopyEngine : public CopyEngine {
       : pool_(pool), trouble_(std::move(trouble)), readable_(std::move(readable)) {}
 
   Status Start(std::span<const PlacedCopy> copies) override {
-    checked_.clear();
-    for (const PlacedCopy& placed : copies) {
-      LS_RETURN_IF_ERROR(CheckReadable(placed.source, placed.copy.source_offset));
-      LS_RETURN_IF_ERROR(CheckReadable(placed.target, placed.copy.target_offset));
+    if (readable_) {
+      checked_.clear();
+      for (const PlacedCopy& placed : copies) {
+        LS_RETURN_IF_ERROR(CheckReadable(placed.source, placed.copy.source_offset));
+        LS_RETURN_IF_ERROR(CheckReadable(placed.target, placed.copy.target_offset));
+      }
     }
     if (pool_ == nullptr) {
       for (const PlacedCopy& copy : copies) RunOne(copy);
@@ -62,7 +64,7 @@ class HostCopyEngine : public CopyEngine {
  private:
   // Asks once for each memory of a batch: tensors may move between calls.
   Status CheckReadable(const std::byte* memory, uint64_t offset) {
-    if (!readable_ || !checked_.insert(memory).second) return OkStatus();
+    if (!checked_.insert(memory).second) return OkStatus();
     LS_ASSIGN_OR_RETURN(const bool readable, readable_->Has(memory + offset));
     return readable ? OkStatus() : UnreadableStatus(memory + offset, trouble_);
   }

@@ -83,7 +83,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   const std::vector<Chunk> chunks = ChunksOf(model, plan_.ranks[rank_]);
   LS_ASSIGN_OR_RETURN(own_, LowerCopies(model, chunks, locals_, by_source));
   frozen_.Add(own_.frozen.ranges);
-  if (intake_ != nullptr) frozen_.Add(intake_->Ranges(/*frozen=*/true));
+  if (intake_ != nullptr) frozen_.Add(intake_->Ranges(/*frozen_only=*/true));
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {
@@ -171,7 +171,7 @@ Status Exporter::PinSlots() {
   std::vector<StridedRange> ranges = own_.changing.ranges;
   ranges.insert(ranges.end(), own_.frozen.ranges.begin(), own_.frozen.ranges.end());
   if (intake_ != nullptr && intake_->on_device()) {
-    const std::vector<StridedRange> taken = intake_->Ranges(/*frozen=*/false);
+    const std::vector<StridedRange> taken = intake_->Ranges(/*frozen_only=*/false);
     ranges.insert(ranges.end(), taken.begin(), taken.end());
   }
   const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

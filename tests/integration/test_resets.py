@@ -10,7 +10,9 @@ from process_memory import memory_of
 MIB = 1 << 20
 STREAMS = int(os.environ.get("LOCKSTEP_RESET_STREAMS", 8_000))
 STREAMS_OF_A_CONNECTION = 4_000
-MOST_GROWTH = 96 * MIB
+# Of 2,048 calls that are not answered, the bound of the control port; a busy machine has all of them at once, at some 50 KiB
+# each. Without the bound all streams would stay, 400 MiB.
+MOST_GROWTH = 2_048 * 64 * 1024
 
 
 @pytest.mark.parametrize(

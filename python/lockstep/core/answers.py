@@ -1,4 +1,4 @@
-"""What ``lockstepctl --json`` answers, as dataclasses. ``lockstep.control`` decodes it, and has the classes as its own."""
+"""What ``lockstepctl --json`` answers, as dataclasses. ``lockstep.control`` decodes it, and re-exports the classes."""
 
 import dataclasses
 import json
