@@ -205,9 +205,8 @@ TEST_CASE("The load of a version that is found damaged is cancelled, and no roll
   fixture.Stop();
 }
 
-TEST_CASE("A server that fails to load the next version is not to return to one that was found damaged") {
-  SlowServer server;
-  ScrubbedFixture fixture;
+// `server` loads version 1, which is found damaged meanwhile; version 2 comes.
+static void LoadDamaged(ScrubbedFixture& fixture, SlowServer& server) {
   fixture.agent.refuse_full = RefuseFirst;
   fixture.driver = std::make_unique<SlowDriver>(server);
   fixture.Start();
@@ -216,6 +215,12 @@ TEST_CASE("A server that fails to load the next version is not to return to one 
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+}
+
+TEST_CASE("A server that fails to load the next version is not to return to one that was found damaged") {
+  SlowServer server;
+  ScrubbedFixture fixture;
+  LoadDamaged(fixture, server);
   server.may_end = true;
   fixture.WaitFor([&] { return server.loading == 2; });
   CHECK(server.last_good == 0);
@@ -227,14 +232,7 @@ TEST_CASE("A damaged version is not dropped while a server reads it") {
   SlowServer server;
   server.deaf = true;
   ScrubbedFixture fixture;
-  fixture.agent.refuse_full = RefuseFirst;
-  fixture.driver = std::make_unique<SlowDriver>(server);
-  fixture.Start();
-  fixture.WaitFor([&] { return server.loading == 1; });
-  fixture.FlipCurrent();
-  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
-  fixture.agent.Publish();
-  fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+  LoadDamaged(fixture, server);
   std::this_thread::sleep_for(milliseconds(100));  // in which it would be dropped
   const Version kept = fixture.pair->previous().held.version;
   server.may_end = true;
