@@ -27,6 +27,7 @@ std::string WhatOf(std::string_view method, const Scope& scope) {
 Result<std::unique_ptr<AccessControl>> AccessControl::Create(std::string policy_path) {
   std::unique_ptr<AccessControl> control(new AccessControl(std::move(policy_path)));
   if (control->path_.empty()) return control;
+  MutexLock lock(control->mutex_);
   control->stamp_ = os::StampOf(control->path_);
   LS_ASSIGN_OR_RETURN(control->policy_, Policy::Read(control->path_));
   return control;
@@ -39,7 +40,7 @@ bool AccessControl::IsDenied(const Identity& caller) const {
 bool AccessControl::Allows(const Identity& caller, std::string_view method, const Scope& scope) {
   if (path_.empty() || caller.of_host) return true;
   const std::optional<Roles> roles = RolesFor(method);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return !IsDenied(caller) && roles && policy_->Allows(caller.names, *roles, scope);
 }
 
@@ -52,7 +53,7 @@ Status AccessControl::Check(const Identity& caller, std::string_view method, con
 Status AccessControl::Admit(const Identity& caller) {
   if (path_.empty()) return OkStatus();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!IsDenied(caller) && policy_->KnowsOneOf(caller.names)) return OkStatus();
   }
   return Refuse(caller, "connect", "receiver, operator or observer");
@@ -68,7 +69,7 @@ Status AccessControl::Refuse(const Identity& caller, std::string_view what, std:
 
 std::string AccessControl::WhyNot(const Identity& caller, std::string_view role) {
   if (caller.valid_until <= std::chrono::system_clock::now()) return "its certificate has expired";
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (policy_->Denies(caller.names, caller.serial)) return "this daemon's --tls-policy denies it everything";
   return Cat("it takes the role ", role, ", given by this daemon's --tls-policy");
 }
@@ -82,7 +83,7 @@ Result<Caller> AccessControl::Begin(const Identity& caller) {
 void AccessControl::Reload() {
   if (path_.empty()) return;
   const os::FileStamp now = os::StampOf(path_);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (now == stamp_) return;
   stamp_ = now;
   Result<Policy> policy = Policy::Read(path_);

@@ -3,7 +3,6 @@
 //   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
 #pragma once
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "common/access/identity.h"
 #include "common/access/policy.h"
 #include "common/access/quota.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/file.h"
 #include "common/telemetry/log_limit.h"
@@ -48,16 +48,16 @@ class AccessControl {
 
  private:
   explicit AccessControl(std::string policy_path) : path_(std::move(policy_path)) {}
-  bool IsDenied(const Identity& caller) const;
+  bool IsDenied(const Identity& caller) const LS_REQUIRES(mutex_);
   Status Refuse(const Identity& caller, std::string_view what, std::string_view role);
   std::string WhyNot(const Identity& caller, std::string_view role);
 
   const std::string path_;
   Quota calls_{"calls", {.all = 512, .each = 128}};  // of as many as there are threads for (rpc_server.cc)
-  std::mutex mutex_;
-  std::optional<Policy> policy_;
-  os::FileStamp stamp_;        // of the policy's file, when it was read
-  telemetry::LogLimit limit_;  // of refusals, by identity
+  Mutex mutex_;
+  std::optional<Policy> policy_ LS_GUARDED_BY(mutex_);
+  os::FileStamp stamp_ LS_GUARDED_BY(mutex_);  // of the policy's file, when it was read
+  telemetry::LogLimit limit_;                  // of refusals, by identity
 };
 
 // The calls of one service.

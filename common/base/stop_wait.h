@@ -3,17 +3,18 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <mutex>
 #include <stop_token>
+
+#include "common/base/mutex.h"
 
 namespace lockstep {
 
 // Waits for `time`, or until a stop is requested: then true.
 inline bool WaitForStop(std::chrono::nanoseconds time, const std::stop_token& stop) {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable_any stopped;
-  std::unique_lock lock(mutex);
-  stopped.wait_for(lock, stop, time, [] { return false; });
+  MutexLock lock(mutex);
+  stopped.wait_for(lock, stop, time, []() LS_REQUIRES(mutex) { return false; });
   return stop.stop_requested();
 }
 

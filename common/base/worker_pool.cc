@@ -8,6 +8,8 @@
 #include <memory>
 #include <new>
 
+#include "common/base/mutex.h"
+
 namespace lockstep {
 
 WorkerPool::WorkerPool(size_t threads) : process_(::getpid()), state_(std::make_unique<State>()) {
@@ -30,7 +32,7 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::Stop() {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->stopping = true;
   }
   state_->wake.notify_all();
@@ -39,7 +41,7 @@ void WorkerPool::Stop() {
 
 void WorkerPool::Post(std::function<void()> task) {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
   }
   state_->wake.notify_one();
@@ -49,8 +51,9 @@ void WorkerPool::Loop() {
   while (true) {
     std::function<void()> task;
     {
-      std::unique_lock lock(state_->mutex);
-      state_->wake.wait(lock, [this] { return state_->stopping || !state_->tasks.empty(); });
+      MutexLock lock(state_->mutex);
+      state_->wake.wait(lock,
+                        [this]() LS_REQUIRES(state_->mutex) { return state_->stopping || !state_->tasks.empty(); });
       if (state_->tasks.empty()) return;
       task = std::move(state_->tasks.front());
       state_->tasks.pop_front();
@@ -77,7 +80,7 @@ class SharedLoop {
     } catch (...) {
       taken += count_ - std::min(next_.exchange(count_), count_);
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         if (thrown_ == nullptr) thrown_ = std::current_exception();
       }
       CountDone(taken);
@@ -88,8 +91,8 @@ class SharedLoop {
 
   // Until no thread is in `body`, and none will be.
   void Wait() {
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [&] { return done_ == count_; });
+    MutexLock lock(mutex_);
+    finished_.wait(lock, [&]() LS_REQUIRES(mutex_) { return done_ == count_; });
   }
 
   // After Wait(). Null: no item has thrown.
@@ -98,16 +101,16 @@ class SharedLoop {
  private:
   void CountDone(size_t items) {
     if (items == 0 || done_.fetch_add(items) + items < count_) return;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     finished_.notify_all();
   }
 
   const size_t count_;
   std::atomic<size_t> next_{0};
   std::atomic<size_t> done_{0};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable finished_;
-  std::exception_ptr thrown_;  // the first
+  std::exception_ptr thrown_ LS_GUARDED_BY(mutex_);  // the first
 };
 
 }  // namespace

@@ -8,10 +8,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 
 namespace lockstep {
@@ -41,10 +41,10 @@ class WorkerPool {
 
  private:
   struct State {
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable wake;
-    std::deque<std::function<void()>> tasks;
-    bool stopping = false;
+    std::deque<std::function<void()>> tasks LS_GUARDED_BY(mutex);
+    bool stopping LS_GUARDED_BY(mutex) = false;
     std::vector<std::thread> threads;
   };
 

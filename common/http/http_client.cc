@@ -300,7 +300,7 @@ Client::Client(ClientOptions options) : options_(std::move(options)) {}
 Client::~Client() = default;
 
 std::unique_ptr<Client::Multi> Client::TakeMulti() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (idle_.empty()) return std::make_unique<Multi>();
   std::unique_ptr<Multi> multi = std::move(idle_.back());
   idle_.pop_back();
@@ -335,7 +335,7 @@ Result<Answer> Client::Send(const Request& request) {
   curl_multi_remove_handle(handle, call.easy.get());
   if (running > 0 && request.stop.stop_requested()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled"));
   if (options_.keep_connections) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     idle_.push_back(std::move(multi));
   }
   return AnswerOf(call, what);

@@ -14,13 +14,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/net/networks.h"
 
@@ -91,8 +91,8 @@ class Client {
   std::unique_ptr<Multi> TakeMulti();
 
   const ClientOptions options_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Multi>> idle_;  // with their connections; guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Multi>> idle_ LS_GUARDED_BY(mutex_);  // with their connections
 };
 
 // The URL without a '/' at its end. kConfig, saying why, when it is none that ClientOptions::url allows.

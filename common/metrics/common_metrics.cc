@@ -81,7 +81,7 @@ CommonMetrics::CommonMetrics(std::string_view daemon)
     : names_{Cat(daemon, "_stage_seconds"), Cat(daemon, "_stage_bytes_total"), Cat(daemon, "_events_total")} {}
 
 void CommonMetrics::Observe(const telemetry::Span& span) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool room = stages_.size() < kMostModels * telemetry::kSpanNames.size();
   const Key key{span.model, span.name};
   Stage& stage = stages_[room || stages_.contains(key) ? key : Key{kOtherModels, span.name}];
@@ -113,7 +113,7 @@ void CommonMetrics::Collect(Families& families) const {
   prometheus::MetricFamily seconds = FamilyOf(definitions[kStageSeconds]);
   prometheus::MetricFamily bytes = FamilyOf(definitions[kStageBytes]);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [key, stage] : stages_) {
       prometheus::ClientMetric metric = stage.seconds.Collect();
       metric.label = {{"model", key.first}, {"stage", std::string(key.second)}};

@@ -7,12 +7,12 @@
 #include <prometheus/histogram.h>
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/metrics/metrics.h"
 #include "common/telemetry/timeline.h"
 
@@ -39,8 +39,8 @@ class CommonMetrics {
   using Key = std::pair<std::string, std::string_view>;  // model, stage
 
   const std::vector<std::string> names_;
-  mutable std::mutex mutex_;
-  std::map<Key, Stage> stages_;
+  mutable Mutex mutex_;
+  std::map<Key, Stage> stages_ LS_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::metrics

@@ -6,7 +6,7 @@ namespace lockstep::net {
 
 Places::Place Places::Enter(const asio::ip::address& address, Leave leave) {
   Leave put_out;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto other = InTheWayOf(address); other != taken_.end()) {
     put_out = std::move(other->second.leave);
     taken_.erase(other);
@@ -19,7 +19,7 @@ Places::Place Places::Enter(const asio::ip::address& address, Leave leave) {
 }
 
 size_t Places::taken() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return taken_.size();
 }
 
@@ -34,12 +34,12 @@ Places::Map::iterator Places::InTheWayOf(const asio::ip::address& address) {
 }
 
 void Places::Free(uint64_t number) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   taken_.erase(number);
 }
 
 bool Places::Has(uint64_t number) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return taken_.contains(number);
 }
 

@@ -9,8 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <utility>
+
+#include "common/base/mutex.h"
 
 namespace lockstep::net {
 
@@ -55,12 +56,12 @@ class Places {
 
   void Free(uint64_t number);
   bool Has(uint64_t number);
-  Map::iterator InTheWayOf(const asio::ip::address& address);
+  Map::iterator InTheWayOf(const asio::ip::address& address) LS_REQUIRES(mutex_);
 
   const Limits limits_;
-  mutable std::mutex mutex_;
-  Map taken_;
-  uint64_t next_ = 0;
+  mutable Mutex mutex_;
+  Map taken_ LS_GUARDED_BY(mutex_);
+  uint64_t next_ LS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lockstep::net

@@ -15,7 +15,7 @@ RateLimit::RateLimit(uint64_t bytes_per_s, Now now) : bytes_per_s_(bytes_per_s),
 RateLimit::Clock::duration RateLimit::Book(uint64_t bytes) {
   if (bytes_per_s_ == 0) return {};
   const Clock::time_point now = now_();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Clock::time_point starts = std::max(free_at_, now - kEarned);
   free_at_ = starts + Takes(bytes);
   return std::max(starts - now, Clock::duration{});
@@ -23,7 +23,7 @@ RateLimit::Clock::duration RateLimit::Book(uint64_t bytes) {
 
 void RateLimit::GiveBack(uint64_t bytes) {
   if (bytes_per_s_ == 0) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   free_at_ -= Takes(bytes);
 }
 

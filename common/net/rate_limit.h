@@ -7,7 +7,8 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <mutex>
+
+#include "common/base/mutex.h"
 
 namespace lockstep::net {
 
@@ -30,8 +31,8 @@ class RateLimit {
 
   const uint64_t bytes_per_s_;
   const Now now_;
-  std::mutex mutex_;
-  Clock::time_point free_at_{};  // when all that is booked has been sent
+  Mutex mutex_;
+  Clock::time_point free_at_ LS_GUARDED_BY(mutex_){};  // when all that is booked has been sent
 };
 
 }  // namespace lockstep::net

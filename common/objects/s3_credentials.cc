@@ -68,12 +68,12 @@ bool S3Credentials::AreGood() const {
 }
 
 Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     if (AreGood()) return found_.keys;
     if (!looking_) break;
     const uint64_t before = looks_;
-    if (!changed_.wait(lock, stop, [&] { return looks_ != before; })) return NotNeeded();
+    if (!changed_.wait(lock, stop, [&]() LS_REQUIRES(mutex_) { return looks_ != before; })) return NotNeeded();
     if (!failed_.ok() && failed_.code() != ErrorCode::kCancelled) return failed_;
   }
   looking_ = true;
@@ -92,7 +92,7 @@ Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
 }
 
 void S3Credentials::Refused(const http::Signing& used) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (used.access_key == found_.keys.access_key && used.session_token == found_.keys.session_token) have_ = false;
 }
 

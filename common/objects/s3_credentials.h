@@ -4,10 +4,10 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <stop_token>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/http/http_client.h"
 #include "common/os/file.h"
@@ -38,20 +38,19 @@ class S3Credentials {
     int64_t ends_unix_s = 0;  // 0: they do not
     int64_t unix_s = 0;       // when they were found
   };
-  bool AreGood() const;
+  bool AreGood() const LS_REQUIRES(mutex_);
   Result<Found> Find(const std::stop_token& stop) const;
   Result<Found> FromFile(const std::string& path, const std::stop_token& stop) const;
   Status RunCommand(const std::string& command, Found& found, const std::stop_token& stop) const;
 
   const S3CredentialsOptions options_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable_any changed_;
-  // Guarded by mutex_:
-  Found found_;
-  bool have_ = false;
-  bool looking_ = false;  // a caller is
-  uint64_t looks_ = 0;    // that are over
-  Status failed_;         // the last one
+  Found found_ LS_GUARDED_BY(mutex_);
+  bool have_ LS_GUARDED_BY(mutex_) = false;
+  bool looking_ LS_GUARDED_BY(mutex_) = false;  // a caller is
+  uint64_t looks_ LS_GUARDED_BY(mutex_) = 0;    // that are over
+  Status failed_ LS_GUARDED_BY(mutex_);         // the last one
 };
 
 }  // namespace lockstep::objects

@@ -43,14 +43,14 @@ UnixServer::~UnixServer() {
   listener_.Wake();
   acceptor_.join();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (Session& session : sessions_) session.connection.Shutdown();
   }
   for (Session& session : sessions_) session.thread.join();
 }
 
 UnixConnection UnixServer::Release(UnixConnection& connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::move(connection);
 }
 
@@ -79,7 +79,7 @@ void UnixServer::AcceptLoop() {
 
 // Above the limit, and after an error, the connection is closed.
 Status UnixServer::StartServing(UnixConnection connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (sessions_.size() >= max_connections_) return OkStatus();
   Session& session = sessions_.emplace_back(Session{.connection = std::move(connection)});
   try {
@@ -93,7 +93,7 @@ Status UnixServer::StartServing(UnixConnection connection) {
 }
 
 void UnixServer::ReapFinished() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto at = sessions_.begin(); at != sessions_.end();) {
     if (at->finished) {
       at->thread.join();
@@ -107,7 +107,7 @@ void UnixServer::ReapFinished() {
 void UnixServer::Serve(Session& session) {
   handler_(*this, session.connection);
   session.connection.Shutdown();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   session.finished = true;
 }
 

@@ -6,11 +6,11 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/unix_listener.h"
 
@@ -53,8 +53,8 @@ class UnixServer {
   const size_t max_connections_;
   const Handler handler_;
   const AcceptFailed accept_failed_;
-  std::mutex mutex_;  // guards sessions_, each one's `finished`, and the move of its `connection`
-  std::list<Session> sessions_;
+  Mutex mutex_;  // guards sessions_, each one's `finished`, and the move of its `connection`
+  std::list<Session> sessions_ LS_GUARDED_BY(mutex_);
   std::thread acceptor_;
 };
 

@@ -103,7 +103,7 @@ std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& contex
 }
 
 Result<std::shared_ptr<grpc::Channel>> LastingChannel::Get() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (channel_ != nullptr && !(socket_.valid() && socket_.PeerGone())) return channel_;
   if (to_socket()) {
     LS_RETURN_IF_ERROR(Connect(address_.substr(kUnixScheme.size())));
@@ -125,7 +125,7 @@ Status LastingChannel::Connect(const std::string& path) {
 
 void LastingChannel::Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (channel_ == channel) channel_ = nullptr;
 }
 

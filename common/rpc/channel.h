@@ -6,12 +6,12 @@
 
 #include <asio/ip/address.hpp>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/unix_socket.h"
 #include "common/rpc/tls.h"
@@ -54,13 +54,13 @@ class LastingChannel {
  private:
   static constexpr std::string_view kUnixScheme = "unix:";
 
-  Status Connect(const std::string& path);
+  Status Connect(const std::string& path) LS_REQUIRES(mutex_);
 
   const std::string address_;
   const TlsOptions tls_;
-  std::mutex mutex_;
-  std::shared_ptr<grpc::Channel> channel_;
-  os::UnixConnection socket_;  // the channel's, seen from outside it; not connected for HOST:PORT
+  Mutex mutex_;
+  std::shared_ptr<grpc::Channel> channel_ LS_GUARDED_BY(mutex_);
+  os::UnixConnection socket_ LS_GUARDED_BY(mutex_);  // the channel's, seen from outside it; not connected for HOST:PORT
 };
 
 }  // namespace lockstep::rpc

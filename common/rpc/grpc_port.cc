@@ -117,7 +117,7 @@ GrpcPort::~GrpcPort() {
 
 void GrpcPort::Stop() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopped_ = true;
   }
   if (port_ != nullptr) port_->Stop();
@@ -125,6 +125,7 @@ void GrpcPort::Stop() {
 
 void GrpcPort::ServeBy(grpc::ServerBuilder& builder) {
   using FromFd = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  MutexLock lock(mutex_);
   server_ = builder.experimental().AddExternalConnectionAcceptor(FromFd::FROM_FD, grpc::InsecureServerCredentials());
 }
 
@@ -194,7 +195,7 @@ void GrpcPort::HandOver(Relay& relay, int listening) {
   if (relay.certified) {
     if (const Status named = relay.certified->Name(own.get()); !named.ok()) return port_->LogRefusal(named);
   }
-  std::lock_guard lock(mutex_);  // a server that has shut down would keep the descriptor
+  MutexLock lock(mutex_);  // a server that has shut down would keep the descriptor
   if (stopped_) return;
   asio::error_code failed;
   relay.server.assign(asio::local::stream_protocol(), own.get(), failed);

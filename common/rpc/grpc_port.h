@@ -7,10 +7,10 @@
 #include <asio.hpp>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/net/io_threads.h"
 #include "common/net/networks.h"
@@ -69,9 +69,9 @@ class GrpcPort {
   const Options options_;
   net::Places shaking_;  // peers of which it is not known yet who they are displace no others
   net::Places places_;
-  std::mutex mutex_;
-  bool stopped_ = false;  // guarded by mutex_
-  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
+  Mutex mutex_;
+  bool stopped_ LS_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server_ LS_GUARDED_BY(mutex_);
   telemetry::LogLimit full_limit_;
   CallSlots slots_;
   net::IoThreads io_;  // one: relays and slots are used on it

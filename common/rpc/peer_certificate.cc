@@ -11,10 +11,10 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string_view>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/net/pem.h"
 
@@ -38,26 +38,26 @@ std::string NewName() {
 class Certificates {
  public:
   void Add(const std::string& name, PeerCertificate certificate) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     certificates_.emplace(name, std::move(certificate));
   }
   void End(const std::string& name) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended_.push_back(name);
     if (ended_.size() <= kEndedKept) return;
     certificates_.erase(ended_.front());
     ended_.pop_front();
   }
   std::optional<PeerCertificate> Find(const std::string& name) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = certificates_.find(name);
     return found == certificates_.end() ? std::nullopt : std::optional(found->second);
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, PeerCertificate> certificates_;
-  std::deque<std::string> ended_;  // of them, as they ended
+  Mutex mutex_;
+  std::map<std::string, PeerCertificate> certificates_ LS_GUARDED_BY(mutex_);
+  std::deque<std::string> ended_ LS_GUARDED_BY(mutex_);  // of them, as they ended
 };
 
 Certificates& All() {

@@ -135,7 +135,7 @@ RpcServer::~RpcServer() {
 }
 
 void RpcServer::SetServing(const std::string& health_service, bool serving) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // gRPC writes to every watcher at each call, also when nothing has changed.
   const auto known = serving_.find(health_service);
   if (known != serving_.end() && known->second == serving) return;

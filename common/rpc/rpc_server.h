@@ -7,10 +7,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/grpc_port.h"
@@ -75,8 +75,8 @@ class RpcServer {
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
   std::unique_ptr<GrpcPort> port_;                  // null: no TCP
   std::unique_ptr<RpcServer> health_;               // at Options::health_address; null: none
-  std::mutex mutex_;
-  std::map<std::string, bool> serving_;  // as last reported to watchers
+  Mutex mutex_;
+  std::map<std::string, bool> serving_ LS_GUARDED_BY(mutex_);  // as last reported to watchers
 };
 
 }  // namespace lockstep::rpc

@@ -8,10 +8,10 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/rpc/tls_files.h"
 #include "common/telemetry/log.h"
@@ -39,9 +39,9 @@ void Replace(const os::UniqueFd& copy, const os::UniqueFd& next) {
 }  // namespace
 
 const TlsCopies& TlsCopies::Of(const TlsOptions& tls) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto& all = *new std::map<std::array<std::string, 3>, TlsCopies*>;  // as long as the threads below
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   TlsCopies*& copies = all[{tls.cert, tls.key, tls.ca}];
   if (copies == nullptr) {
     copies = new TlsCopies(tls);
@@ -71,7 +71,7 @@ std::string TlsCopies::PathOf(const os::UniqueFd& copy) {
 }
 
 std::shared_ptr<const net::TlsContext> TlsCopies::context() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return context_;
 }
 
@@ -103,7 +103,7 @@ Status TlsCopies::Take() {
   Replace(ca_, ca);
   Replace(key_, key);
   Replace(cert_, cert);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   context_ = std::move(context);
   return OkStatus();
 }

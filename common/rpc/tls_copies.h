@@ -4,10 +4,10 @@
 
 #include <array>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/net/tls_session.h"
 #include "common/os/file.h"
@@ -41,11 +41,11 @@ class TlsCopies {
   const os::UniqueFd cert_;  // memory; the number stays, what it refers to is replaced
   const os::UniqueFd key_;
   const os::UniqueFd ca_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<const net::TlsContext> context_;
-  Stamps seen_;                    // at the last look
+  Stamps seen_;                    // at the last look; this and the next two are the looking thread's
   std::optional<Stamps> taken_;    // of what was copied
   std::optional<Stamps> refused_;  // of what was last said to be of no use
+  mutable Mutex mutex_;
+  std::shared_ptr<const net::TlsContext> context_ LS_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::rpc

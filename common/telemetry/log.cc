@@ -9,11 +9,11 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/telemetry/log_format.h"
 
@@ -70,8 +70,8 @@ std::string LogLine(const Logger& logger, LogLevel level, std::string_view event
 
 // Events are literals of this program: their number is bounded.
 struct Counts {
-  std::mutex mutex;
-  std::map<std::pair<std::string, LogLevel>, uint64_t, std::less<>> times;
+  Mutex mutex;
+  std::map<std::pair<std::string, LogLevel>, uint64_t, std::less<>> times LS_GUARDED_BY(mutex);
 };
 
 Counts& TheCounts() {
@@ -86,7 +86,7 @@ void Count(LogLevel level, std::string_view event, std::span<const Field> fields
     if (field.name == "times" && number != nullptr) times = *number;
   }
   Counts& counts = TheCounts();
-  std::lock_guard lock(counts.mutex);
+  MutexLock lock(counts.mutex);
   counts.times[{std::string(event), level}] += times;
 }
 
@@ -164,7 +164,7 @@ Status SetLogLevel(std::string_view level) {
 
 std::vector<EventCount> EventCounts() {
   Counts& counts = TheCounts();
-  std::lock_guard lock(counts.mutex);
+  MutexLock lock(counts.mutex);
   std::vector<EventCount> all;
   for (const auto& [what, times] : counts.times) all.push_back({what.first, what.second, times});
   return all;

@@ -5,7 +5,7 @@
 namespace lockstep::telemetry {
 
 uint64_t LogLimit::Count(std::string peer, Clock::time_point now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (peers_.size() >= kMostPeers && !peers_.contains(peer)) {
     std::erase_if(peers_, [&](const auto& one) { return now - one.second.last_line >= kPeriod; });
     if (peers_.size() >= kMostPeers) peer.clear();

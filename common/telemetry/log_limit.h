@@ -5,8 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "common/base/mutex.h"
 
 namespace lockstep::telemetry {
 
@@ -26,8 +27,8 @@ class LogLimit {
     Clock::time_point last_line;
     uint64_t since = 0;
   };
-  std::mutex mutex_;
-  std::map<std::string, Counted> peers_;
+  Mutex mutex_;
+  std::map<std::string, Counted> peers_ LS_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::telemetry

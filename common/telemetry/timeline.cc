@@ -6,7 +6,7 @@ namespace lockstep::telemetry {
 
 void Timeline::Add(Span span) {
   if (added_) added_(span);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   spans_.push_back(std::move(span));
   if (spans_.size() <= capacity_) return;
   spans_.pop_front();
@@ -15,7 +15,7 @@ void Timeline::Add(Span span) {
 
 std::vector<Span> Timeline::Select(std::string_view model, Version version) const {
   std::vector<Span> selected;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const Span& span : spans_) {
     const bool of_model = model.empty() || span.model == model;
     if (of_model && (version == 0 || span.version == version)) selected.push_back(span);
@@ -24,7 +24,7 @@ std::vector<Span> Timeline::Select(std::string_view model, Version version) cons
 }
 
 uint64_t Timeline::dropped() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return dropped_;
 }
 

@@ -27,13 +27,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 
 namespace lockstep::telemetry {
 
@@ -93,9 +93,9 @@ class Timeline {
  private:
   const size_t capacity_;
   const std::function<void(const Span&)> added_;
-  mutable std::mutex mutex_;
-  std::deque<Span> spans_;
-  uint64_t dropped_ = 0;
+  mutable Mutex mutex_;
+  std::deque<Span> spans_ LS_GUARDED_BY(mutex_);
+  uint64_t dropped_ LS_GUARDED_BY(mutex_) = 0;
 };
 
 // Adds `span` as from `begun` to `ended`. `timeline` may be null: then nothing is recorded.

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/objects/sha256.h"
@@ -51,12 +52,12 @@ class BlockMaker {
 
   // A chunk is read whose blocks will be there as they are in `version`. Any thread.
   void Expect(Version version) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     expected_.insert(version);
   }
   // They are there. REQUIRES Expect. Any thread.
   void Start(const std::vector<BlockIndex>& blocks, Version version) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     expected_.erase(expected_.find(version));
     for (const BlockIndex block : blocks) state_[block] = {.version = version};
     oldest_ = std::min(oldest_, version);
@@ -64,12 +65,13 @@ class BlockMaker {
 
   // The oldest version that a block is or will be of; kMaxVersion: none is there. Any thread.
   Version oldest() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return expected_.empty() ? oldest_ : std::min(oldest_, *expected_.begin());
   }
 
   // Blocks that no delta of `history` leads on from are not there any more, and none is expected.
   void Keep(const v1::LogHistory& history) {
+    MutexLock lock(mutex_);
     expected_.clear();
     std::map<Version, bool> leads;
     oldest_ = kMaxVersion;
@@ -99,6 +101,7 @@ class BlockMaker {
       state.hash = hash.ok() ? *hash : 0;
       state.hashed = true;
     });
+    MutexLock lock(mutex_);
     oldest_ = std::max(oldest_, target);
   }
 
@@ -126,16 +129,16 @@ class BlockMaker {
   };
 
   const BlocksToMake& wanted_;
-  mutable std::mutex mutex_;         // while chunks are read
-  std::vector<State> state_;         // by block
-  Version oldest_ = kMaxVersion;     // of the blocks that are there
-  std::multiset<Version> expected_;  // of chunks that are read
+  std::vector<State> state_;  // by block
+  mutable Mutex mutex_;
+  Version oldest_ LS_GUARDED_BY(mutex_) = kMaxVersion;     // of the blocks that are there
+  std::multiset<Version> expected_ LS_GUARDED_BY(mutex_);  // of chunks that are read
 };
 
 // --- The head ---
 
 Head LogReader::taken() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return taken_;
 }
 
@@ -146,7 +149,7 @@ Result<Head> LogReader::Take(const objects::TaggedObject& object, const Head& be
   }
   const Result<TrustedKeys> trusted = trusted_.Current();
   Result<v1::LogHead> head = trusted.ok() ? DecodeHead(object.bytes, model_, *trusted) : trusted.status();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Status follows = head.ok() && taken_ != nullptr ? CheckFollows(*taken_, *head) : head.status();
   // Another thread has read a newer one meanwhile.
   const bool overtaken = head.ok() && taken_ != before && (before == nullptr || CheckFollows(*before, *head).ok());
@@ -167,7 +170,7 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
   std::string tag;
   Head before;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     before = taken_;
     if (seen != taken_ && taken_ != nullptr && !tag_.empty()) return taken_;
     if (seen != nullptr) tag = tag_;
@@ -178,7 +181,7 @@ Result<Head> LogReader::AwaitHead(const Head& seen, std::chrono::milliseconds wa
 }
 
 void LogReader::Remember(std::optional<v1::LogHead> seen) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   taken_ = seen ? std::make_shared<const v1::LogHead>(*std::move(seen)) : nullptr;
   tag_.clear();
 }
@@ -313,7 +316,8 @@ Status LogReader::ReadChunks(BlockMaker& maker, const model::ModelLayout& layout
                              const NextHistory& next, const std::stop_token& stop) {
   const auto chunks = maker.Missing(layout, chunk_bytes);
   return transfers_.ParallelTry(chunks.size(), [&](size_t i) -> Status {
-    const auto& [index, blocks] = chunks[i];
+    const uint32_t index = chunks[i].first;
+    const std::vector<BlockIndex>& blocks = chunks[i].second;
     const std::shared_ptr<const v1::LogHistory> history = next();
     if (history == nullptr) return MovedOn();
     const v1::LogChunk* chunk = FindChunk(*history, index, version);
@@ -382,14 +386,14 @@ Status LogReader::MakeBlocks(const v1::LogHistory& history, const model::ModelLa
 Status LogReader::MakeNewest(Head& head, const model::ModelLayout& layout, const BlocksToMake& wanted,
                              std::stop_token stop) {
   BlockMaker maker(layout, wanted);
-  std::mutex mutex;
+  Mutex mutex;
   const auto same_model = [&](const v1::LogHistory& history) {
     return history.run() == head->history().run() && history.chunk_bytes() == head->history().chunk_bytes() &&
            CheckLayout(history, layout, /*whole=*/true).ok();
   };
   // A newer head that another thread has read is gone on with while its deltas lead on from what is there.
   const auto next = [&]() -> std::shared_ptr<const v1::LogHistory> {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     const Head now = taken();
     if (now != nullptr && now != head && same_model(now->history())) {
       if (!LeadsFrom(now->history(), maker.oldest())) return nullptr;

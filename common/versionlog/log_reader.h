@@ -9,7 +9,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
@@ -117,9 +117,9 @@ class LogReader {
   const uint64_t memory_bytes_;
   std::atomic<uint64_t> bytes_read_ = 0;
 
-  mutable std::mutex mutex_;
-  std::string tag_;  // of the head that was taken last; guarded by mutex_
-  Head taken_;       // null: none was; guarded by mutex_
+  mutable Mutex mutex_;
+  std::string tag_ LS_GUARDED_BY(mutex_);  // of the head that was taken last
+  Head taken_ LS_GUARDED_BY(mutex_);       // null: none was
 };
 
 }  // namespace lockstep::versionlog

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
@@ -143,12 +143,12 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
   }
   std::vector<versionlog::NamedObject> all;
   for (auto& [name, object] : objects) all.push_back(std::move(object));
-  std::mutex mutex;
+  Mutex mutex;
   LS_RETURN_IF_ERROR(transfers.ParallelTry(all.size(), [&](size_t i) {
     const Status checked = reader.CheckObject(all[i].kind, all[i].sha256, all[i].bytes, {});
     if (checked.code() == ErrorCode::kAborted) return OkStatus();  // its writer goes on meanwhile, and needs it no more
     if (checked.code() != ErrorCode::kCorrupt) return checked;
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     proof.damaged.push_back(checked.message());
     return OkStatus();
   }));

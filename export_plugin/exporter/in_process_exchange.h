@@ -8,11 +8,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "export_plugin/exporter/exchange.h"
 
@@ -31,17 +31,17 @@ class ExchangeHub {
 
   // From now on nothing comes from or goes to `rank`.
   void Break(uint32_t rank) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     broken_.insert(rank);
     changed_.notify_all();
   }
   void SetTamper(Tamper tamper) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tamper_ = std::move(tamper);
   }
   // Delivered so far.
   uint64_t bytes(uint32_t from, uint32_t to) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return ways_[{from, to}].bytes;
   }
 
@@ -84,11 +84,11 @@ class ExchangeHub {
   }
 
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::pair<uint32_t, uint32_t>, Way> ways_;
-  std::set<uint32_t> broken_;
-  Tamper tamper_;
+  std::map<std::pair<uint32_t, uint32_t>, Way> ways_ LS_GUARDED_BY(mutex_);
+  std::set<uint32_t> broken_ LS_GUARDED_BY(mutex_);
+  Tamper tamper_ LS_GUARDED_BY(mutex_);
 };
 
 class InProcessExchange : public Exchange {
@@ -102,7 +102,7 @@ class InProcessExchange : public Exchange {
     return Start(peer, rank_, peer, {.peer = peer, .to = data, .bytes = bytes});
   }
   Status Wait(Transfer transfer) override {
-    std::unique_lock lock(hub_.mutex_);
+    MutexLock lock(hub_.mutex_);
     const auto found = started_.find(transfer);
     if (found == started_.end()) return {ErrorCode::kState, Cat("there is no transfer ", transfer)};
     const std::shared_ptr<ExchangeHub::Message> message = found->second;
@@ -121,7 +121,7 @@ class InProcessExchange : public Exchange {
   bool Broken(uint32_t peer) const { return hub_.broken_.count(peer) + hub_.broken_.count(rank_) > 0; }
 
   Result<Transfer> Start(uint32_t from, uint32_t to, uint32_t peer, ExchangeHub::Message message) {
-    std::lock_guard lock(hub_.mutex_);
+    MutexLock lock(hub_.mutex_);
     if (Broken(peer)) return Status(ErrorCode::kUnavailable, Cat("rank ", peer, " is gone"));
     auto started = std::make_shared<ExchangeHub::Message>(std::move(message));
     ExchangeHub::Way& way = hub_.ways_[{from, to}];

@@ -81,7 +81,7 @@ Archiver::~Archiver() = default;
 
 void Archiver::Keep(const payload::DeltaChain& steps, const std::string& label) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (shown_.state() == v1::ARCHIVE_STATE_TAKEN_OVER) return;  // they would not be written
   }
   for (const auto& step : steps) {
@@ -94,7 +94,7 @@ void Archiver::Keep(const payload::DeltaChain& steps, const std::string& label) 
 
 void Archiver::InStep() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     in_step_ = true;
     notified_ = true;
   }
@@ -102,7 +102,7 @@ void Archiver::InStep() {
 }
 
 v1::Archive Archiver::Describe() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   v1::Archive archive = shown_;
   archive.set_waiting_deltas(spool_->deltas().size());
   archive.set_waiting_bytes(spool_->bytes());
@@ -117,10 +117,10 @@ void Archiver::Loop(const std::stop_token& stop) {
   std::chrono::milliseconds wait = kLook;
   while (true) {
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       // After an error the wait is waited for, whatever comes.
       const bool failing = !shown_.last_error().empty();
-      changed_.wait_for(lock, stop, wait, [&] { return notified_ && !failing; });
+      changed_.wait_for(lock, stop, wait, [&]() LS_REQUIRES(mutex_) { return notified_ && !failing; });
       notified_ = false;
       if (stop.stop_requested()) return;
       if (!in_step_) continue;
@@ -445,7 +445,7 @@ Result<bool> Archiver::SignAgain(const std::stop_token& stop) {
 
 void Archiver::Show(const Status& outcome, bool taken_over) {
   const v1::LogHead& head = writer_->head();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool beginning = head.has_next();
   shown_.set_state(taken_over      ? v1::ARCHIVE_STATE_TAKEN_OVER
                    : !outcome.ok() ? v1::ARCHIVE_STATE_FAILING

@@ -12,13 +12,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/objects/object_store.h"
@@ -104,11 +104,11 @@ class Archiver {
   std::vector<v1::LogChunk> ready_;  // written, and of versions that the log does not have yet
   bool chunks_first_ = false;        // a delta was written last
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable_any changed_;
-  bool in_step_ = false;   // guarded by mutex_
-  bool notified_ = false;  // guarded by mutex_
-  v1::Archive shown_;      // guarded by mutex_
+  bool in_step_ LS_GUARDED_BY(mutex_) = false;
+  bool notified_ LS_GUARDED_BY(mutex_) = false;
+  v1::Archive shown_ LS_GUARDED_BY(mutex_);
   std::jthread thread_;
 };
 

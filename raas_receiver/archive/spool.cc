@@ -60,6 +60,7 @@ Result<std::unique_ptr<Spool>> Spool::Open(std::string directory) {
   LS_RETURN_IF_ERROR(os::MakeDirs(directory, 0700));
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(directory));
   std::unique_ptr<Spool> spool(new Spool(std::move(directory)));
+  MutexLock lock(spool->mutex_);
   for (const std::string& name : names) {
     std::optional<Delta> delta = ParseName(name);
     const std::string path = spool->directory_ + "/" + name;
@@ -80,7 +81,7 @@ Status Spool::Add(const payload::Payload& delta, const std::string& label, uint6
   Delta added{.run = delta.base().run, .base = delta.base().version, .target = delta.target().version};
   added.bytes = delta.total_bytes() + label.size();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Delta& waiting : deltas_) {
       if (waiting.run == added.run && waiting.base == added.base && waiting.target == added.target) return OkStatus();
     }
@@ -98,29 +99,29 @@ Status Spool::Add(const payload::Payload& delta, const std::string& label, uint6
     ::unlink(half.c_str());
     return status;
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   deltas_.insert(std::ranges::upper_bound(deltas_, added.base, {}, &Delta::base), added);
   return OkStatus();
 }
 
 std::vector<Spool::Delta> Spool::deltas() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return deltas_;
 }
 
 uint64_t Spool::bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   uint64_t bytes = 0;
   for (const Delta& delta : deltas_) bytes += delta.bytes;
   return bytes;
 }
 
 std::optional<Spool::Delta> Spool::Next(const VersionRef& from, Version to) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::map<Version, Delta> leading;  // by base
-  for (const Delta& delta : std::views::reverse(deltas_)) {
-    const bool leads = delta.target == to || leading.contains(delta.target);
-    if (delta.run == from.run && leads) leading.insert_or_assign(delta.base, delta);
+  for (auto delta = deltas_.rbegin(); delta != deltas_.rend(); ++delta) {
+    const bool leads = delta->target == to || leading.contains(delta->target);
+    if (delta->run == from.run && leads) leading.insert_or_assign(delta->base, *delta);
   }
   const auto next = leading.find(from.version);
   return next == leading.end() ? std::nullopt : std::optional(next->second);
@@ -151,13 +152,13 @@ Result<Spool::Read> Spool::Get(const Delta& delta, const model::ModelLayout& lay
 }
 
 void Spool::Remove(const Delta& delta) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ::unlink(PathOf(delta).c_str());
   std::erase_if(deltas_, [&](const Delta& waiting) { return NameOf(waiting) == NameOf(delta); });
 }
 
 void Spool::Clear() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const Delta& delta : deltas_) ::unlink(PathOf(delta).c_str());
   deltas_.clear();
 }

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
@@ -54,8 +54,8 @@ class Spool {
   std::string PathOf(const Delta& delta) const;
 
   const std::string directory_;
-  mutable std::mutex mutex_;
-  std::vector<Delta> deltas_;  // by rising base; guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<Delta> deltas_ LS_GUARDED_BY(mutex_);  // by rising base
 };
 
 }  // namespace lockstep::archive

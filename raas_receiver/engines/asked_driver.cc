@@ -1,7 +1,7 @@
 // The driver of a server that says itself of which kind it is: the first time that it is called for, it is asked.
 #include <atomic>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/engine_server.h"
@@ -57,12 +57,12 @@ class AskedDriver final : public EngineDriver {
     return driver_->Incarnations();
   }
   void Cancel() override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     server_->Cancel();
     if (driver_ != nullptr) driver_->Cancel();
   }
   void Reset() override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     server_->Reset();
     if (driver_ != nullptr) driver_->Reset();
   }
@@ -80,7 +80,7 @@ class AskedDriver final : public EngineDriver {
       EngineOptions options = options_;
       options.kind = sign.kind;
       LS_ASSIGN_OR_RETURN(auto driver, NewEngineDriver(std::move(options)));
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (server_->cancelled()) driver->Cancel();
       driver_ = std::move(driver);
       found_ = driver_.get();
@@ -92,7 +92,7 @@ class AskedDriver final : public EngineDriver {
 
   const EngineOptions options_;
   const std::unique_ptr<EngineServer> server_;
-  std::mutex mutex_;  // of Cancel and Reset while it is found
+  Mutex mutex_;  // held while driver_ is set, by the engine's thread, and while another thread uses it
   std::unique_ptr<EngineDriver> driver_;
   std::atomic<const EngineDriver*> found_ = nullptr;  // the same, for other threads
   std::atomic<uint64_t> failures_ = 0;

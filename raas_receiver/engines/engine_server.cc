@@ -127,7 +127,7 @@ Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::opt
 
 Result<ServerAnswer> EngineServer::Call(http::Request request) {
   if (!after_cancel_.has_value()) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     request.stop = stop_.get_token();
   }
   const std::string call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target);
@@ -168,18 +168,18 @@ Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view exp
 }
 
 void EngineServer::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stop_.request_stop();
 }
 
 void EngineServer::Reset() {
   after_cancel_.reset();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stop_ = {};
 }
 
 bool EngineServer::cancelled() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return stop_.stop_requested();
 }
 

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/http/http_client.h"
 #include "raas_receiver/engines/driver.h"
@@ -71,8 +71,8 @@ class EngineServer {
   const std::chrono::milliseconds timeout_;
   const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
-  mutable std::mutex mutex_;
-  std::stop_source stop_;                                  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::stop_source stop_ LS_GUARDED_BY(mutex_);
   std::optional<std::chrono::milliseconds> after_cancel_;  // calls are made all the same, each with this much time
 };
 

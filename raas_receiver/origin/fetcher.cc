@@ -7,14 +7,14 @@
 namespace lockstep::origin {
 
 void Fetcher::Use(std::vector<std::shared_ptr<pull::BlockSource>> sources) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   sources_.swap(sources);  // those before end after the lock does
   if (!cancelled_) return;
   for (const auto& source : sources_) source->Cancel();
 }
 
 void Fetcher::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cancelled_ = true;
   for (const auto& source : sources_) source->Cancel();
 }
@@ -56,7 +56,7 @@ Status Fetcher::FetchDeltas(DeltaStaging& staging) {
 }
 
 pull::SourceCounters Fetcher::counters() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pull::SourceCounters sum;
   for (const auto& source : sources_) {
     const pull::SourceCounters one = source->counters();

@@ -3,10 +3,10 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "raas_receiver/origin/staging.h"
 #include "raas_receiver/pull/block_source.h"
@@ -39,14 +39,14 @@ class Fetcher {
   Status Fetch(const std::function<Status(pull::BlockSource&)>& fetch, const std::function<bool()>& complete) const;
 
   bool cancelled() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return cancelled_;
   }
 
   const std::string model_;
-  mutable std::mutex mutex_;                                 // guards sources_ and cancelled_ against other threads
-  std::vector<std::shared_ptr<pull::BlockSource>> sources_;  // changed by the fetching thread only
-  bool cancelled_ = false;
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<pull::BlockSource>> sources_;  // the fetching thread changes it, under mutex_
+  bool cancelled_ LS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::origin

@@ -1,9 +1,9 @@
 #include "raas_receiver/origin/log_origin.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/versionlog/head.h"
@@ -223,7 +223,7 @@ class LogOrigin final : public Origin {
   }
 
   void ForgetIfRemoved() {
-    std::lock_guard lock(note_mutex_);
+    MutexLock lock(note_mutex_);
     if (!remembered_) return;
     const auto there = versionlog::ReadRemembered(options_.remembered_path);
     if (!there.ok() || !there->id().empty()) return;
@@ -234,7 +234,7 @@ class LogOrigin final : public Origin {
 
   // What is needed to see that a later head follows it.
   void Note(const versionlog::Head& head) {
-    std::lock_guard lock(note_mutex_);
+    MutexLock lock(note_mutex_);
     if (options_.remembered_path.empty() || noted_ == head || !head->has_history()) return;
     noted_ = head;
     const Status noted = versionlog::WriteRemembered(options_.remembered_path, *head);
@@ -284,10 +284,10 @@ class LogOrigin final : public Origin {
   const LogOriginOptions options_;
   WorkerPool transfers_;
   versionlog::LogReader reader_;
-  std::mutex note_mutex_;
-  versionlog::Head noted_;   // at remembered_path; guarded by note_mutex_
-  bool remembered_ = false;  // a head was there, once; guarded by note_mutex_
-  uint64_t opened_ = 0;      // pulls
+  Mutex note_mutex_;
+  versionlog::Head noted_ LS_GUARDED_BY(note_mutex_);   // at remembered_path
+  bool remembered_ LS_GUARDED_BY(note_mutex_) = false;  // a head was there, once
+  uint64_t opened_ = 0;                                 // pulls
 };
 
 }  // namespace

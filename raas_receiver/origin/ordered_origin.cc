@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "common/base/backoff.h"
+#include "common/base/mutex.h"
 #include "common/base/stop_wait.h"
 #include "common/telemetry/log.h"
 
@@ -23,13 +23,13 @@ class Heads {
   explicit Heads(size_t count) : heads_(count), lost_(count) {}
 
   void Put(size_t origin, const Head& head) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     heads_[origin] = head;
     ++changes_;
     changed_.notify_all();
   }
   void Lose(size_t origin, const Status& why) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     heads_[origin].reset();
     lost_[origin] = why;
     ++changes_;
@@ -38,8 +38,8 @@ class Heads {
 
   // Waits for a change after `seen`, and counts it there.
   void Wait(uint64_t& seen, const std::stop_token& stop) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, stop, [&] { return changes_ != seen; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, stop, [&]() LS_REQUIRES(mutex_) { return changes_ != seen; });
     seen = changes_;
   }
 
@@ -50,7 +50,7 @@ class Heads {
   // The first origin that is there and has a version committed at `least_unix_ns` or later. With `first_is_right`, the
   // first origin of all may have any version. Nothing: no origin fits, or one before it has not answered yet.
   std::optional<Chosen> Choose(int64_t least_unix_ns, bool first_is_right) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (size_t i = 0; i < heads_.size(); ++i) {
       if (!heads_[i] && lost_[i].ok()) return std::nullopt;  // it is asked first, and has not answered yet
       if (!heads_[i]) continue;
@@ -60,7 +60,7 @@ class Heads {
   }
   // Where none is to be chosen: the error of the first that has one. OK: some have not answered yet.
   Status Lost() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Status first;
     for (size_t i = 0; i < heads_.size(); ++i) {
       if (!heads_[i] && lost_[i].ok()) return OkStatus();
@@ -70,11 +70,11 @@ class Heads {
   }
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable_any changed_;
-  uint64_t changes_ = 0;
-  std::vector<std::optional<Head>> heads_;  // nothing: it does not answer
-  std::vector<Status> lost_;                // OK: it was not lost yet
+  uint64_t changes_ LS_GUARDED_BY(mutex_) = 0;
+  std::vector<std::optional<Head>> heads_ LS_GUARDED_BY(mutex_);  // nothing: it does not answer
+  std::vector<Status> lost_ LS_GUARDED_BY(mutex_);                // OK: it was not lost yet
 };
 
 class OrderedOrigin final : public Origin {

@@ -39,7 +39,7 @@ DeltaStaging::DeltaStaging(const model::ModelLayout& layout, const RunId& run,
 }
 
 Status DeltaStaging::PutEntry(uint64_t payload_id, payload::DeltaBlock entry) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Step& step = steps_[by_payload_.at(payload_id)];
   if (step.entries.size() == step.plan.entries || entry.data.size() > step.plan.data_bytes - step.bytes) {
     return {ErrorCode::kProtocol, Cat("block ", entry.block, " is more than the ", step.plan.entries, " blocks and ",
@@ -51,7 +51,7 @@ Status DeltaStaging::PutEntry(uint64_t payload_id, payload::DeltaBlock entry) {
 }
 
 Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Step& step = steps_[by_payload_.at(payload_id)];
   const payload::PayloadHeader& header = payload->header();
   const bool planned = header.run == run_ && header.base == step.plan.base && header.target == step.plan.target &&
@@ -66,6 +66,7 @@ Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const paylo
 }
 
 pull::DeltaRequest DeltaStaging::TakeMissing() {
+  MutexLock lock(mutex_);
   pull::DeltaRequest missing{.run = run_, .steps = {}};
   for (Step& step : steps_) {
     if (std::exchange(step.asked, true) && step.complete()) continue;
@@ -77,6 +78,7 @@ pull::DeltaRequest DeltaStaging::TakeMissing() {
 }
 
 Result<payload::DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns) {
+  MutexLock lock(mutex_);
   payload::DeltaChain chain;
   ManifestDigest digest = base_digest;
   for (Step& step : steps_) {

@@ -4,11 +4,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
@@ -70,9 +70,9 @@ class DeltaStaging : public pull::DeltaSink {
 
   const model::ModelLayout& layout_;
   const RunId run_;
-  std::mutex mutex_;
-  std::vector<Step> steps_;
-  std::map<uint64_t, size_t> by_payload_;
+  Mutex mutex_;
+  std::vector<Step> steps_ LS_GUARDED_BY(mutex_);
+  std::map<uint64_t, size_t> by_payload_ LS_GUARDED_BY(mutex_);
 };
 
 // OK when each step of `chain` leads from `hashes` to the digest it names. kCorrupt names the version that does not.

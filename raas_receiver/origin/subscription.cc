@@ -55,7 +55,7 @@ Status Subscription::Open(const Want& from, std::stop_token stop) {
   in_plaintext_ = peer->InPlaintext();
   layout_ = from.layout->digest();
   auto standing = std::make_unique<pull::StandingPull>(io_, *std::move(peer));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   standing_ = std::move(standing);
   return OkStatus();
 }
@@ -115,7 +115,7 @@ void Subscription::Close() {
   base_ = {};
   std::unique_ptr<pull::StandingPull> standing;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     standing = std::move(standing_);
   }
   if (standing == nullptr) return;
@@ -124,7 +124,7 @@ void Subscription::Close() {
 }
 
 void Subscription::Cancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (standing_ != nullptr) standing_->Cancel();
 }
 

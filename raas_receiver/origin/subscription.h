@@ -7,8 +7,8 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/telemetry/timeline.h"
 #include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/origin/agent_plan.h"
@@ -56,7 +56,7 @@ class Subscription final : public pull::BlockSource {
   LayoutDigest layout_;
   std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
 
-  std::mutex mutex_;  // guards standing_ against Cancel
+  Mutex mutex_;  // held while standing_ is changed, and by Cancel
   std::unique_ptr<pull::StandingPull> standing_;
 };
 

@@ -14,13 +14,13 @@ constexpr uint64_t kRateBytes = 1 << 20;
 }  // namespace
 
 void RunQueue::Join(std::shared_ptr<RunConsumer> lane) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lanes_.push_back(std::move(lane));
   ++present_;
 }
 
 void RunQueue::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   queue_.assign(runs.begin(), runs.end());
   sink_ = &sink;
   failure_ = OkStatus();
@@ -31,14 +31,17 @@ void RunQueue::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
 
 Status RunQueue::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew,
                       std::optional<std::chrono::milliseconds> patience) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     if (stopping_) Fail({ErrorCode::kCancelled, "the pull was cancelled"});
     if (present_ == 0 && !queue_.empty()) Fail(last_loss_);
     if (standing_ && !last_loss_.ok()) return last_loss_;  // others may wait for hours
     if (Settled()) return failure_;
     if (!wanting_tickets_.empty() && failure_.ok()) {
-      ServeTickets(lock, renew);
+      const std::vector<std::shared_ptr<RunConsumer>> lanes = std::exchange(wanting_tickets_, {});
+      lock.unlock();
+      ServeTickets(lanes, renew);
+      lock.lock();
     } else if (!patience) {
       changed_.wait(lock);
     } else {
@@ -61,10 +64,8 @@ void RunQueue::Fail(Status status) {
   queue_.clear();
 }
 
-void RunQueue::ServeTickets(std::unique_lock<std::mutex>& lock,
+void RunQueue::ServeTickets(const std::vector<std::shared_ptr<RunConsumer>>& lanes,
                             const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
-  const std::vector<std::shared_ptr<RunConsumer>> lanes = std::exchange(wanting_tickets_, {});
-  lock.unlock();
   Result<std::vector<Ticket>> tickets = renew(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
     if (!tickets.ok()) {
@@ -75,30 +76,29 @@ void RunQueue::ServeTickets(std::unique_lock<std::mutex>& lock,
       lanes[i]->GiveTicket(Status(ErrorCode::kResourceExhausted, "the agent grants no more lanes"));
     }
   }
-  lock.lock();
 }
 
 void RunQueue::Stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopping_ = true;
   WakeAll();
   changed_.notify_all();
 }
 
 void RunQueue::WaitForLanes() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return present_ == 0; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() LS_REQUIRES(mutex_) { return present_ == 0; });
   lanes_.clear();  // they hold the queue as the queue holds them
   wanting_tickets_.clear();
 }
 
 bool RunQueue::stopping() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return stopping_;
 }
 
 std::optional<BlockRun> RunQueue::Take(uint32_t lane) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto next = standing_ ? std::ranges::find(queue_, lane, &BlockRun::first) : queue_.begin();
   if (stopping_ || next == queue_.end()) return std::nullopt;
   const BlockRun run = *next;
@@ -108,18 +108,18 @@ std::optional<BlockRun> RunQueue::Take(uint32_t lane) {
 }
 
 void RunQueue::WantSpares() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (std::exchange(spares_wanted_, true)) return;
   WakeAll();
 }
 
 bool RunQueue::spares_wanted() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return spares_wanted_;
 }
 
 void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++progress_;
   counters_.payload_bytes += payload_bytes;
   last_block_ = now;
@@ -135,7 +135,7 @@ void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
 }
 
 void RunQueue::Return(std::optional<BlockRun> rest) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --taken_;
   ++progress_;
   if (rest && failure_.ok()) {
@@ -146,21 +146,21 @@ void RunQueue::Return(std::optional<BlockRun> rest) {
 }
 
 void RunQueue::Refuse(Status why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --taken_;
   Fail(std::move(why));
   changed_.notify_all();
 }
 
 void RunQueue::WantTicket(std::shared_ptr<RunConsumer> lane) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++counters_.retries;
   wanting_tickets_.push_back(std::move(lane));
   changed_.notify_all();
 }
 
 void RunQueue::Leave(Status status) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!status.ok()) {
     if (!standing_ || last_loss_.ok()) last_loss_ = std::move(status);  // what follows from the first says less
     spares_wanted_ = true;
@@ -175,12 +175,12 @@ void RunQueue::WakeAll() {
 }
 
 Status RunQueue::lost() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return last_loss_;
 }
 
 SourceCounters RunQueue::counters() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return counters_;
 }
 

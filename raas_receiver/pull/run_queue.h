@@ -8,11 +8,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "raas_receiver/pull/block_run.h"
 #include "raas_receiver/pull/block_source.h"
@@ -69,32 +69,32 @@ class RunQueue {
   Status lost() const;
 
  private:
-  bool Settled() const;
-  void Fail(Status status);
-  void WakeAll();
-  void ServeTickets(std::unique_lock<std::mutex>& lock,
+  bool Settled() const LS_REQUIRES(mutex_);
+  void Fail(Status status) LS_REQUIRES(mutex_);
+  void WakeAll() LS_REQUIRES(mutex_);
+  void ServeTickets(const std::vector<std::shared_ptr<RunConsumer>>& lanes,
                     const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew);
 
   const bool standing_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<RunConsumer>> lanes_;
-  std::vector<std::shared_ptr<RunConsumer>> wanting_tickets_;
-  std::deque<BlockRun> queue_;
+  std::vector<std::shared_ptr<RunConsumer>> lanes_ LS_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<RunConsumer>> wanting_tickets_ LS_GUARDED_BY(mutex_);
+  std::deque<BlockRun> queue_ LS_GUARDED_BY(mutex_);
   BlockSink* sink_ = nullptr;
-  size_t taken_ = 0;       // runs that lanes hold
-  uint64_t progress_ = 0;  // blocks, and ends of runs
-  size_t present_ = 0;     // lanes that have not left
-  bool stopping_ = false;
-  bool spares_wanted_ = false;
-  Status failure_;    // of the current Post
-  Status last_loss_;  // why the last lane left
-  SourceCounters counters_;
+  size_t taken_ LS_GUARDED_BY(mutex_) = 0;       // runs that lanes hold
+  uint64_t progress_ LS_GUARDED_BY(mutex_) = 0;  // blocks, and ends of runs
+  size_t present_ LS_GUARDED_BY(mutex_) = 0;     // lanes that have not left
+  bool stopping_ LS_GUARDED_BY(mutex_) = false;
+  bool spares_wanted_ LS_GUARDED_BY(mutex_) = false;
+  Status failure_ LS_GUARDED_BY(mutex_);    // of the current Post
+  Status last_loss_ LS_GUARDED_BY(mutex_);  // why the last lane left
+  SourceCounters counters_ LS_GUARDED_BY(mutex_);
 
   // Of the current Post: its blocks come from the first one's end to the last one's.
-  Clock::time_point first_block_;
-  Clock::time_point last_block_;
-  uint64_t bytes_after_first_ = 0;
+  Clock::time_point first_block_ LS_GUARDED_BY(mutex_);
+  Clock::time_point last_block_ LS_GUARDED_BY(mutex_);
+  uint64_t bytes_after_first_ LS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lockstep::pull

@@ -13,7 +13,7 @@ StandingPull::StandingPull(net::IoThreads& io, LanePeer peer)
 
 void StandingPull::Ask(Version base) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     delta_ = {.base = base};
     here_.assign(layout_->block_count(), false);
   }
@@ -22,13 +22,13 @@ void StandingPull::Ask(Version base) {
 
 Result<StandingPull::Delta> StandingPull::Take(std::chrono::milliseconds patience) {
   LS_RETURN_IF_ERROR(lanes_.Wait(patience));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::move(delta_);
 }
 
 Status StandingPull::Put(const wire::FrameHeader& frame, ByteView payload) {
   payload::DeltaBlock block = EntryOf(frame, Bytes(payload.begin(), payload.end()));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (here_[frame.block]) return Broken(frame, "came twice");
   if (frame.payload_bytes > layout_->data_bytes() - delta_.bytes) return Broken(frame, "is more than the model");
   LS_RETURN_IF_ERROR(AgreeOnTarget(frame.version));
@@ -41,7 +41,7 @@ Status StandingPull::Put(const wire::FrameHeader& frame, ByteView payload) {
 }
 
 Status StandingPull::EndShare(Version target) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return AgreeOnTarget(target);
 }
 

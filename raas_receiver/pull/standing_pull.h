@@ -6,9 +6,9 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/net/io_threads.h"
 #include "raas_receiver/pull/lane_set.h"
 
@@ -46,14 +46,14 @@ class StandingPull : private BlockSink {
   std::span<std::byte> Destination(const wire::FrameHeader&) override { return {}; }
   Status Put(const wire::FrameHeader& frame, ByteView payload) override;
   Status EndShare(Version target) override;
-  Status AgreeOnTarget(Version target);
+  Status AgreeOnTarget(Version target) LS_REQUIRES(mutex_);
 
   const std::shared_ptr<const model::ModelLayout> layout_;
   const uint32_t shares_;
-  std::mutex mutex_;
-  Delta delta_;
-  std::vector<bool> here_;  // by block
-  LaneSet lanes_;           // last: its threads use the others
+  Mutex mutex_;
+  Delta delta_ LS_GUARDED_BY(mutex_);
+  std::vector<bool> here_ LS_GUARDED_BY(mutex_);  // by block
+  LaneSet lanes_;                                 // last: its threads use the others
 };
 
 }  // namespace lockstep::pull

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
 
@@ -42,11 +42,11 @@ bool CopyBlock(const ByteRange& range, uint64_t hash, std::span<const std::byte>
 // Calls `work` for each of `blocks`, spread over `pool`, and answers those that it was false for, rising.
 template <typename Work>
 std::vector<BlockIndex> FailedBlocks(const std::vector<BlockIndex>& blocks, const Work& work, WorkerPool& pool) {
-  std::mutex mutex;
+  Mutex mutex;
   std::vector<BlockIndex> failed;
   pool.ParallelFor(blocks.size(), [&](size_t i) {
     if (work(blocks[i])) return;
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     failed.push_back(blocks[i]);
   });
   std::sort(failed.begin(), failed.end());

@@ -5,7 +5,7 @@
 namespace lockstep::replica {
 
 void KeptDeltas::Add(const payload::DeltaChain& steps, const VersionRef& base) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool follows = !steps.empty() && !chain_.empty() && chain_.back()->target() == base;
   if (!follows || !keep_older_) chain_.clear();  // both replicas have now what was kept
   chain_.insert(chain_.end(), steps.begin(), steps.end());
@@ -18,7 +18,7 @@ void KeptDeltas::Add(const payload::DeltaChain& steps, const VersionRef& base) {
 }
 
 payload::DeltaChain KeptDeltas::Between(const VersionRef& from, const VersionRef& to) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto first = std::find_if(chain_.begin(), chain_.end(), [&](const auto& step) { return step->base() == from; });
   const auto last = std::find_if(first, chain_.end(), [&](const auto& step) { return step->target() == to; });
   return last == chain_.end() ? payload::DeltaChain() : payload::DeltaChain(first, last + 1);

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/payload/payload.h"
 
 namespace lockstep::replica {
@@ -24,8 +24,8 @@ class KeptDeltas {
  private:
   const uint64_t max_bytes_;
   const bool keep_older_;
-  mutable std::mutex mutex_;
-  payload::DeltaChain chain_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  payload::DeltaChain chain_ LS_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::replica

@@ -27,14 +27,14 @@ void ReplicaPair::Report(const VersionRef& held, std::vector<BlockIndex> blocks,
   Status what{ErrorCode::kCorrupt,
               Cat("the bytes of block ", blocks[0], " of version ", held.version, " have changed in memory")};
   {
-    std::lock_guard lock(damage_mutex_);
+    MutexLock lock(damage_mutex_);
     damage_.push_back({held, std::move(blocks), by, std::move(what)});
   }
   if (damage_found_) damage_found_();
 }
 
 std::vector<Damage> ReplicaPair::TakeDamage() {
-  std::lock_guard lock(damage_mutex_);
+  MutexLock lock(damage_mutex_);
   return std::exchange(damage_, {});
 }
 
@@ -58,7 +58,7 @@ ReplicaPair::Checked ReplicaPair::Check(size_t index, BlockIndex first, uint64_t
 }
 
 Result<VerifyReport> ReplicaPair::Verify() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version to verify yet"));
   const auto index = static_cast<size_t>(current_);
   const Replica& replica = replicas_[index];
@@ -78,12 +78,12 @@ Result<VerifyReport> ReplicaPair::Verify() {
 }
 
 model::Manifest ReplicaPair::manifest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return current_ < 0 ? model::Manifest() : replicas_[current_].whole->manifest;
 }
 
 Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte> to) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version yet"));
   const auto index = static_cast<size_t>(current_);
   const Replica& replica = replicas_[index];

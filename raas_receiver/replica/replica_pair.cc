@@ -59,12 +59,12 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirect
 }
 
 PublishedVersion ReplicaPair::current() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return current_ < 0 ? PublishedVersion() : Describe(static_cast<size_t>(current_));
 }
 
 PublishedVersion ReplicaPair::previous() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return current_ < 0 ? PublishedVersion() : Describe(target_index());
 }
 
@@ -181,7 +181,7 @@ bool ReplicaPair::FitsInPlaceAlone(const model::ModelLayout& layout) const {
 void ReplicaPair::Restore(ReplicaState version) {
   EndWriting();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     target().whole = std::move(version);
   }
   (void)PublishTarget();  // else when it is gone back to
@@ -197,7 +197,7 @@ void ReplicaPair::KeepRoom() {
 Status ReplicaPair::Retract(Replica& replica) {
   if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
   Edge("withdrawn");
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   replica.whole.reset();
   replica.name.clear();
   return OkStatus();
@@ -284,7 +284,7 @@ Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, 
   damaged_[target_index()] = false;
   EndWriting();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     replica.whole = std::move(state);
   }
   LS_RETURN_IF_ERROR(SwitchToOther());
@@ -310,7 +310,7 @@ Status ReplicaPair::SwitchToOther() {
   LS_RETURN_IF_ERROR(tree_.SwitchCurrent(replica.name));
   Edge("committed");
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     current_ = static_cast<int>(target_index());
   }
   KeepRoom();
@@ -325,7 +325,7 @@ Status ReplicaPair::PublishTarget() {
   const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
   const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
   const Status published = tree_.Publish(name, replica.path, *replica.whole);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (published.ok()) {
     replica.name = name;
   } else if (::access(replica.path.c_str(), F_OK) != 0) {
@@ -336,7 +336,7 @@ Status ReplicaPair::PublishTarget() {
 
 Rollback ReplicaPair::rollback() const {
   const VersionRef held = current().held;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return rollback_.skip != (rollback_.version == held) ? rollback_ : Rollback();
 }
 
@@ -346,7 +346,7 @@ Status ReplicaPair::RollBack(const Rollback& chosen) {
   LS_RETURN_IF_ERROR(directory_.MarkRollback(chosen));
   Edge("rollback noted");
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     rollback_ = chosen;
   }
   if (chosen.skip == (current().held == chosen.version)) return SwitchToOther();
@@ -356,7 +356,7 @@ Status ReplicaPair::RollBack(const Rollback& chosen) {
 
 Status ReplicaPair::EndRollback() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (std::exchange(rollback_, {}).version.nothing()) return OkStatus();
   }
   return directory_.MarkRollback({});

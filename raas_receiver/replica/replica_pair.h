@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
@@ -200,14 +201,14 @@ class ReplicaPair {
   // change, by one that reads them.
   std::array<std::atomic<bool>, 2> damaged_{};
   std::function<void()> damage_found_;
-  std::mutex damage_mutex_;     // taken last
-  std::vector<Damage> damage_;  // not taken yet; guarded by damage_mutex_
+  Mutex damage_mutex_;                                       // taken last
+  std::vector<Damage> damage_ LS_GUARDED_BY(damage_mutex_);  // not taken yet
 
   // Guards current_, and each replica's `whole` and `name`, which other threads read and only the session's changes.
   // Taken before bytes_mutexes_.
-  mutable std::mutex mutex_;
-  int current_;        // -1: nothing is held
-  Rollback rollback_;  // as it was noted last; guarded by mutex_
+  mutable Mutex mutex_;
+  int current_;                              // -1: nothing is held
+  Rollback rollback_ LS_GUARDED_BY(mutex_);  // as it was noted last
 };
 
 }  // namespace lockstep::replica

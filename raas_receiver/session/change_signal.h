@@ -4,7 +4,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <mutex>
+
+#include "common/base/mutex.h"
 
 namespace lockstep::session {
 
@@ -15,7 +16,7 @@ class ChangeSignal {
   // To be called after the change, by the thread that made it.
   void Notify() {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++changes_;
     }
     changed_.notify_all();
@@ -36,19 +37,19 @@ class ChangeSignal {
 
   // How many changes there were.
   uint64_t changes() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return changes_;
   }
   // Waits until there were more than `seen`. False when there were not after `timeout`.
   bool WaitPast(uint64_t seen, std::chrono::nanoseconds timeout) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, timeout, [&] { return changes_ != seen; });
+    MutexLock lock(mutex_);
+    return changed_.wait_for(lock, timeout, [&]() LS_REQUIRES(mutex_) { return changes_ != seen; });
   }
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  uint64_t changes_ = 0;
+  uint64_t changes_ LS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lockstep::session

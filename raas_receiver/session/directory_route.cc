@@ -1,7 +1,7 @@
 // By the directory: a server, or a hook, loads what is published.
-#include <mutex>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/engine_route.h"
@@ -40,12 +40,12 @@ class DirectoryRoute final : public EngineRoute {
 
   VersionRef served() const override {
     if (!driver_.notifies()) return context_.replicas.current().held;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return proved_ ? served_ : VersionRef();
   }
 
   Status Trouble() const override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return silence_;
   }
   bool Behind(const VersionRef& current) const override { return driver_.notifies() && given() != current; }
@@ -106,7 +106,7 @@ class DirectoryRoute final : public EngineRoute {
 
  private:
   VersionRef given() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return served_;
   }
 
@@ -124,7 +124,7 @@ class DirectoryRoute final : public EngineRoute {
   // Without a connection the server is gone, and what listens there next may be another.
   void TakeSilence(const Status& status) {
     if (!driver_.controls_server() || status.code() == ErrorCode::kCancelled) return;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (++unanswered_ < kMostUnanswered && status.code() != ErrorCode::kUnavailable) return;
     proved_ = false;
     if (!silence_.ok()) return;
@@ -134,7 +134,7 @@ class DirectoryRoute final : public EngineRoute {
 
   // Whether it serves what it was given, by what it says: one that cannot say is not believed after a silence.
   bool Believe(std::optional<bool> says) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     unanswered_ = 0;
     silence_ = OkStatus();
     proved_ = says.value_or(proved_);
@@ -150,7 +150,7 @@ class DirectoryRoute final : public EngineRoute {
 
   void SetServed(const VersionRef& served) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (std::exchange(served_, served) == served) return;
     }
     if (!driver_.notifies()) return;
@@ -162,11 +162,11 @@ class DirectoryRoute final : public EngineRoute {
   const EngineConfig& config_;
   engines::EngineDriver& driver_;
   targets::EngineTargets& targets_;
-  mutable std::mutex mutex_;
-  int unanswered_ = 0;  // questions in a row; guarded by mutex_
-  Status silence_;      // why it does not answer, where it does not; guarded by mutex_
-  bool proved_;         // it took or named served_, and has answered ever since; guarded by mutex_
-  VersionRef served_;   // that it was given and took; guarded by mutex_
+  mutable Mutex mutex_;
+  int unanswered_ LS_GUARDED_BY(mutex_) = 0;  // questions in a row
+  Status silence_ LS_GUARDED_BY(mutex_);      // why it does not answer, where it does not
+  bool proved_ LS_GUARDED_BY(mutex_);         // it took or named served_, and has answered ever since
+  VersionRef served_ LS_GUARDED_BY(mutex_);   // that it was given and took
 };
 
 }  // namespace

@@ -82,7 +82,7 @@ targets::EngineTargetsOptions Engine::TargetsOptions() {
 }
 
 std::string Engine::LateAttempt() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!attempt_ || attempt_->outcome || config_.late_after.count() == 0) return {};
   const auto lasts = Clock::now() - attempt_->begun;
   if (lasts < config_.late_after) return {};
@@ -91,7 +91,6 @@ std::string Engine::LateAttempt() const {
              std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
 }
 
-// REQUIRES mutex_.
 v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served,
                               bool failing) const {
   if (attempt_ && !attempt_->outcome) {
@@ -105,7 +104,7 @@ v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, 
 
 std::string Engine::error() const {
   const Status trouble = route_->Trouble();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return last_error_.empty() && !trouble.ok() ? trouble.ToString() : last_error_;
 }
 
@@ -131,7 +130,7 @@ void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
   const std::string last_error = !absence ? error : error.empty() ? absence->text : Cat(error, "; ", absence->text);
   *engine.mutable_served() = origin::ToProto(served);
   engine.set_failures(failures);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const int64_t since = absence ? absence->since_unix_ns : silent_since_ns_.load();
   const int64_t last_error_unix_ns = last_error_.empty() ? since : last_error_unix_ns_;
   engine.set_state(State(groups, served, !error.empty()));
@@ -149,7 +148,7 @@ void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
 
 VersionRef Engine::served() const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (in_place() && attempt_ && !attempt_->damaged.empty()) return {};
   }
   return route_->served();
@@ -196,7 +195,7 @@ void Engine::Track() {
   if (current.damaged) return;                           // there is nothing that it could take
   if (failed_ && current.held != tried_ && !Behind()) {  // a rollback to what it serves
     failed_ = false;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     last_error_.clear();
   }
   const bool behind = failed_ || Behind() || RanksReadPrevious();
@@ -249,7 +248,7 @@ void Engine::Begin(const std::string& mode, uint64_t transfer) {
   Track();
   answers_ = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     attempt_ = Attempt{.with = with, .failures = driver_->failures()};
   }
   thread_.Post([this, with = std::move(with)] { Run(with); });
@@ -272,19 +271,19 @@ void Engine::Run(const EngineAttempt& attempt) {
     span.span().bytes = outcome.written_bytes;
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     attempt_->outcome = std::move(outcome);
   }
   context_.changed.Notify();
 }
 
 bool Engine::under_way() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return attempt_.has_value();
 }
 
 bool Engine::ended() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return attempt_ && attempt_->outcome;
 }
 
@@ -298,7 +297,7 @@ bool Engine::ReadsPrevious() const {
   const replica::PublishedVersion previous = context_.replicas.previous();
   if (previous.held.nothing()) return false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (attempt_) {
       if (attempt_->with.current.version.path == previous.path) return true;
       const std::optional<EngineVersions>& before = attempt_->with.before;
@@ -316,7 +315,7 @@ void Engine::AwaitEnd() {
 
 void Engine::Cancel() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     cancelled_ = true;
   }
   driver_->Cancel();
@@ -328,7 +327,7 @@ void Engine::GiveWay() {
 
 void Engine::CancelAttempt(bool gives_way) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!attempt_ || attempt_->outcome || std::exchange(attempt_->cancelled, true)) return;
     attempt_->gave_way = gives_way;
   }
@@ -337,7 +336,7 @@ void Engine::CancelAttempt(bool gives_way) {
 
 bool Engine::MayGiveWay() const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!attempt_ || attempt_->outcome || attempt_->cancelled) return false;
   }
   return late() && ReadsPrevious();
@@ -362,7 +361,7 @@ EngineOutcome Engine::Take() {
   std::vector<VersionRef> damaged;
   bool counted = false;  // by the driver
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     counted = driver_->failures() > attempt_->failures;
     outcome = *std::move(attempt_->outcome);
     damaged = std::move(attempt_->damaged);
@@ -378,7 +377,7 @@ EngineOutcome Engine::Take() {
   outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
   const VersionRef served = this->served();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;
     if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
     if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
@@ -424,7 +423,7 @@ void Engine::Doubt(const VersionRef& damaged) {
   bool under_way = false;
   bool given = false;  // what is damaged
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     under_way = attempt_.has_value();
     given = under_way && attempt_->with.current.version.held == damaged;
     if (under_way) attempt_->damaged.push_back(damaged);

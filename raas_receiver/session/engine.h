@@ -13,12 +13,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/backoff.h"
+#include "common/base/mutex.h"
 #include "common/base/worker_pool.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/session/engine_route.h"
@@ -114,7 +114,8 @@ class Engine {
   targets::EngineTargetsOptions TargetsOptions();
   // Its server, which loads the directory, does not answer.
   bool Silent() const { return !in_place() && !route_->Trouble().ok(); }
-  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const;
+  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const
+      LS_REQUIRES(mutex_);
   EngineVersions VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
                             const std::string& mode) const;
   Clock::time_point LateAt() const;
@@ -146,16 +147,16 @@ class Engine {
   std::atomic<bool> lost_ = false;            // its server answered all the time, and does not serve what it was given
   std::atomic<bool> answers_ = false;         // it did when it was last asked, since the last attempt
   std::atomic<bool> ranks_changed_ = false;   // since the last Check
-  mutable std::mutex mutex_;
-  std::optional<Attempt> attempt_;    // under way; guarded by mutex_
-  bool cancelled_ = false;            // for good; guarded by mutex_
-  uint64_t last_pause_us_ = 0;        // guarded by mutex_
-  uint64_t last_written_bytes_ = 0;   // guarded by mutex_
-  VersionRef last_served_;            // after the last attempt; guarded by mutex_
-  int64_t served_since_unix_ns_ = 0;  // guarded by mutex_
-  std::string last_error_;            // of the last attempt; empty after a success; guarded by mutex_
-  int64_t last_error_unix_ns_ = 0;    // guarded by mutex_
-  targets::EngineTargets targets_;    // its threads call back: it ends before what is above
+  mutable Mutex mutex_;
+  std::optional<Attempt> attempt_ LS_GUARDED_BY(mutex_);  // under way
+  bool cancelled_ LS_GUARDED_BY(mutex_) = false;          // for good
+  uint64_t last_pause_us_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t last_written_bytes_ LS_GUARDED_BY(mutex_) = 0;
+  VersionRef last_served_ LS_GUARDED_BY(mutex_);  // after the last attempt
+  int64_t served_since_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
+  std::string last_error_ LS_GUARDED_BY(mutex_);  // of the last attempt; empty after a success
+  int64_t last_error_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
+  targets::EngineTargets targets_;  // its threads call back: it ends before what is above
   std::unique_ptr<EngineRoute> route_;
   WorkerPool thread_{1};  // the same
 };

@@ -46,7 +46,7 @@ Engines::Engines(const EngineContext& context, std::vector<EngineEntry> table, E
 }
 
 Engines::All Engines::all() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return engines_;
 }
 
@@ -78,7 +78,7 @@ std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
 }
 
 Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::RankConnection& link) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::string& name = link.engine();
   std::shared_ptr<Engine> same, nearest;
   All fitting;  // of the table: by how ranks are used there
@@ -256,8 +256,8 @@ void Engines::Check() {
 void Engines::Forget() {
   const auto now = std::chrono::steady_clock::now();
   All gone;  // they end without the lock
-  std::lock_guard lock(mutex_);
-  std::erase_if(engines_, [&](const auto& engine) {
+  MutexLock lock(mutex_);
+  std::erase_if(engines_, [&](const auto& engine) LS_REQUIRES(mutex_) {
     if (!engine->made()) return false;
     const bool empty = engine->targets().empty() && !engine->under_way();
     if (!empty) left_.erase(engine.get());

@@ -8,10 +8,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "raas_receiver/session/engine.h"
 
 namespace lockstep::session {
@@ -85,19 +85,19 @@ class Engines {
   All counted() const;
   bool Any(bool (Engine::*is)() const) const;
 
-  // REQUIRE mutex_.
-  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankConnection& link);
-  std::shared_ptr<Engine> EngineAt(const std::string& url) const;
-  bool MakeRoom();
+  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankConnection& link) LS_REQUIRES(mutex_);
+  std::shared_ptr<Engine> EngineAt(const std::string& url) const LS_REQUIRES(mutex_);
+  bool MakeRoom() LS_REQUIRES(mutex_);
   Status CheckServer(const targets::RankConnection& link) const;
   void Forget();
 
   const EngineContext& context_;
   const EngineAdmission admission_;
-  mutable std::mutex mutex_;
-  All engines_;  // guarded by mutex_; the table's first
+  mutable Mutex mutex_;
+  All engines_ LS_GUARDED_BY(mutex_);  // the table's first
   const size_t in_table_;
-  std::map<const Engine*, std::chrono::steady_clock::time_point> left_;  // since when one that ranks made has none
+  std::map<const Engine*, std::chrono::steady_clock::time_point> left_
+      LS_GUARDED_BY(mutex_);  // since when one that ranks made has none
 };
 
 }  // namespace lockstep::session

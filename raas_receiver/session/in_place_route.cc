@@ -1,8 +1,8 @@
 // In place: the ranks of an engine write their own memory, while their server, where one is named, is paused.
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "raas_receiver/session/engine_route.h"
 
@@ -19,7 +19,7 @@ class InPlaceRoute final : public EngineRoute {
   VersionRef served() const override {
     if (!owes_resume_) return AtInMemory();
     if (targets_.lost()) return {};
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return paused_at_;
   }
 
@@ -68,7 +68,7 @@ class InPlaceRoute final : public EngineRoute {
 
   void Took(const EngineOutcome&) override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       paused_at_ = {};
     }
     prepared_ = false;
@@ -115,7 +115,7 @@ class InPlaceRoute final : public EngineRoute {
     before.mode = "resumed";
     {
       const VersionRef at = served();
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       paused_at_ = at;
     }
     owes_resume_ = driver_.controls_server();
@@ -147,8 +147,8 @@ class InPlaceRoute final : public EngineRoute {
   std::atomic<bool> prepared_ = false;  // the attempt under way has worked out its writes
   // The server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   std::atomic<bool> owes_resume_;
-  mutable std::mutex mutex_;
-  VersionRef paused_at_;  // what it was at when it was paused; nothing once that attempt is taken; guarded by mutex_
+  mutable Mutex mutex_;
+  VersionRef paused_at_ LS_GUARDED_BY(mutex_);  // what it was at when it was paused; nothing once that attempt is taken
 };
 
 }  // namespace

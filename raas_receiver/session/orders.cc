@@ -20,7 +20,7 @@ std::future<Orders::Answer> Orders::Post(Order::Kind kind, bool force_full) {
   Order order{.kind = kind, .force_full = force_full, .answer = {}};
   std::future<Answer> answer = order.answer.get_future();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) {
       order.answer.set_value(Stopped());
     } else {
@@ -47,7 +47,7 @@ Orders::Answer Orders::Await(std::future<Answer> answer, milliseconds timeout, c
 void Orders::Stop() {
   std::vector<Order> left;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
     left.swap(queue_);
   }
@@ -60,26 +60,27 @@ Status Orders::Stopped() const {
 }
 
 bool Orders::stopping() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return stopping_;
 }
 
 bool Orders::due(Order::Kind kind) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::ranges::any_of(queue_, [kind](const Order& order) { return order.kind == kind; });
 }
 
 std::vector<Order> Orders::Take(Order::Kind kind) {
-  std::lock_guard lock(mutex_);
-  const auto others = std::ranges::stable_partition(queue_, [kind](const Order& order) { return order.kind != kind; });
-  std::vector<Order> taken(std::make_move_iterator(others.begin()), std::make_move_iterator(others.end()));
-  queue_.erase(others.begin(), others.end());
+  MutexLock lock(mutex_);
+  const auto first =
+      std::stable_partition(queue_.begin(), queue_.end(), [kind](const Order& order) { return order.kind != kind; });
+  std::vector<Order> taken(std::make_move_iterator(first), std::make_move_iterator(queue_.end()));
+  queue_.erase(first, queue_.end());
   return taken;
 }
 
 void Orders::PutBack(std::vector<Order> orders) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!stopping_) {
       queue_.insert(queue_.begin(), std::make_move_iterator(orders.begin()), std::make_move_iterator(orders.end()));
       return;

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/session/change_signal.h"
@@ -61,9 +61,9 @@ class Orders {
 
   const std::string model_;
   ChangeSignal& changed_;
-  mutable std::mutex mutex_;
-  bool stopping_ = false;
-  std::vector<Order> queue_;
+  mutable Mutex mutex_;
+  bool stopping_ LS_GUARDED_BY(mutex_) = false;
+  std::vector<Order> queue_ LS_GUARDED_BY(mutex_);
 };
 
 void AnswerAll(std::vector<Order> orders, const Orders::Answer& answer);

@@ -57,7 +57,7 @@ bool Reporter::Send(const v1::ReportRequest& report, const std::stop_token& stop
 
 bool Reporter::SetRefusal(const std::string& text) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const bool same = text == refusal_.text;
     refusal_ = {text, text.empty() ? 0 : telemetry::UnixNanos()};
     if (same) return false;
@@ -67,7 +67,7 @@ bool Reporter::SetRefusal(const std::string& text) {
 }
 
 Reporter::Refusal Reporter::refusal() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return refusal_;
 }
 

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "common/base/mutex.h"
 #include "proto/lockstep/v1/agent.pb.h"
 #include "raas_receiver/origin/origin.h"
 #include "raas_receiver/session/change_signal.h"
@@ -45,8 +45,8 @@ class Reporter {
   ChangeSignal& changed_;
   const Snapshot snapshot_;
   const Meetings meetings_;
-  mutable std::mutex mutex_;
-  Refusal refusal_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  Refusal refusal_ LS_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -79,7 +79,7 @@ void Session::Start() {
 void Session::RequestStop() {
   stop_.request_stop();
   orders_.Stop();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   endable_.request_stop();
 }
 
@@ -270,7 +270,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
 
 // What is done with this is ended by RequestStop and Rollback.
 std::stop_token Session::BeginEndable() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   endable_ = std::stop_source();
   if (rollback_ || orders_.stopping()) endable_.request_stop();
   return endable_.get_token();
@@ -278,7 +278,7 @@ std::stop_token Session::BeginEndable() {
 
 // A rollback comes before this, and ends the sync, or after, and counts on the other replica no more.
 bool Session::Overwrite() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (endable_.stop_requested()) return false;
   given_up_ = replicas_->previous().held;
   return true;
@@ -296,7 +296,7 @@ Status Session::RunSync(Sync& sync) {
   checks.request_stop();
   changed_.Notify();
   checks.join();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   given_up_ = {};
   return status;
 }

@@ -41,13 +41,13 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 
 #include "common/base/backoff.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
@@ -200,10 +200,10 @@ class Session {
   uint64_t transfer_ = 0;                     // and by which pull; 0: none
   std::optional<Unanswered> unanswered_;
 
-  std::mutex mutex_;
-  std::optional<replica::Rollback> rollback_;  // that is asked for, and not answered; guarded by mutex_
-  std::stop_source endable_;                   // what a rollback ends: the sync, or a call; guarded by mutex_
-  VersionRef given_up_;                        // of the other replica, which that sync writes over; guarded by mutex_
+  Mutex mutex_;
+  std::optional<replica::Rollback> rollback_ LS_GUARDED_BY(mutex_);  // that is asked for, and not answered
+  std::stop_source endable_ LS_GUARDED_BY(mutex_);                   // what a rollback ends: the sync, or a call
+  VersionRef given_up_;  // of the other replica, which that sync writes over; the loop changes it, under mutex_
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;

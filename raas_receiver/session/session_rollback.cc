@@ -8,7 +8,7 @@ namespace lockstep::session {
 Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, const Orders::Cancelled& cancelled) {
   std::future<Orders::Answer> answer;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     LS_ASSIGN_OR_RETURN(const replica::Rollback chosen, Choose(request));
     if (rollback_ && *rollback_ != chosen) {
       return Status(ErrorCode::kState, Cat("model ", options_.model, ": a rollback to another version is under way"));
@@ -73,7 +73,7 @@ bool Session::RollBack() {
   if (!orders_.due(Order::kRollback)) return false;
   replica::Rollback chosen;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     chosen = *rollback_;
   }
   const VersionRef before = replicas_->current().held;
@@ -96,7 +96,7 @@ bool Session::RollBack() {
     }
   }
   state_ = Resting();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // Also for those that came while it ran: they asked for the same.
   AnswerAll(orders_.Take(Order::kRollback), status.ok() ? Orders::Answer(v1::SyncRecord()) : Orders::Answer(status));
   rollback_.reset();

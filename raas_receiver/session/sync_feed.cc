@@ -9,13 +9,14 @@ constexpr size_t kMaxWaiting = 1024;
 }  // namespace
 
 SyncFeed::Subscription::~Subscription() {
-  std::lock_guard lock(feed_.mutex_);
+  MutexLock lock(feed_.mutex_);
   feed_.subscriptions_.erase(this);
 }
 
 bool SyncFeed::Subscription::Next(std::chrono::milliseconds wait, v1::SyncRecord& record) {
-  std::unique_lock lock(feed_.mutex_);
-  feed_.changed_.wait_for(lock, wait, [this] { return feed_.closed_ || !records_.empty(); });
+  MutexLock lock(feed_.mutex_);
+  feed_.changed_.wait_for(lock, wait,
+                          [this]() LS_REQUIRES(feed_.mutex_) { return feed_.closed_ || !records_.empty(); });
   if (records_.empty()) return false;
   record = std::move(records_.front());
   records_.pop_front();
@@ -23,13 +24,13 @@ bool SyncFeed::Subscription::Next(std::chrono::milliseconds wait, v1::SyncRecord
 }
 
 bool SyncFeed::Subscription::closed() const {
-  std::lock_guard lock(feed_.mutex_);
+  MutexLock lock(feed_.mutex_);
   return feed_.closed_ && records_.empty();
 }
 
 std::unique_ptr<SyncFeed::Subscription> SyncFeed::Subscribe(const std::string& model) {
   std::unique_ptr<Subscription> subscription(new Subscription(*this, model));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [name, record] : newest_) {
     if (model.empty() || model == name) subscription->records_.push_back(record);
   }
@@ -38,7 +39,7 @@ std::unique_ptr<SyncFeed::Subscription> SyncFeed::Subscribe(const std::string& m
 }
 
 void SyncFeed::Publish(const v1::SyncRecord& record) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   newest_[record.model()] = record;
   for (Subscription* subscription : subscriptions_) {
     if (!subscription->model_.empty() && subscription->model_ != record.model()) continue;
@@ -49,7 +50,7 @@ void SyncFeed::Publish(const v1::SyncRecord& record) {
 }
 
 void SyncFeed::Close() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   closed_ = true;
   changed_.notify_all();
 }

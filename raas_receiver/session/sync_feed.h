@@ -8,10 +8,10 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 
 namespace lockstep::session {
@@ -42,11 +42,11 @@ class SyncFeed {
   void Close();
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::set<Subscription*> subscriptions_;
-  std::map<std::string, v1::SyncRecord> newest_;  // by model
-  bool closed_ = false;
+  std::set<Subscription*> subscriptions_ LS_GUARDED_BY(mutex_);
+  std::map<std::string, v1::SyncRecord> newest_ LS_GUARDED_BY(mutex_);  // by model
+  bool closed_ LS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::session

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
@@ -15,7 +15,7 @@ namespace lockstep::session {
 class SyncHistory {
  public:
   void Add(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     failures_ += outcome.ok() ? 0 : 1;
     repaired_blocks_ += record.repaired_blocks();
     lane_retries_ += lane_retries;
@@ -29,18 +29,18 @@ class SyncHistory {
   }
   // Blocks of what is held were found to be damaged.
   void AddDamage(const Status& what, size_t blocks) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     damaged_blocks_ += blocks;
     Set(damage_, what);
   }
   // Nothing that is held is known to be damaged any more.
   void EndDamage() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     damage_ = {};
   }
   // A sync that failed before `over_unix_ns` is not told any more.
   void Describe(v1::ReceiverModel& model, int64_t over_unix_ns) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     model.set_repaired_blocks(repaired_blocks_);
     model.set_damaged_blocks(damaged_blocks_);
     model.set_syncs(syncs_);
@@ -66,16 +66,16 @@ class SyncHistory {
     error = outcome.ok() ? Error() : Error{outcome.ToString(), telemetry::UnixNanos()};
   }
 
-  mutable std::mutex mutex_;
-  uint64_t repaired_blocks_ = 0;
-  uint64_t damaged_blocks_ = 0;
-  uint64_t syncs_ = 0;
-  uint64_t failures_ = 0;
-  uint64_t lane_retries_ = 0;
-  uint64_t plain_bytes_ = 0;
-  int64_t last_sync_unix_ns_ = 0;
-  Error sync_error_;  // of the last sync
-  Error damage_;      // of what is held, until it is whole
+  mutable Mutex mutex_;
+  uint64_t repaired_blocks_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t damaged_blocks_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t syncs_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t failures_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t lane_retries_ LS_GUARDED_BY(mutex_) = 0;
+  uint64_t plain_bytes_ LS_GUARDED_BY(mutex_) = 0;
+  int64_t last_sync_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
+  Error sync_error_ LS_GUARDED_BY(mutex_);  // of the last sync
+  Error damage_ LS_GUARDED_BY(mutex_);      // of what is held, until it is whole
 };
 
 }  // namespace lockstep::session

@@ -43,7 +43,7 @@ void VersionFollower::Watch(const std::stop_token& stop) {
 
 void VersionFollower::OnHead(const origin::Head& head, bool first) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     error_.clear();
     met_unix_ns_ = telemetry::UnixNanos();
     meetings_ += first ? 1 : 0;
@@ -56,20 +56,20 @@ void VersionFollower::OnHead(const origin::Head& head, bool first) {
 }
 
 void VersionFollower::OnLost(const Status& status) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
   error_unix_ns_ = telemetry::UnixNanos();
 }
 
 bool VersionFollower::Behind(const VersionRef& held, const ManifestDigest& digest) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool other_bytes = !head_.digest.IsZero() && head_.digest != digest;
   return follow_ && !head_.held.nothing() && (head_.held != held || other_bytes);
 }
 
 void VersionFollower::Synced(const VersionRef& announced, const replica::PublishedVersion& current) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const VersionRef& newest = head_.held;
   if (newest != announced && (newest.run != current.held.run || newest.version >= current.held.version)) return;
   head_.held = current.held;
@@ -78,25 +78,25 @@ void VersionFollower::Synced(const VersionRef& announced, const replica::Publish
 }
 
 void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   layout_ = std::move(layout);
 }
 
 bool VersionFollower::Unprepared() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return follow_ && !head_.layout.IsZero() && head_.layout != prepared_;
 }
 
 bool VersionFollower::Prepare(const std::stop_token& stop) {
   if (!Unprepared()) return false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     prepared_ = head_.layout;
     if (layout_ != nullptr && layout_->digest() == prepared_) return false;
   }
   const auto layout = origin_.GetLayout(stop);
   if (!layout.ok() && stop.stop_requested()) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     prepared_ = {};
     return true;
   }

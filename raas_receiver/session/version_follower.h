@@ -3,12 +3,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "raas_receiver/origin/origin.h"
@@ -31,19 +31,19 @@ class VersionFollower {
 
   // --- any thread ---
   // What the origin announced last.
-  origin::Head head() const { return Read(head_); }
-  VersionRef newest() const { return Read(head_.held); }
+  origin::Head head() const { return Read(&VersionFollower::head_); }
+  VersionRef newest() const { return head().held; }
   // The layout known last, be it announced, held or synced; null: none.
-  std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
+  std::shared_ptr<const model::ModelLayout> layout() const { return Read(&VersionFollower::layout_); }
   // How many streams have brought a version so far: an origin that was restarted is met again.
-  uint64_t meetings() const { return Read(meetings_); }
+  uint64_t meetings() const { return Read(&VersionFollower::meetings_); }
   // Why the version stream is down; empty while it is not.
-  std::string error() const { return Read(error_); }
-  int64_t error_unix_ns() const { return Read(error_unix_ns_); }
+  std::string error() const { return Read(&VersionFollower::error_); }
+  int64_t error_unix_ns() const { return Read(&VersionFollower::error_unix_ns_); }
   // When the origin announced something last; 0: never.
-  int64_t met_unix_ns() const { return Read(met_unix_ns_); }
+  int64_t met_unix_ns() const { return Read(&VersionFollower::met_unix_ns_); }
   // Since when the origin has had the version withdrawn that it had.
-  int64_t withdrawn_unix_ns() const { return Read(withdrawn_unix_ns_); }
+  int64_t withdrawn_unix_ns() const { return Read(&VersionFollower::withdrawn_unix_ns_); }
   // Whether another version than `held` was announced, or the same with another digest than `digest`.
   bool Behind(const VersionRef& held, const ManifestDigest& digest) const;
 
@@ -62,9 +62,9 @@ class VersionFollower {
 
  private:
   template <typename T>
-  T Read(const T& guarded) const {
-    std::lock_guard lock(mutex_);
-    return guarded;
+  T Read(T VersionFollower::*guarded) const {
+    MutexLock lock(mutex_);
+    return this->*guarded;
   }
   void Watch(const std::stop_token& stop);
   void OnHead(const origin::Head& head, bool first);
@@ -76,15 +76,15 @@ class VersionFollower {
   replica::ReplicaPair& replicas_;
   ChangeSignal& changed_;
 
-  mutable std::mutex mutex_;
-  uint64_t meetings_ = 0;
-  origin::Head head_;
-  LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
-  std::shared_ptr<const model::ModelLayout> layout_;
-  std::string error_;
-  int64_t error_unix_ns_ = 0;
-  int64_t met_unix_ns_ = 0;
-  int64_t withdrawn_unix_ns_ = 0;
+  mutable Mutex mutex_;
+  uint64_t meetings_ LS_GUARDED_BY(mutex_) = 0;
+  origin::Head head_ LS_GUARDED_BY(mutex_);
+  LayoutDigest prepared_ LS_GUARDED_BY(mutex_);  // the last layout that memory was taken for, or tried to be
+  std::shared_ptr<const model::ModelLayout> layout_ LS_GUARDED_BY(mutex_);
+  std::string error_ LS_GUARDED_BY(mutex_);
+  int64_t error_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
+  int64_t met_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
+  int64_t withdrawn_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
   std::thread watch_;
 };
 

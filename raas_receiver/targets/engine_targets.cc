@@ -41,7 +41,7 @@ EngineTargets::EngineTargets(EngineTargetsOptions options)
 
 EngineTargets::~EngineTargets() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   idle_.notify_all();
@@ -57,7 +57,7 @@ void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
   rank->SetAnswerTimeout(options_.pause_timeout);
   std::function<void()> changed;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (waiting_.size() >= placement::kMaxEngineRanks) {
       return rank->SendRefused({ErrorCode::kResourceExhausted, "too many engine ranks wait already"});
     }
@@ -69,18 +69,18 @@ void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
 }
 
 void EngineTargets::SetChanged(std::function<void()> changed, std::function<void()> lost) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   changed_ = std::move(changed);
   on_lost_ = std::move(lost);
 }
 
 std::vector<EngineReport> EngineTargets::Describe() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return views_;
 }
 
 std::optional<EngineTargets::Absence> EngineTargets::absence() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool coming = !waiting_.empty() || admitting_ != 0;
   const auto view = std::ranges::find_if(views_, [](const auto& each) { return each.attached < each.world; });
   if (coming || (view == views_.end() && !views_.empty())) return std::nullopt;
@@ -94,26 +94,26 @@ std::optional<EngineTargets::Absence> EngineTargets::absence() const {
 }
 
 bool EngineTargets::empty() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return views_.empty() && waiting_.empty() && admitting_ == 0;
 }
 
 bool EngineTargets::Behind(const VersionRef& held) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
     return view.attached == view.world && view.asleep == 0 && view.at != held;
   });
 }
 
 bool EngineTargets::AllRead() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto reads = [](const auto& rank) { return !rank->reads().nothing(); };
   return !(views_.empty() && waiting_.empty()) && std::ranges::all_of(waiting_, reads) &&
          std::ranges::all_of(views_, [](const EngineReport& view) { return view.waiting == 0; });
 }
 
 bool EngineTargets::Reads(const VersionRef& held) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto now = Clock::now();
   const auto lost = back_by_.find(held);
   if (now < started_ + options_.comes_back || (lost != back_by_.end() && now < lost->second)) return true;
@@ -124,34 +124,34 @@ bool EngineTargets::Reads(const VersionRef& held) const {
 }
 
 EngineTargets::Clock::time_point EngineTargets::ranks_back_by() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Clock::time_point last = started_ + options_.comes_back;
   for (const auto& [held, by] : back_by_) last = std::max(last, by);
   return last;
 }
 
 bool EngineTargets::lost() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lost_;
 }
 
 bool EngineTargets::AllAt(const VersionRef& held) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return waiting_.empty() && !views_.empty() &&
          std::all_of(views_.begin(), views_.end(), [&](const EngineReport& view) { return view.at == held; });
 }
 
 bool EngineTargets::prepared() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return busy_;
 }
 
 // --- the watcher's thread ---
 
 void EngineTargets::Watch() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    idle_.wait(lock, [this] { return !(busy_ && lost_) || stopping_; });
+    idle_.wait(lock, [this]() LS_REQUIRES(mutex_) { return !(busy_ && lost_) || stopping_; });
     if (stopping_) return;
     std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
     const std::chrono::milliseconds timeout = left_.empty() || busy_ ? -1ms : options_.comes_back / 2 + 1ms;
@@ -213,8 +213,8 @@ void EngineTargets::SettleLosses() {
 void EngineTargets::LogLost() {
   const std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
   std::erase_if(left_, [&](const auto& entry) {
-    const auto& [lost, back_by] = entry;
-    if (Clock::now() < back_by) return false;
+    const LostRank& lost = entry.first;
+    if (Clock::now() < entry.second) return false;
     const bool back = std::ranges::any_of(ranks, [&](const auto& rank) {
       return rank->pid() == lost.pid && rank->rank() == lost.rank && rank->engine() == lost.engine;
     });
@@ -244,13 +244,13 @@ void EngineTargets::UpdateViews() {
 // --- the session's thread ---
 
 void EngineTargets::BeginBusy() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   busy_ = true;
 }
 
 void EngineTargets::EndBusy() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     SettleLosses();
     admitting_ = 0;
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
@@ -285,7 +285,7 @@ Status EngineTargets::CheckServer(const RankConnection& rank, const std::vector<
 Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout, Status* refused) {
   std::vector<std::shared_ptr<RankConnection>> waiting;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     (void)DropGone();
     waiting.swap(waiting_);
     admitting_ = waiting.size();
@@ -296,7 +296,7 @@ Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout, Status* ref
     if (joined.ok() && !rank->gated() && options_.paused_server) {
       if (!server) server = options_.paused_server();
       if (!server->ok()) {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         waiting_.push_back(rank);
         continue;
       }

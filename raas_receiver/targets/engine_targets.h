@@ -13,12 +13,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/targets/target_version.h"
@@ -95,12 +95,12 @@ class EngineTargets {
  private:
   void Watch();
   void Wake() const;
-  std::vector<std::shared_ptr<RankConnection>> Connections() const;  // REQUIRES mutex_
-  void SettleLosses();                                               // REQUIRES mutex_
-  void LogLost();                                                    // REQUIRES mutex_
-  bool DropGone();                                                   // REQUIRES mutex_
-  bool NoteLost();                                                   // REQUIRES mutex_
-  void UpdateViews();                                                // REQUIRES mutex_
+  std::vector<std::shared_ptr<RankConnection>> Connections() const LS_REQUIRES(mutex_);
+  void SettleLosses() LS_REQUIRES(mutex_);
+  void LogLost() LS_REQUIRES(mutex_);
+  bool DropGone() LS_REQUIRES(mutex_);
+  bool NoteLost() LS_REQUIRES(mutex_);
+  void UpdateViews() LS_REQUIRES(mutex_);
   void BeginBusy();
   void EndBusy();
   template <typename Call>
@@ -112,21 +112,23 @@ class EngineTargets {
   const EngineTargetsOptions options_;
   const Clock::time_point started_ = Clock::now();
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable idle_;
-  bool busy_ = false;  // groups_ is the session's, and not guarded by mutex_
-  bool lost_ = false;  // meanwhile a rank went
-  bool stopping_ = false;
-  std::function<void()> changed_;
-  std::function<void()> on_lost_;
-  std::vector<std::shared_ptr<RankConnection>> waiting_;
-  size_t admitting_ = 0;                                        // that were taken out of it, and have not joined yet
+  bool busy_ LS_GUARDED_BY(mutex_) = false;  // groups_ is the session's, and not guarded by mutex_
+  bool lost_ LS_GUARDED_BY(mutex_) = false;  // meanwhile a rank went
+  bool stopping_ LS_GUARDED_BY(mutex_) = false;
+  std::function<void()> changed_ LS_GUARDED_BY(mutex_);
+  std::function<void()> on_lost_ LS_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<RankConnection>> waiting_ LS_GUARDED_BY(mutex_);
+  size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                  // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
-  std::vector<EngineReport> views_;                             // the groups, as other threads see them,
-  int64_t empty_since_unix_ns_;                                 // since when there is none,
-  std::vector<std::shared_ptr<RankConnection>> members_;        // and their ranks
-  std::map<VersionRef, Clock::time_point> back_by_;           // what lost ranks read, and until when they may come back
-  std::vector<std::pair<LostRank, Clock::time_point>> left_;  // likewise those that were not logged as lost
+  std::vector<EngineReport> views_ LS_GUARDED_BY(mutex_);       // the groups, as other threads see them,
+  int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);           // since when there is none,
+  std::vector<std::shared_ptr<RankConnection>> members_ LS_GUARDED_BY(mutex_);  // and their ranks
+  std::map<VersionRef, Clock::time_point> back_by_
+      LS_GUARDED_BY(mutex_);  // what lost ranks read, and until when they may come back
+  std::vector<std::pair<LostRank, Clock::time_point>> left_
+      LS_GUARDED_BY(mutex_);  // likewise those that were not logged as lost
 
   const os::UniqueFd wake_;
   std::thread watcher_;

@@ -230,29 +230,29 @@ Status RankConnection::StartWrite(const VersionRef& after) {
 }
 
 Status RankConnection::HandOver(const os::UniqueFd& batch) {
-  std::lock_guard lock(write_batches_mutex_);
+  MutexLock lock(write_batches_mutex_);
   return Stage(batch);
 }
 
 Status RankConnection::Write(const os::UniqueFd& batch) {
-  std::lock_guard lock(write_batches_mutex_);
+  MutexLock lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(Stage(batch));
   return StartWrite({});
 }
 
 Status RankConnection::FinishWriting(const VersionRef& after) {
-  std::lock_guard lock(write_batches_mutex_);
+  MutexLock lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(AwaitStarted());
   return StartWrite(after);
 }
 
 Status RankConnection::AwaitWritten() {
-  std::lock_guard lock(write_batches_mutex_);
+  MutexLock lock(write_batches_mutex_);
   return AwaitStarted();
 }
 
 Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
-  std::lock_guard lock(write_batches_mutex_);
+  MutexLock lock(write_batches_mutex_);
   LS_RETURN_IF_ERROR(Stage(batch));
   staged_ = false;
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kCompare, {}, {}));
@@ -264,6 +264,7 @@ Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
 }
 
 void RankConnection::DropStaged() {
+  MutexLock lock(write_batches_mutex_);
   if (!std::exchange(staged_, false)) return;
   // A rank that keeps it would write it with the next version.
   if (!SendEngineMessage(connection_, {.type = EngineMessageType::kDrop}, {}, kSendTimeout).ok()) HangUp();

@@ -13,12 +13,12 @@
 #include <sys/types.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/os/deadline.h"
@@ -94,9 +94,9 @@ class RankConnection {
 
   // Write batches (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls
   // answer.
-  //
+
   //   handed over, checked by the rank --(Write, FinishWriting)--> being written --(AwaitWritten)--> written
-  //
+
   Status HandOver(const os::UniqueFd& batch);
   // Hands it over, and has the rank write all that it was: while the next one is packed. From here on it holds nothing
   // that is known.
@@ -115,11 +115,12 @@ class RankConnection {
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(const EngineMessage& attach);
   Status ReadState(const std::string& state);
-  Status Stage(const os::UniqueFd& batch);
-  Status StartWrite(const VersionRef& after);
-  Status AwaitStarted();
-  Status Ask(EngineMessageType type, const VersionRef& held, std::span<const int> fds);
-  Status Checked(Status status);
+  Status Stage(const os::UniqueFd& batch) LS_REQUIRES(write_batches_mutex_);
+  Status StartWrite(const VersionRef& after) LS_REQUIRES(write_batches_mutex_);
+  Status AwaitStarted() LS_REQUIRES(write_batches_mutex_);
+  Status Ask(EngineMessageType type, const VersionRef& held, std::span<const int> fds)
+      LS_REQUIRES(write_batches_mutex_);
+  Status Checked(Status status) LS_REQUIRES(write_batches_mutex_);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
 
@@ -134,10 +135,10 @@ class RankConnection {
   bool compares_ = false;
   placement::RankDescription description_;
   std::chrono::milliseconds answer_timeout_{30'000};
-  std::mutex write_batches_mutex_;  // one write batch after the other
-  bool staged_ = false;             // the rank has something staged
-  bool writes_ = false;             // it was told to write, and has not answered
-  Status failed_;                   // of write batches
+  Mutex write_batches_mutex_;                                // one write batch after the other
+  bool staged_ LS_GUARDED_BY(write_batches_mutex_) = false;  // the rank has something staged
+  bool writes_ LS_GUARDED_BY(write_batches_mutex_) = false;  // it was told to write, and has not answered
+  Status failed_ LS_GUARDED_BY(write_batches_mutex_);        // of write batches
   VersionRef reads_;
   VersionRef resumes_;  // what it read before Pause, until it is written
   VersionRef writing_;  // what the last WRITE makes it

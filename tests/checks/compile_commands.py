@@ -14,6 +14,7 @@ GCC_ONLY = {"-fno-canonical-system-headers", "-Wunused-but-set-parameter", "-Wno
 # Clang 14 has coroutines in std, and does not say so in the way that libstdc++ and Asio ask.
 COROUTINES = ["-D__cpp_impl_coroutine=201902L", "-DASIO_HAS_CO_AWAIT=1", "-DASIO_HAS_STD_COROUTINE=1"]
 MISSING = ["-Wno-ignored-attributes"]  # it has not all of GCC's
+LOCKS = ["-Wthread-safety"]  # common/base/mutex.h
 
 
 def actions(targets: str) -> "list[dict[str, Any]]":
@@ -28,7 +29,7 @@ def entry(arguments: "list[str]", outputs: "dict[str, str]") -> "dict[str, Any]"
     kept = [
         outputs.get(argument.split("/")[0], "") + argument for argument in arguments[1:] if argument not in GCC_ONLY
     ]
-    return {"directory": str(ROOT), "file": source, "arguments": ["clang++", *kept, *COROUTINES, *MISSING]}
+    return {"directory": str(ROOT), "file": source, "arguments": ["clang++", *kept, *COROUTINES, *MISSING, *LOCKS]}
 
 
 def bazel_info(key: str) -> str:

@@ -51,7 +51,7 @@ Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(os::MappedSegment seg
 }
 
 std::optional<size_t> DoubleBuffer::NewestCommitted() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::optional<size_t> newest;
   for (size_t slot = 0; slot < kSlots; ++slot) {
     if (control_.state(slot) != SlotState::kCommitted) continue;
@@ -65,60 +65,60 @@ size_t DoubleBuffer::WriteSlot() const {
 }
 
 SlotState DoubleBuffer::state(size_t slot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.state(slot);
 }
 
 Version DoubleBuffer::version(size_t slot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.version(slot);
 }
 
 int64_t DoubleBuffer::committed_unix_ns(size_t slot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.committed_unix_ns(slot);
 }
 
 std::string DoubleBuffer::label(size_t slot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.label(slot);
 }
 
 Version DoubleBuffer::newest_dropped() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.newest_dropped();
 }
 
 size_t DoubleBuffer::BeginWrite(Version version) {
   const size_t slot = WriteSlot();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   control_.SetWriting(slot, version);
-  readers_gone_.wait(lock, [&] { return readers_[slot] == 0; });
+  readers_gone_.wait(lock, [&]() LS_REQUIRES(mutex_) { return readers_[slot] == 0; });
   return slot;
 }
 
 void DoubleBuffer::Commit(size_t slot, int64_t committed_unix_ns, std::string_view label) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   control_.SetCommitted(slot, control_.version(slot), committed_unix_ns, label);
 }
 
 void DoubleBuffer::Drop(size_t slot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   control_.SetEmpty(slot);
 }
 
 void DoubleBuffer::RecordManifest(size_t slot, const model::Manifest& manifest) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   control_.RecordManifest(slot, manifest);
 }
 
 std::optional<model::Manifest> DoubleBuffer::RecordedManifest(size_t slot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return control_.RecordedManifest(slot);
 }
 
 std::optional<size_t> DoubleBuffer::AcquireRead(Version version) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (size_t slot = 0; slot < kSlots; ++slot) {
     if (control_.state(slot) != SlotState::kCommitted || control_.version(slot) != version) continue;
     ++readers_[slot];
@@ -128,7 +128,7 @@ std::optional<size_t> DoubleBuffer::AcquireRead(Version version) {
 }
 
 void DoubleBuffer::ReleaseRead(size_t slot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--readers_[slot] == 0) readers_gone_.notify_all();
 }
 

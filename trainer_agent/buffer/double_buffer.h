@@ -13,11 +13,11 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/os/unique_fd.h"
 #include "trainer_agent/buffer/control_segment.h"
 
@@ -79,11 +79,11 @@ class DoubleBuffer {
   Status Gone(Version version) const;
 
   const std::string model_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable readers_gone_;
   ControlSegment control_;
   std::array<os::MappedSegment, kSlots> slots_;
-  std::array<int, kSlots> readers_{};
+  std::array<int, kSlots> readers_ LS_GUARDED_BY(mutex_){};
 };
 
 }  // namespace lockstep::buffer

@@ -69,20 +69,19 @@ DeltaJob::DeltaJob(WorkerPool* pool, DeltaInput input)
       deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()) {}
 
 DeltaJob::~DeltaJob() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   cancelled_ = true;
-  idle_.wait(lock, [this] { return tasks_ == 0; });
+  idle_.wait(lock, [this]() LS_REQUIRES(mutex_) { return tasks_ == 0; });
 }
 
 void DeltaJob::BlocksReady(std::vector<BlockIndex> blocks) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (size_t at = 0; at < blocks.size(); at += kBlocksPerTask) {
     const size_t end = std::min(blocks.size(), at + kBlocksPerTask);
     Post({blocks.begin() + static_cast<std::ptrdiff_t>(at), blocks.begin() + static_cast<std::ptrdiff_t>(end)});
   }
 }
 
-// REQUIRES the lock.
 void DeltaJob::Post(std::vector<BlockIndex> blocks) {
   ++tasks_;
   pool_->Post([this, blocks = std::move(blocks)] { Work(blocks); });
@@ -91,24 +90,29 @@ void DeltaJob::Post(std::vector<BlockIndex> blocks) {
 void DeltaJob::BlocksUnchanged(std::vector<BlockIndex> blocks) {
   if (input_.base == nullptr) return BlocksReady(std::move(blocks));
   for (const BlockIndex block : blocks) hashes_[block] = input_.base_manifest->block_hashes[block];
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   blocks_done_ += blocks.size();
   blocks_unread_ += blocks.size();
 }
 
 void DeltaJob::Work(const std::vector<BlockIndex>& blocks) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (cancelled_) {
       if (--tasks_ == 0) idle_.notify_all();
       return;
     }
   }
   for (const BlockIndex block : blocks) WorkBlock(block);
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   blocks_done_ += blocks.size();
-  CompleteIfDone(std::move(lock));
-  std::lock_guard relock(mutex_);
+  if (done_ && blocks_done_ >= hashes_.size()) {
+    const auto done = std::exchange(done_, nullptr);
+    const size_t unread = blocks_unread_;
+    lock.unlock();
+    Complete(done, unread);
+    lock.lock();
+  }
   --tasks_;
   if (tasks_ == 0) idle_.notify_all();
 }
@@ -144,11 +148,8 @@ void DeltaJob::GiveEarly(const std::shared_ptr<payload::DeltaBlock>& delta) {
   input_.on_block(delta);
 }
 
-void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
-  if (!done_ || blocks_done_ < hashes_.size()) return;
-  const auto done = std::exchange(done_, nullptr);
-  lock.unlock();
-  DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense()};
+void DeltaJob::Complete(const std::function<void(DeltaOutput)>& done, size_t blocks_unread) {
+  DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread, .too_dense = too_dense()};
   for (std::shared_ptr<const payload::DeltaBlock>& delta : deltas_) {
     if (delta != nullptr && !output.too_dense) output.blocks.push_back(std::move(delta));
   }
@@ -158,7 +159,7 @@ void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
 
 void DeltaJob::Finish(std::function<void(DeltaOutput)> done) {
   // A task of its own, so that `done` always runs on the pool, also when the last block is long worked.
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   done_ = std::move(done);
   Post({});
 }

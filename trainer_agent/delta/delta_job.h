@@ -13,9 +13,9 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/worker_pool.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
@@ -69,23 +69,23 @@ class DeltaJob {
   DeltaOutput FinishAndWait();
 
  private:
-  void Post(std::vector<BlockIndex> blocks);
+  void Post(std::vector<BlockIndex> blocks) LS_REQUIRES(mutex_);
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
   void GiveEarly(const std::shared_ptr<payload::DeltaBlock>& delta);
-  void CompleteIfDone(std::unique_lock<std::mutex> lock);
+  void Complete(const std::function<void(DeltaOutput)>& done, size_t blocks_unread);
 
   WorkerPool* const pool_;
   const DeltaInput input_;
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable idle_;
-  size_t tasks_ = 0;  // posted and not finished
-  size_t blocks_done_ = 0;
-  size_t blocks_unread_ = 0;
-  bool cancelled_ = false;
-  std::function<void(DeltaOutput)> done_;
+  size_t tasks_ LS_GUARDED_BY(mutex_) = 0;  // posted and not finished
+  size_t blocks_done_ LS_GUARDED_BY(mutex_) = 0;
+  size_t blocks_unread_ LS_GUARDED_BY(mutex_) = 0;
+  bool cancelled_ LS_GUARDED_BY(mutex_) = false;
+  std::function<void(DeltaOutput)> done_ LS_GUARDED_BY(mutex_);
 
   std::atomic<uint64_t> coded_bytes_ = 0;
   std::atomic<uint64_t> early_bytes_ = 0;

@@ -28,36 +28,37 @@ ModelPublisher::ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, sto
     : run_(std::move(buffer), std::move(store), diff, catalog), timeline_(timeline) {}
 
 ModelPublisher::~ModelPublisher() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !finishing_ || finished_; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() LS_REQUIRES(mutex_) { return !finishing_ || finished_; });
 }
 
 void ModelPublisher::Open() {
+  MutexLock lock(mutex_);
   newest_ = RecoverRun(run_);
   dropped_ = buffer().newest_dropped();
   run_.Open();
 }
 
 Version ModelPublisher::newest_version() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return newest_;
 }
 
 PublisherStatus ModelPublisher::status() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   PublisherStatus status = status_;
   status.writing_version = draft_ ? draft_->version : 0;
   return status;
 }
 
 void ModelPublisher::Stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
 }
 
 Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     if (version > kMaxVersion) {
@@ -74,7 +75,8 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
     }
     if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) {
       // If the process turns out to have ended, this rank is told. Else it goes on, since the other may come back.
-      changed_.wait_until(lock, looked_for_gone_, [&] { return stopped_ || gone_.empty() || DeadRank(); });
+      changed_.wait_until(lock, looked_for_gone_,
+                          [&]() LS_REQUIRES(mutex_) { return stopped_ || gone_.empty() || DeadRank(); });
       continue;
     }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
@@ -166,7 +168,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
 
 void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges,
                                 buffer::Content content) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!draft_ || draft_->version != version || draft_->joined.count(rank) == 0) return;
   buffer::CompletedBlocks completed;
   for (const StridedRange& range : ranges) {
@@ -191,7 +193,7 @@ Status ModelPublisher::LabelDraft(uint32_t rank, const std::string& label) {
 }
 
 Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string& label) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (draft_ && draft_->version == version && draft_->joined.count(rank) > 0) {
     if (const Status labelled = LabelDraft(rank, label); !labelled.ok()) {
       AbortDraft(labelled);
@@ -236,8 +238,12 @@ Status ModelPublisher::SealDraft() {
 }
 
 void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
-  // No thread touches finishing_ until finished_ is set.
-  const Draft& draft = *finishing_;
+  const Draft* finishing = nullptr;
+  {
+    MutexLock lock(mutex_);
+    finishing = finishing_.get();
+  }
+  const Draft& draft = *finishing;  // no other thread touches it until finished_ is set
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
   EndStreaming(draft, output);
@@ -249,7 +255,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   }
   const Status served = run_.Serve({manifest, draft.committed_unix_ns, draft.label}, draft.base.get());
   if (served.ok()) LogCommitted(draft, output);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!served.ok()) {
     NoteAborted(draft, served);
     run_.buffer().Drop(draft.slot);
@@ -281,7 +287,7 @@ void ModelPublisher::EndStreaming(const Draft& draft, const delta::DeltaOutput& 
 }
 
 Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& reason) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (draft_ && draft_->version == version) {
     AbortDraft(
         {ErrorCode::kAborted, Cat("rank ", rank, " aborted version ", version, reason.empty() ? "" : ": ", reason)});
@@ -292,18 +298,18 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
 }
 
 void ModelPublisher::RankHere(uint32_t rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   gone_.erase(rank);
   changed_.notify_all();
 }
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
-  std::unique_lock lock(mutex_);
-  const auto lacks = [&] { return draft_ && draft_->done.count(rank) == 0; };
+  MutexLock lock(mutex_);
+  const auto lacks = [&]() LS_REQUIRES(mutex_) { return draft_ && draft_->done.count(rank) == 0; };
   // One that has not begun the draft may come back and do so, if its process lives; one that ends closes its
   // connections a moment before.
   if (lacks() && draft_->joined.count(rank) == 0) {
-    changed_.wait_for(lock, kLookForGone, [&] { return process->Ended(); });
+    changed_.wait_for(lock, kLookForGone, [&]() LS_REQUIRES(mutex_) { return process->Ended(); });
   }
   const bool ended = process->Ended();
   gone_[rank] = std::move(process);

@@ -14,12 +14,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/os/unix_socket.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/buffer/coverage.h"
@@ -98,20 +98,20 @@ class ModelPublisher {
     std::set<uint32_t> known_by;  // ranks that had joined it, or were refused when they wanted to
   };
 
-  Status CheckNotDropped(Version version) const;
-  void StartDraft(Version version);
-  void AbortDraft(const Status& reason);
+  Status CheckNotDropped(Version version) const LS_REQUIRES(mutex_);
+  void StartDraft(Version version) LS_REQUIRES(mutex_);
+  void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
   // Why nothing can be done before a rank that is gone is back. REQUIRES gone_ to have the rank.
-  Status Gone(uint32_t rank, std::string_view outcome) const;
+  Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
   // The draft will never be whole without that rank. REQUIRES a draft, and gone_ to have the rank.
-  void GiveUpDraft(uint32_t rank);
+  void GiveUpDraft(uint32_t rank) LS_REQUIRES(mutex_);
   // A rank that has not committed the draft and never will: its process has ended.
-  std::optional<uint32_t> DeadRank() const;
-  void NoteAborted(const Draft& draft, const Status& reason);
-  Status LabelDraft(uint32_t rank, const std::string& label);
-  Status CheckDraft() const;
-  Status SealDraft();
-  void BeginStreaming(delta::DeltaInput& input);
+  std::optional<uint32_t> DeadRank() const LS_REQUIRES(mutex_);
+  void NoteAborted(const Draft& draft, const Status& reason) LS_REQUIRES(mutex_);
+  Status LabelDraft(uint32_t rank, const std::string& label) LS_REQUIRES(mutex_);
+  Status CheckDraft() const LS_REQUIRES(mutex_);
+  Status SealDraft() LS_REQUIRES(mutex_);
+  void BeginStreaming(delta::DeltaInput& input) LS_REQUIRES(mutex_);
   void FinishVersion(delta::DeltaOutput output);
   void LogCommitted(const Draft& draft, const delta::DeltaOutput& output) const;
   void EndStreaming(const Draft& draft, const delta::DeltaOutput& output);
@@ -119,18 +119,21 @@ class ModelPublisher {
   PublishedRun run_;
   telemetry::Timeline* const timeline_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Draft> draft_;      // null: no version is written
-  std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
-  bool finished_ = false;             // the job of finishing_ has called back
-  Version newest_ = 0;                // committed, served or about to be
-  Version dropped_ = 0;               // committed once, and lost with an earlier agent: a number that is used up
-  Aborted aborted_;                   // the last one
-  std::chrono::steady_clock::time_point looked_for_gone_;  // a connection was lost: until then its rank may be ending
-  std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_;  // ranks that had a connection, and have none
-  PublisherStatus status_;
-  bool stopped_ = false;
+  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);      // null: no version is written
+  std::unique_ptr<Draft> finishing_ LS_GUARDED_BY(mutex_);  // committed; its job is or was at work
+  bool finished_ LS_GUARDED_BY(mutex_) = false;             // the job of finishing_ has called back
+  Version newest_ LS_GUARDED_BY(mutex_) = 0;                // committed, served or about to be
+  Version dropped_ LS_GUARDED_BY(mutex_) =
+      0;                                   // committed once, and lost with an earlier agent: a number that is used up
+  Aborted aborted_ LS_GUARDED_BY(mutex_);  // the last one
+  std::chrono::steady_clock::time_point looked_for_gone_
+      LS_GUARDED_BY(mutex_);  // a connection was lost: until then its rank may be ending
+  std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_
+      LS_GUARDED_BY(mutex_);  // ranks that had a connection, and have none
+  PublisherStatus status_ LS_GUARDED_BY(mutex_);
+  bool stopped_ LS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::publish

@@ -28,13 +28,13 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored store
       store::StoreOptions{.directory = stored.directory, .retain_bytes = options_.retain_bytes}, diff_, catalog_,
       options_.timeline);
   publisher->Open();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_[publisher->buffer().model()] = Entry{.publisher = publisher, .joinable = joinable};
   return publisher;
 }
 
 Status ModelRegistry::Recover() {
-  std::lock_guard open_lock(open_mutex_);
+  MutexLock open_lock(open_mutex_);
   LS_ASSIGN_OR_RETURN(std::vector<SegmentHome::Stored> all, home_->FindAll());
   for (SegmentHome::Stored& stored : all) Install(std::move(stored), false);
   return OkStatus();
@@ -45,7 +45,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
   if (request.ranks == 0 || request.rank >= request.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", request.rank, " of ", request.ranks));
   }
-  std::lock_guard open_lock(open_mutex_);
+  MutexLock open_lock(open_mutex_);
   AwaitLeaving(request.model);
   LS_ASSIGN_OR_RETURN(const Opening opening, Decide(request));
   switch (opening) {
@@ -60,8 +60,8 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
 }
 
 void ModelRegistry::AwaitLeaving(const std::string& model) {
-  std::unique_lock lock(mutex_);
-  left_.wait_for(lock, kMaxLeaving, [&] {
+  MutexLock lock(mutex_);
+  left_.wait_for(lock, kMaxLeaving, [&]() LS_REQUIRES(mutex_) {
     const auto at = entries_.find(model);
     if (stopped_ || at == entries_.end()) return true;
     const auto& connected = at->second.connected;
@@ -70,7 +70,7 @@ void ModelRegistry::AwaitLeaving(const std::string& model) {
 }
 
 Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
   const auto at = entries_.find(request.model);
   const Entry* entry = at == entries_.end() ? nullptr : &at->second;
@@ -104,7 +104,7 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
 std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {
   std::shared_ptr<ModelPublisher> publisher;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Entry& entry = entries_[request.model];
     entry.connected.emplace(request.rank, request.gone);
     entry.seen.insert(request.rank);
@@ -132,7 +132,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
                                                                     request.layout->attachments()));
   std::shared_ptr<ModelPublisher> old;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
   }
   // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
@@ -152,11 +152,11 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
 }
 
 Result<ModelRegistry::Dropped> ModelRegistry::Drop(const std::string& model) {
-  std::lock_guard open_lock(open_mutex_);
+  MutexLock open_lock(open_mutex_);
   AwaitLeaving(model);
   Dropped dropped;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
     const auto at = entries_.find(model);
     if (at == entries_.end()) return Status(ErrorCode::kNotFound, Cat("model ", CleanText(model), " is not open here"));
@@ -176,7 +176,7 @@ Result<ModelRegistry::Dropped> ModelRegistry::Drop(const std::string& model) {
 void ModelRegistry::EndRun(const std::string& model) {
   std::shared_ptr<ModelPublisher> old;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = entries_.find(model);
     if (at == entries_.end()) return;
     old = std::move(at->second.publisher);
@@ -192,14 +192,14 @@ void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint
                           std::shared_ptr<const os::PeerProcess> process) {
   // Its draft first: once the rank's place is free, another connection may begin one.
   publisher->RankGone(rank, std::move(process));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = entries_.find(publisher->buffer().model());
   if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);
   left_.notify_all();
 }
 
 std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<ModelSnapshot> models;
   for (const auto& [model, entry] : entries_) {
     models.push_back({entry.publisher, static_cast<uint32_t>(entry.connected.size())});
@@ -208,7 +208,7 @@ std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {
 }
 
 void ModelRegistry::Stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   left_.notify_all();
   for (auto& [model, entry] : entries_) entry.publisher->Stop();

@@ -8,11 +8,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "trainer_agent/publish/model_publisher.h"
 #include "trainer_agent/publish/segments.h"
 
@@ -88,11 +88,11 @@ class ModelRegistry {
   const DiffOptions diff_;
   store::VersionCatalog* const catalog_;
 
-  std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_
-  mutable std::mutex mutex_;
+  Mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_
+  mutable Mutex mutex_;
   std::condition_variable left_;
-  std::map<std::string, Entry> entries_;
-  bool stopped_ = false;
+  std::map<std::string, Entry> entries_ LS_GUARDED_BY(mutex_);
+  bool stopped_ LS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::publish

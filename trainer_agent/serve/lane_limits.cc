@@ -23,7 +23,7 @@ void LanePace::Sent(uint64_t bytes) {
 
 LanePace LaneLimits::PaceOf(const Receiver& receiver) {
   if (per_receiver_ == 0) return {all_, std::make_shared<net::RateLimit>(0)};
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(receivers_, [](const auto& item) { return item.second.expired(); });
   auto limit = receivers_[receiver].lock();
   if (limit == nullptr) {

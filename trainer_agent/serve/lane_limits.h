@@ -5,9 +5,9 @@
 #include <compare>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/net/rate_limit.h"
 
 namespace lockstep::serve {
@@ -49,8 +49,9 @@ class LaneLimits {
  private:
   const std::shared_ptr<net::RateLimit> all_;
   const uint64_t per_receiver_;
-  std::mutex mutex_;
-  std::map<Receiver, std::weak_ptr<net::RateLimit>> receivers_;  // those that have lanes, and some that had
+  Mutex mutex_;
+  std::map<Receiver, std::weak_ptr<net::RateLimit>> receivers_
+      LS_GUARDED_BY(mutex_);  // those that have lanes, and some that had
 };
 
 }  // namespace lockstep::serve

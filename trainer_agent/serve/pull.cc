@@ -7,17 +7,17 @@
 namespace lockstep::serve {
 
 void Pull::AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   payloads_[payload_id] = std::move(payload);
 }
 
 void Pull::DropPayloads() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   payloads_.clear();
 }
 
 Result<std::shared_ptr<const payload::Payload>> Pull::FindPayload(uint64_t payload_id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = payloads_.find(payload_id);
   if (at == payloads_.end()) return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
   if (at->second != nullptr) return at->second;
@@ -27,24 +27,24 @@ Result<std::shared_ptr<const payload::Payload>> Pull::FindPayload(uint64_t paylo
 }
 
 void Pull::TakeBack(const payload::DeltaChain& payloads) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [id, payload] : payloads_) {
     if (std::ranges::find(payloads, payload) != payloads.end()) payload = nullptr;
   }
 }
 
 void Pull::HoldDeltas() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pin_ = run->deltas().PinFrom(target);
 }
 
 void Pull::Touch() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   touched_ = Clock::now();
 }
 
 bool Pull::TouchedSince(Clock::time_point time) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return touched_ >= time;
 }
 
@@ -55,7 +55,7 @@ bool Pull::Expired(Clock::time_point time) const {
 
 std::vector<Ticket> Pull::IssueTickets(uint32_t count, size_t max_unused) {
   std::vector<Ticket> tickets(count);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (Ticket& ticket : tickets) {
     ticket = RandomId<Ticket>();
     if (tickets_.size() >= max_unused) tickets_.erase(tickets_.begin());
@@ -65,18 +65,18 @@ std::vector<Ticket> Pull::IssueTickets(uint32_t count, size_t max_unused) {
 }
 
 std::optional<Ticket> Pull::FindTicket(const wire::TicketName& name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = tickets_.find(name);
   return at == tickets_.end() ? std::nullopt : std::optional(at->second);
 }
 
 bool Pull::UseTicket(const Ticket& ticket) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return tickets_.erase(wire::NameOf(ticket)) > 0;
 }
 
 Result<Pull::LaneLease> Pull::AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes) {
-  std::lock_guard lock(pull->mutex_);
+  MutexLock lock(pull->mutex_);
   if (pull->lanes_ >= max_lanes) {
     return Status(ErrorCode::kResourceExhausted, Cat("the pull has ", pull->lanes_, " lanes, twice --max-lanes"));
   }

@@ -9,11 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/wire/lane_identity.h"
 #include "trainer_agent/store/version_catalog.h"
 
@@ -91,11 +91,11 @@ class Pull {
  private:
   const std::unique_ptr<store::DeltaFeed::Follower> follower_;
   const std::function<Status()> allowed_;
-  mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
-  std::unique_ptr<store::DeltaStore::RetentionPin> pin_;
-  std::map<wire::TicketName, Ticket> tickets_;
-  Clock::time_point touched_;
+  mutable Mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_ LS_GUARDED_BY(mutex_);  // null: taken back
+  std::unique_ptr<store::DeltaStore::RetentionPin> pin_ LS_GUARDED_BY(mutex_);
+  std::map<wire::TicketName, Ticket> tickets_ LS_GUARDED_BY(mutex_);
+  Clock::time_point touched_ LS_GUARDED_BY(mutex_);
   std::atomic<uint32_t> lanes_{0};
   std::atomic<bool> closed_{false};
 };

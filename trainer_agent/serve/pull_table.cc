@@ -49,7 +49,7 @@ void PullTable::Expire(Pull::Clock::time_point now) {
   std::vector<std::shared_ptr<Pull>> ended;  // released outside the lock: their holds take the store's
   std::vector<std::shared_ptr<Pull>> expired;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto at = pulls_.begin(); at != pulls_.end();) {
       const std::shared_ptr<Pull> pull = at->second;
       const bool over = pull->Expired(now - limits_.idle_timeout);
@@ -69,7 +69,7 @@ void PullTable::Expire(Pull::Clock::time_point now) {
 void PullTable::TakeBack(Pull::Clock::time_point now) {
   std::map<std::shared_ptr<store::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
   }
   for (const auto& [run, of_run] : pulls) {
@@ -80,7 +80,7 @@ void PullTable::TakeBack(Pull::Clock::time_point now) {
 }
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto since = Pull::Clock::now() - recent;
   return static_cast<size_t>(
       std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->TouchedSince(since); }));
@@ -96,7 +96,7 @@ Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& 
 
 Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   Expire();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::string_view kind = pull->standing() ? " standing pulls" : " pulls";
   size_t alike = 0;
   size_t own = 0;
@@ -122,7 +122,7 @@ std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) const {
 }
 
 void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& payload : payloads) {
     const uint64_t id = next_payload_id_++;
     pull.AddPayload(id, payload);
@@ -177,7 +177,7 @@ Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::
 }
 
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = pulls_.find(pull_id);
   if (at == pulls_.end() || at->second->closed()) return NotOpen(pull_id);
   return at->second;
@@ -228,7 +228,7 @@ std::string PullTable::Close(uint64_t pull_id, const VersionRef& held, const std
                              const std::string& owner) {
   std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = pulls_.find(pull_id);
     if (at == pulls_.end() || at->second->owner != owner) return "";
     pull = at->second;
@@ -257,7 +257,7 @@ Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket)
 }
 
 size_t PullTable::open_pulls(const std::string& model) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
     return item.second->run->model() == model && !item.second->standing();
   }));

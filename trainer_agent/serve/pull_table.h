@@ -7,10 +7,10 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "trainer_agent/serve/pull.h"
 #include "trainer_agent/serve/pull_plan.h"
 #include "trainer_agent/serve/receiver_reports.h"
@@ -74,9 +74,9 @@ class PullTable {
   const store::VersionCatalog* const catalog_;
   const PullLimits limits_;
   ReceiverReports reports_;
-  mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Pull>> pulls_;
-  uint64_t next_payload_id_ = 1;
+  mutable Mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<Pull>> pulls_ LS_GUARDED_BY(mutex_);
+  uint64_t next_payload_id_ LS_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace lockstep::serve

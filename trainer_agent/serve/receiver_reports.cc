@@ -101,7 +101,7 @@ ReceiverReports::Entry* ReceiverReports::FindPuller(const ReceiverKey& receiver)
 }
 
 void ReceiverReports::OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Entry* const entry = FindPuller(receiver);
   if (entry == nullptr) return;
   entry->report.held = held;
@@ -118,7 +118,7 @@ Status ReceiverReports::Report(const ReceiverKey& receiver, const VersionRef& he
     engine.name = CleanText(engine.name, kMaxText);
     engine.last_error = CleanText(engine.last_error, kMaxText);
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Entry* const entry = Find(receiver);
   if (entry == nullptr) return OkStatus();
   entry->report.held = held;
@@ -134,7 +134,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> ReceiverReports::Connect(co
   size_t connected = 0;
   bool listed = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Entry* const entry = Find(receiver);
     listed = entry != nullptr;
     if (entry != nullptr) {
@@ -158,7 +158,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> ReceiverReports::Connect(co
 }
 
 void ReceiverReports::Disconnect(const ReceiverKey& receiver) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = entries_.find(receiver);
   if (at == entries_.end() || at->second.streams == 0) return;
   if (--at->second.streams > 0) return;
@@ -168,7 +168,7 @@ void ReceiverReports::Disconnect(const ReceiverKey& receiver) {
 }
 
 std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model, Clock::time_point now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(entries_, [&](const auto& item) {
     const auto& [report, streams] = item.second;
     const auto since = report.presence == Presence::kGone ? report.gone_at : report.at;
@@ -189,7 +189,7 @@ std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model, Clock:
 }
 
 std::vector<std::string> ReceiverReports::Models() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::set<std::string> models;
   for (const auto& [receiver, entry] : entries_) models.insert(receiver.model);
   return {models.begin(), models.end()};

@@ -10,12 +10,12 @@
 #include <compare>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/telemetry/log_limit.h"
 
@@ -111,22 +111,22 @@ class ReceiverReports {
 
   void Disconnect(const ReceiverKey& receiver);
   // The entry of `receiver`, a new one if need be; null when there is no room.
-  Entry* Find(const ReceiverKey& receiver);
+  Entry* Find(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
   // The entry for a pull, without an instance: the only connected namesake, else the only namesake, else a new entry.
   // Null: there are several, or no room.
-  Entry* FindPuller(const ReceiverKey& receiver);
-  size_t CountOf(const std::string& owner) const;
+  Entry* FindPuller(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
+  size_t CountOf(const std::string& owner) const LS_REQUIRES(mutex_);
   // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.
-  bool MakeRoom(const std::string& owner);
+  bool MakeRoom(const std::string& owner) LS_REQUIRES(mutex_);
   // Those of one model and name, by whatever process and owner.
-  Range OfName(const ReceiverKey& receiver);
+  Range OfName(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
   // The same of the receiver's owner alone.
-  Range Namesakes(const ReceiverKey& receiver);
+  Range Namesakes(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
   // Drops the gone namesakes of one that is there.
-  void DropReplaced(const ReceiverKey& receiver);
+  void DropReplaced(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  Entries entries_;
+  mutable Mutex mutex_;
+  Entries entries_ LS_GUARDED_BY(mutex_);
   telemetry::LogLimit shared_names_;
 };
 

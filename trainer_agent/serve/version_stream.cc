@@ -34,7 +34,7 @@ VersionStream::VersionStream(const store::VersionCatalog* catalog, ReceiverRepor
 }
 
 void VersionStream::Send() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (writing_ || ended_) return;
   if (!met_.ok()) return End(rpc::ToGrpc(met_.status()));
   if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
@@ -59,7 +59,7 @@ void VersionStream::Send() {
 
 void VersionStream::OnWriteDone(bool ok) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     if (!ok) return End(grpc::Status::CANCELLED);
   }
@@ -67,7 +67,7 @@ void VersionStream::OnWriteDone(bool ok) {
 }
 
 void VersionStream::OnCancel() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   End(grpc::Status::CANCELLED);
 }
 

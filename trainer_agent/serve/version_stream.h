@@ -5,10 +5,10 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <string>
 
 #include "common/access/quota.h"
+#include "common/base/mutex.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/receiver_reports.h"
 #include "trainer_agent/store/version_catalog.h"
@@ -30,8 +30,8 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   void OnDone() override { delete this; }
 
  private:
-  void Send();                        // begins the next write when none is in progress and there is something new
-  void End(const grpc::Status& why);  // REQUIRES mutex_
+  void Send();  // begins the next write when none is in progress and there is something new
+  void End(const grpc::Status& why) LS_REQUIRES(mutex_);
 
   const store::VersionCatalog* const catalog_;
   const std::string model_;
@@ -39,12 +39,12 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   const std::function<Status()> still_;
   // The receiver's connection, or why the stream ends at once; null: the caller gave no receiver's name.
   const Result<std::unique_ptr<ReceiverReports::Connection>> met_;
-  std::mutex mutex_;
-  bool writing_ = false;
-  bool ended_ = false;
-  VersionRef sent_;
-  v1::VersionEvent event_;              // being written
-  store::VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
+  Mutex mutex_;
+  bool writing_ LS_GUARDED_BY(mutex_) = false;
+  bool ended_ LS_GUARDED_BY(mutex_) = false;
+  VersionRef sent_ LS_GUARDED_BY(mutex_);
+  v1::VersionEvent event_ LS_GUARDED_BY(mutex_);  // being written
+  store::VersionCatalog::Watch watch_;            // last: it calls as soon as it is made
 };
 
 }  // namespace lockstep::serve

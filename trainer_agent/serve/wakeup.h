@@ -4,8 +4,8 @@
 #include <asio.hpp>
 #include <functional>
 #include <memory>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/net/strand_wakeup.h"
 
 namespace lockstep::serve {
@@ -14,19 +14,19 @@ namespace lockstep::serve {
 class WakeupGate {
  public:
   void Close() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     open_ = false;
   }
   // Calls `wake`, unless the gate is closed.
   template <typename Wake>
   void Pass(Wake wake) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (open_) wake();
   }
 
  private:
-  std::mutex mutex_;
-  bool open_ = true;
+  Mutex mutex_;
+  bool open_ LS_GUARDED_BY(mutex_) = true;
 };
 
 class Wakeup : public net::StrandWakeup, public std::enable_shared_from_this<Wakeup> {

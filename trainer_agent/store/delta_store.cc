@@ -64,7 +64,7 @@ void DeltaStore::Load(const model::Manifest& newest) {
       by_target[payload->header().target] = std::move(payload);
     }
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::set<std::string> kept;
   Version wanted = newest.held.version;
   ManifestDigest digest = newest.digest;
@@ -99,7 +99,7 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(
 
 Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::PayloadIdentity& identity,
                                                                 const std::vector<const payload::DeltaBlock*>& blocks) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
   const bool follows = !chain_.empty() && chain_.back()->header().target == identity.base &&
                        chain_.back()->header().target_digest == identity.base_digest;
@@ -123,7 +123,7 @@ uint64_t DeltaStore::RetainedBytesLocked() const {
 }
 
 uint64_t DeltaStore::MaxDeltaBytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return holds_.empty() ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
 }
 
@@ -144,14 +144,14 @@ payload::DeltaChain DeltaStore::StepsLocked(Version base, Version last) const {
 }
 
 Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base, Version last) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   payload::DeltaChain steps = StepsLocked(base, last);
   if (!steps.empty()) return steps;
   return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
 }
 
 payload::DeltaChain DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   payload::DeltaChain steps = StepsLocked(base, last);
   uint64_t bytes = 0;
   for (const auto& step : steps) bytes += step->header().data_bytes;
@@ -159,7 +159,7 @@ payload::DeltaChain DeltaStore::RouteFrom(Version base, Version last, uint64_t f
 }
 
 DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = std::find_if(chain_.rbegin(), chain_.rend(),
                                [&](const auto& step) { return target == kNewest || step->header().target == target; });
   if (at == chain_.rend() || layout_->block_count() == 0) return {};
@@ -170,12 +170,12 @@ DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
 
 DeltaStore::RetentionPin::RetentionPin(DeltaStore* store, Version version)
     : store_(store), at_([&] {
-        std::lock_guard lock(store->mutex_);
+        MutexLock lock(store->mutex_);
         return store->holds_.insert(version);
       }()) {}
 
 DeltaStore::RetentionPin::~RetentionPin() {
-  std::lock_guard lock(store_->mutex_);
+  MutexLock lock(store_->mutex_);
   store_->holds_.erase(at_);
   store_->EvictLocked();
 }
@@ -192,12 +192,12 @@ Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const
 }
 
 payload::DeltaChain DeltaStore::Retained() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return chain_;
 }
 
 void DeltaStore::Discard() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   while (!chain_.empty()) RemoveOldestLocked();
 }
 

@@ -6,12 +6,12 @@
 
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
@@ -85,17 +85,18 @@ class DeltaStore {
   std::string PathOf(Version base, Version target) const;
   std::shared_ptr<const payload::Payload> LoadFile(const std::string& path) const;
   Result<std::shared_ptr<const payload::Payload>> AssembleLocked(const payload::PayloadIdentity& identity,
-                                                                 const std::vector<const payload::DeltaBlock*>& blocks);
-  payload::DeltaChain StepsLocked(Version base, Version last) const;
-  void EvictLocked();
-  void RemoveOldestLocked();
-  uint64_t RetainedBytesLocked() const;
+                                                                 const std::vector<const payload::DeltaBlock*>& blocks)
+      LS_REQUIRES(mutex_);
+  payload::DeltaChain StepsLocked(Version base, Version last) const LS_REQUIRES(mutex_);
+  void EvictLocked() LS_REQUIRES(mutex_);
+  void RemoveOldestLocked() LS_REQUIRES(mutex_);
+  uint64_t RetainedBytesLocked() const LS_REQUIRES(mutex_);
 
   const std::shared_ptr<const model::ModelLayout> layout_;
   const StoreOptions options_;
-  mutable std::mutex mutex_;
-  payload::DeltaChain chain_;
-  std::multiset<Version> holds_;
+  mutable Mutex mutex_;
+  payload::DeltaChain chain_ LS_GUARDED_BY(mutex_);
+  std::multiset<Version> holds_ LS_GUARDED_BY(mutex_);
   PinnedDeltas pinned_;
 };
 

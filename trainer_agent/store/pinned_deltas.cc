@@ -5,13 +5,13 @@
 namespace lockstep::store {
 
 void PinnedDeltas::Add(const std::shared_ptr<const payload::Payload>& payload) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(pinned_, [](const Pinned& pinned) { return pinned.payload.expired(); });
   pinned_.push_back({payload, Clock::now()});
 }
 
 uint64_t PinnedDeltas::bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   uint64_t bytes = 0;
   for (const Pinned& pinned : pinned_) {
     if (const auto payload = pinned.payload.lock()) bytes += payload->total_bytes();
@@ -21,7 +21,7 @@ uint64_t PinnedDeltas::bytes() const {
 
 payload::DeltaChain PinnedDeltas::Overdue(Clock::time_point now) const {
   uint64_t left = bytes();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   payload::DeltaChain overdue;
   for (const Pinned& pinned : pinned_) {
     if (left <= max_bytes_ && now - pinned.since < kMaxAge) break;

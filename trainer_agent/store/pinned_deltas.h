@@ -5,8 +5,8 @@
 #include <chrono>
 #include <deque>
 #include <memory>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "common/payload/payload.h"
 
 namespace lockstep::store {
@@ -33,8 +33,8 @@ class PinnedDeltas {
   };
 
   const uint64_t max_bytes_;
-  mutable std::mutex mutex_;
-  std::deque<Pinned> pinned_;  // let go first, first
+  mutable Mutex mutex_;
+  std::deque<Pinned> pinned_ LS_GUARDED_BY(mutex_);  // let go first, first
 };
 
 }  // namespace lockstep::store

@@ -31,7 +31,7 @@ Scrubber::Scrubber(VersionCatalog* catalog, milliseconds round)
 
 Scrubber::~Scrubber() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -40,20 +40,20 @@ Scrubber::~Scrubber() {
 
 void Scrubber::Suspect(const std::string& model, const std::string& who) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     suspected_.insert({model, who});
   }
   changed_.notify_all();
 }
 
 void Scrubber::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
     lock.unlock();
     FindRuns();
     const milliseconds idle = LookAtAll();
     lock.lock();
-    changed_.wait_for(lock, idle, [this] { return stopping_ || !suspected_.empty(); });
+    changed_.wait_for(lock, idle, [this]() LS_REQUIRES(mutex_) { return stopping_ || !suspected_.empty(); });
   }
 }
 
@@ -63,7 +63,7 @@ void Scrubber::FindRuns() {
     return std::none_of(runs.begin(), runs.end(), [&](const auto& run) { return run == entry.second.run; });
   });
   for (const auto& run : runs) looks_.try_emplace(run->model(), Look{.run = run, .pace = ScrubPace(round_)});
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [model, who] : suspected_) {
     const auto at = looks_.find(model);
     if (at != looks_.end()) Heed(at->second, who);

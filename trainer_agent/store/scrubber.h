@@ -7,12 +7,12 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "common/base/mutex.h"
 #include "common/base/scrub_pace.h"
 #include "trainer_agent/store/version_catalog.h"
 
@@ -51,10 +51,10 @@ class Scrubber {
   const std::chrono::milliseconds round_;
   std::map<std::string, Look> looks_;  // by model; the thread's
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::set<std::pair<std::string, std::string>> suspected_;  // model, by which peer
-  bool stopping_ = false;
+  std::set<std::pair<std::string, std::string>> suspected_ LS_GUARDED_BY(mutex_);  // model, by which peer
+  bool stopping_ LS_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -36,7 +36,7 @@ std::vector<std::function<void()>> WakeList::Take() {
 }
 
 void StreamingDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_) return;
   blocks_.push_back(std::move(block));
   if (blocks_.size() % kWakeEvery != 0) return;
@@ -58,7 +58,7 @@ void StreamingDelta::Drop(Status why) {
 }
 
 void StreamingDelta::End(Status aborted, bool again) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_ && !again) return;
   ended_ = true;
   aborted_ = std::move(aborted);
@@ -69,7 +69,7 @@ void StreamingDelta::End(Status aborted, bool again) {
 }
 
 StreamingDelta::Update StreamingDelta::Since(size_t seen) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const size_t first = std::min(seen, blocks_.size());
   const size_t end = std::min(blocks_.size(), first + kBlocksPerUpdate);
   return {.blocks = {blocks_.begin() + static_cast<std::ptrdiff_t>(first),
@@ -80,7 +80,7 @@ StreamingDelta::Update StreamingDelta::Since(size_t seen) const {
 
 void StreamingDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!HasUpdate(seen)) return waiting_.Add(std::move(reader), std::move(wake));
   }
   wake();
@@ -91,7 +91,7 @@ std::shared_ptr<StreamingDelta> DeltaFeed::Begin(Version base, Version target) {
   std::vector<std::function<void()>> wakes;
   std::shared_ptr<StreamingDelta> before;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     newest_ = base;
     before = std::exchange(delta_, delta);
     wakes = waiting_.Take();
@@ -105,7 +105,7 @@ void DeltaFeed::SetNewest(Version newest) {
   std::vector<std::function<void()>> wakes;
   std::shared_ptr<StreamingDelta> old;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     newest_ = newest;
     // Its readers keep it; a later reader finds the whole one in the store.
     if (delta_ != nullptr) sealed_.push_back(std::exchange(delta_, nullptr));
@@ -122,7 +122,7 @@ void DeltaFeed::SetNewest(Version newest) {
 void DeltaFeed::End() {
   std::shared_ptr<StreamingDelta> last;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     last = delta_;
   }
   if (last != nullptr) last->Abort({ErrorCode::kAborted, "the run has ended"});
@@ -130,17 +130,17 @@ void DeltaFeed::End() {
 }
 
 bool DeltaFeed::followed() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return followers_ > 0;
 }
 
 DeltaFeed::Follower::Follower(DeltaFeed* feed) : feed_(feed) {
-  std::lock_guard lock(feed_->mutex_);
+  MutexLock lock(feed_->mutex_);
   ++feed_->followers_;
 }
 
 DeltaFeed::Follower::~Follower() {
-  std::lock_guard lock(feed_->mutex_);
+  MutexLock lock(feed_->mutex_);
   --feed_->followers_;
 }
 
@@ -149,7 +149,7 @@ bool DeltaFeed::Waits(Version base) const {
 }
 
 Result<std::shared_ptr<StreamingDelta>> DeltaFeed::Find(Version base) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (delta_ != nullptr && delta_->base() == base) return delta_;
   if (base == newest_) return std::shared_ptr<StreamingDelta>();
   return Status(ErrorCode::kState, Cat("no delta from version ", base, " will be made; the newest is ", newest_));
@@ -157,7 +157,7 @@ Result<std::shared_ptr<StreamingDelta>> DeltaFeed::Find(Version base) const {
 
 void DeltaFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (Waits(base)) return waiting_.Add(std::move(reader), std::move(wake));
   }
   wake();

@@ -8,10 +8,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/payload/payload.h"
 
@@ -63,15 +63,15 @@ class StreamingDelta {
 
  private:
   void End(Status aborted, bool again);
-  bool HasUpdate(size_t seen) const { return ended_ || blocks_.size() > seen; }
+  bool HasUpdate(size_t seen) const LS_REQUIRES(mutex_) { return ended_ || blocks_.size() > seen; }
 
   const Version base_;
   const Version target_;
-  mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks_;
-  bool ended_ = false;
-  Status aborted_;
-  WakeList waiting_;
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks_ LS_GUARDED_BY(mutex_);
+  bool ended_ LS_GUARDED_BY(mutex_) = false;
+  Status aborted_ LS_GUARDED_BY(mutex_);
+  WakeList waiting_ LS_GUARDED_BY(mutex_);
 };
 
 // The streaming deltas of one run. Thread-safe.
@@ -108,14 +108,14 @@ class DeltaFeed {
   void WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
-  bool Waits(Version base) const;  // REQUIRES mutex_
+  bool Waits(Version base) const LS_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  Version newest_ = 0;
-  std::shared_ptr<StreamingDelta> delta_;
-  std::deque<std::weak_ptr<StreamingDelta>> sealed_;  // that may have readers yet, oldest first
-  size_t followers_ = 0;
-  WakeList waiting_;
+  mutable Mutex mutex_;
+  Version newest_ LS_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<StreamingDelta> delta_ LS_GUARDED_BY(mutex_);
+  std::deque<std::weak_ptr<StreamingDelta>> sealed_ LS_GUARDED_BY(mutex_);  // that may have readers yet, oldest first
+  size_t followers_ LS_GUARDED_BY(mutex_) = 0;
+  WakeList waiting_ LS_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::store

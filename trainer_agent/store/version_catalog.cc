@@ -15,19 +15,19 @@ ServedRun::ServedRun(std::string model, RunId run, std::shared_ptr<const model::
       blocks_(std::move(blocks)) {}
 
 std::optional<ServedVersion> ServedRun::Newest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return newest_;
 }
 
 Result<ServedVersion> ServedRun::RequireNewest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (newest_) return *newest_;
   if (!withdrawn_.ok()) return withdrawn_;
   return Status(ErrorCode::kState, Cat("model ", model_, ": no version is committed yet"));
 }
 
 Status ServedRun::CheckBase(const model::Manifest* base) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return CheckBaseLocked(base);
 }
 
@@ -38,19 +38,19 @@ Status ServedRun::CheckBaseLocked(const model::Manifest* base) const {
 }
 
 std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (newest_ && (version == 0 || newest_->manifest->held.version == version)) return newest_->manifest;
   if (previous_ != nullptr && previous_->held.version == version) return previous_;
   return nullptr;
 }
 
 std::string ServedRun::LabelOf(Version version) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return labels_.Of(version);
 }
 
 Version ServedRun::NewestLabelled(const std::string& label) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return labels_.Newest(label);
 }
 
@@ -86,13 +86,13 @@ Result<ServedRun::Slot> ServedRun::OpenSlot(Version wanted) const {
 }
 
 std::shared_ptr<BlockReader> ServedRun::Blocks() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return blocks_;
 }
 
 void ServedRun::End() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     blocks_.reset();
     newest_.reset();
     previous_.reset();
@@ -104,7 +104,7 @@ void ServedRun::End() {
 void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
   const std::string model = run->model();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     runs_[model] = std::move(run);
   }
   Announce(model);
@@ -113,7 +113,8 @@ void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
 Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version,
                                const model::Manifest* base) {
   {
-    std::scoped_lock lock(mutex_, run->mutex_);
+    MutexLock lock(mutex_);
+    MutexLock run_lock(run->mutex_);
     LS_RETURN_IF_ERROR(run->CheckBaseLocked(base));
     if (run->newest_) run->previous_ = run->newest_->manifest;
     run->labels_.Add(version.manifest->held.version, version.label);
@@ -126,7 +127,8 @@ Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVers
 
 void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why) {
   {
-    std::scoped_lock lock(mutex_, run->mutex_);
+    MutexLock lock(mutex_);
+    MutexLock run_lock(run->mutex_);
     if (!run->newest_ || run->newest_->manifest->held.version != version) return;
     run->newest_.reset();
     run->withdrawn_ = why;
@@ -136,7 +138,7 @@ void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version vers
 }
 
 std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::shared_ptr<ServedRun>> runs;
   for (const auto& [model, run] : runs_) runs.push_back(run);
   return runs;
@@ -145,7 +147,7 @@ std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
 void VersionCatalog::Withdraw(const std::string& model) {
   std::shared_ptr<ServedRun> run;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = runs_.find(model);
     if (at == runs_.end()) return;
     run = at->second;
@@ -155,7 +157,7 @@ void VersionCatalog::Withdraw(const std::string& model) {
 }
 
 std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = runs_.find(model);
   return at == runs_.end() ? nullptr : at->second;
 }
@@ -179,18 +181,18 @@ std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::str
 
 VersionCatalog::Watch::Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed)
     : catalog_(catalog), model_(std::move(model)), changed_(std::move(changed)) {
-  std::lock_guard lock(catalog_->watches_mutex_);
+  MutexLock lock(catalog_->watches_mutex_);
   catalog_->watches_.insert(this);
 }
 
 VersionCatalog::Watch::~Watch() {
-  std::lock_guard lock(catalog_->watches_mutex_);
+  MutexLock lock(catalog_->watches_mutex_);
   catalog_->watches_.erase(this);
 }
 
 VersionCatalog::~VersionCatalog() {
   {
-    std::lock_guard lock(announced_mutex_);
+    MutexLock lock(announced_mutex_);
     ending_ = true;
     announced_changed_.notify_all();
   }
@@ -198,15 +200,15 @@ VersionCatalog::~VersionCatalog() {
 }
 
 void VersionCatalog::Announce(const std::string& model) {
-  std::lock_guard lock(announced_mutex_);
+  MutexLock lock(announced_mutex_);
   announced_.insert(model);
   announced_changed_.notify_all();
 }
 
 void VersionCatalog::Notify() {
-  std::unique_lock lock(announced_mutex_);
+  MutexLock lock(announced_mutex_);
   while (true) {
-    announced_changed_.wait(lock, [this] { return ending_ || !announced_.empty(); });
+    announced_changed_.wait(lock, [this]() LS_REQUIRES(announced_mutex_) { return ending_ || !announced_.empty(); });
     if (announced_.empty()) return;
     const std::set<std::string> models = std::exchange(announced_, {});
     lock.unlock();
@@ -216,7 +218,7 @@ void VersionCatalog::Notify() {
 }
 
 void VersionCatalog::CallWatches(const std::string& model) const {
-  std::lock_guard lock(watches_mutex_);
+  MutexLock lock(watches_mutex_);
   for (const Watch* watch : watches_) {
     if (model.empty() || watch->model_ == model) watch->changed_();
   }
@@ -224,14 +226,14 @@ void VersionCatalog::CallWatches(const std::string& model) const {
 
 void VersionCatalog::Close() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     closed_ = true;
   }
   Announce("");
 }
 
 bool VersionCatalog::closed() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return closed_;
 }
 

@@ -9,12 +9,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <thread>
 
+#include "common/base/mutex.h"
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "trainer_agent/store/delta_store.h"
@@ -91,19 +91,19 @@ class ServedRun {
  private:
   friend class VersionCatalog;
   std::shared_ptr<BlockReader> Blocks() const;
-  Status CheckBaseLocked(const model::Manifest* base) const;
+  Status CheckBaseLocked(const model::Manifest* base) const LS_REQUIRES(mutex_);
 
   const std::string model_;
   const RunId run_;
   const std::shared_ptr<const model::ModelLayout> layout_;
   DeltaStore deltas_;
   DeltaFeed feed_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<BlockReader> blocks_;  // null once ended
-  std::optional<ServedVersion> newest_;
-  Status withdrawn_;  // why there is no newest_ any more
-  std::shared_ptr<const model::Manifest> previous_;
-  VersionLabels labels_;
+  mutable Mutex mutex_;
+  std::shared_ptr<BlockReader> blocks_ LS_GUARDED_BY(mutex_);  // null once ended
+  std::optional<ServedVersion> newest_ LS_GUARDED_BY(mutex_);
+  Status withdrawn_ LS_GUARDED_BY(mutex_);  // why there is no newest_ any more
+  std::shared_ptr<const model::Manifest> previous_ LS_GUARDED_BY(mutex_);
+  VersionLabels labels_ LS_GUARDED_BY(mutex_);
 };
 
 // All models. Thread-safe.
@@ -164,15 +164,15 @@ class VersionCatalog {
   void Notify();
   void CallWatches(const std::string& model) const;
 
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<ServedRun>> runs_;
-  bool closed_ = false;
-  mutable std::mutex watches_mutex_;  // held while they are called, which take mutex_; so never taken after it
-  mutable std::set<const Watch*> watches_;
-  std::mutex announced_mutex_;  // taken after no other
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<ServedRun>> runs_ LS_GUARDED_BY(mutex_);
+  bool closed_ LS_GUARDED_BY(mutex_) = false;
+  mutable Mutex watches_mutex_;  // held while they are called, which take mutex_; so never taken after it
+  mutable std::set<const Watch*> watches_ LS_GUARDED_BY(watches_mutex_);
+  Mutex announced_mutex_;  // taken after no other
   std::condition_variable announced_changed_;
-  std::set<std::string> announced_;  // models with watches to call; an empty name: all
-  bool ending_ = false;
+  std::set<std::string> announced_ LS_GUARDED_BY(announced_mutex_);  // models with watches to call; an empty name: all
+  bool ending_ LS_GUARDED_BY(announced_mutex_) = false;
   std::thread notifier_;
 };
 
