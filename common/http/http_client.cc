@@ -323,17 +323,24 @@ Result<Answer> Client::Send(const Request& request) {
   const std::stop_callback on_stop(request.stop, [handle] { curl_multi_wakeup(handle); });
   // libcurl has the same time limit; ours also holds when it does not come to check its own.
   const os::Deadline deadline(request.timeout + milliseconds(100));
+  std::vector<curl_waitfd> hang_ups;
+  for (const int socket : request.hang_ups) hang_ups.push_back({socket, CURL_WAIT_POLLIN, 0});
+  const auto stopped = [&] {
+    return request.stop.stop_requested() ||
+           std::ranges::any_of(hang_ups, [](const curl_waitfd& socket) { return socket.revents != 0; });
+  };
   int running = 1;
-  while (running > 0 && !request.stop.stop_requested() && !deadline.Passed()) {
+  while (running > 0 && !stopped() && !deadline.Passed()) {
     if (curl_multi_perform(handle, &running) != CURLM_OK) break;
-    if (running > 0) curl_multi_poll(handle, nullptr, 0, deadline.PollTimeoutMs(), nullptr);
+    if (running == 0) break;
+    curl_multi_poll(handle, hang_ups.data(), static_cast<unsigned>(hang_ups.size()), deadline.PollTimeoutMs(), nullptr);
   }
   int left = 0;
   while (const CURLMsg* message = curl_multi_info_read(handle, &left)) {
     if (message->msg == CURLMSG_DONE) call.outcome = message->data.result;
   }
   curl_multi_remove_handle(handle, call.easy.get());
-  if (running > 0 && request.stop.stop_requested()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled"));
+  if (running > 0 && stopped()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled"));
   if (options_.keep_connections) {
     MutexLock lock(mutex_);
     idle_.push_back(std::move(multi));

@@ -58,6 +58,7 @@ struct Request {
   std::chrono::milliseconds timeout{60'000};
   std::chrono::seconds stall{0};  // without a byte for so long it has failed; 0: as long as `timeout`
   std::stop_token stop;
+  std::vector<int> hang_ups;  // sockets: one whose peer hangs up, or says something, is a stop
 };
 
 struct Answer {
@@ -76,7 +77,7 @@ class Client {
   //   kUnavailable        there was no connection: the server has not seen the request
   //   kPermission         likewise, as no address of it is in `plain`, or it is not `user`'s
   //   kDeadline           no whole answer in time
-  //   kCancelled          a stop was requested
+  //   kCancelled          a stop was requested, or one of `hang_ups` was one
   //   kResourceExhausted  the answer is longer than max_answer_bytes
   //   kProtocol           the answer is not HTTP
   //   kAborted            the connection ended before the answer did

@@ -61,6 +61,10 @@ class AskedDriver final : public EngineDriver {
     server_->Cancel();
     if (driver_ != nullptr) driver_->Cancel();
   }
+  void CancelAtHangUp(std::vector<int> sockets) override {
+    if (driver_ != nullptr) driver_->CancelAtHangUp(sockets);
+    hang_ups_ = std::move(sockets);
+  }
   void Reset() override {
     MutexLock lock(mutex_);
     server_->Reset();
@@ -82,6 +86,7 @@ class AskedDriver final : public EngineDriver {
       LS_ASSIGN_OR_RETURN(auto driver, NewEngineDriver(std::move(options)));
       MutexLock lock(mutex_);
       if (server_->cancelled()) driver->Cancel();
+      driver->CancelAtHangUp(hang_ups_);
       driver_ = std::move(driver);
       found_ = driver_.get();
       return OkStatus();
@@ -92,6 +97,7 @@ class AskedDriver final : public EngineDriver {
 
   const EngineOptions options_;
   const std::unique_ptr<EngineServer> server_;
+  std::vector<int> hang_ups_;
   Mutex mutex_;  // held while driver_ is set, by the engine's thread, and while another thread uses it
   std::unique_ptr<EngineDriver> driver_;
   std::atomic<const EngineDriver*> found_ = nullptr;  // the same, for other threads

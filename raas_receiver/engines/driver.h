@@ -96,6 +96,9 @@ class EngineDriver {
   // is resumed all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was
   // read.
   virtual void Cancel() = 0;
+  // From now on a call under way is cancelled, as by Cancel, when the peer of one of these sockets hangs up or says
+  // something. They stay open until they are replaced. By the thread that calls Pause and Resume.
+  virtual void CancelAtHangUp(std::vector<int> /*sockets*/) {}
   // Calls are taken again after Cancel. REQUIRES that none is under way.
   virtual void Reset() = 0;
 

@@ -129,11 +129,13 @@ Result<ServerAnswer> EngineServer::Call(http::Request request) {
   if (!after_cancel_.has_value()) {
     MutexLock lock(mutex_);
     request.stop = stop_.get_token();
+    request.hang_ups = hang_ups_;
   }
   const std::string call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target);
   const auto begin = std::chrono::steady_clock::now();
   const Result<http::Answer> answer = http_->Send(request);
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
+  if (answer.status().code() == ErrorCode::kCancelled) Cancel();  // by a hang-up, if by nothing else
   telemetry::Log(telemetry::LogLevel::kDebug, "engine_called",
                  {{"call", call},
                   {"answer", answer.ok() ? Cat(answer->status) : answer.status().ToString()},

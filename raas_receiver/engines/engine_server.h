@@ -57,6 +57,8 @@ class EngineServer {
 
   // Ends the call under way and refuses later ones, until Reset.
   void Cancel();
+  // As EngineDriver has it.
+  void CancelAtHangUp(std::vector<int> sockets) { hang_ups_ = std::move(sockets); }
   // As before Cancel. REQUIRES that no call is under way.
   void Reset();
   bool cancelled() const;
@@ -72,6 +74,7 @@ class EngineServer {
   const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
   mutable Mutex mutex_;
+  std::vector<int> hang_ups_;
   std::stop_source stop_ LS_GUARDED_BY(mutex_);
   std::optional<std::chrono::milliseconds> after_cancel_;  // calls are made all the same, each with this much time
 };

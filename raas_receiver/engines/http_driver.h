@@ -74,6 +74,7 @@ class HttpDriver final : public EngineDriver {
   Status Answers() override { return steps_->Answers(); }
   Result<std::vector<std::string>> Incarnations() override { return steps_->Incarnations(); }
   void Cancel() override;
+  void CancelAtHangUp(std::vector<int> sockets) override { server_->CancelAtHangUp(std::move(sockets)); }
   void Reset() override;
   uint64_t failures() const override { return failures_; }
 

@@ -1,7 +1,6 @@
 #include "raas_receiver/session/engine.h"
 
 #include <algorithm>
-#include <future>
 #include <utility>
 
 #include "common/base/text.h"
@@ -64,11 +63,21 @@ Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_pt
       targets_(TargetsOptions()),
       route_(in_place() ? NewInPlaceRoute(context_, *driver_, targets_)
                         : NewDirectoryRoute(context_, config_, *driver_, targets_)) {
-  const auto changed = [this] {
+  targets_.SetChanged([this] {
     ranks_changed_ = true;
     context_.changed.Notify();
-  };
-  targets_.SetChanged(changed, /*lost=*/changed);
+  });
+  thread_ = std::thread([this] { Loop(); });
+}
+
+Engine::~Engine() {
+  {
+    MutexLock lock(mutex_);
+    ends_ = true;
+  }
+  targets_.Wake();
+  thread_.join();
+  for (auto& wanted : compares_) wanted.set_value(Status(ErrorCode::kCancelled, "the engine ends"));
 }
 
 targets::EngineTargetsOptions Engine::TargetsOptions() {
@@ -83,7 +92,7 @@ targets::EngineTargetsOptions Engine::TargetsOptions() {
 
 std::string Engine::LateAttempt() const {
   MutexLock lock(mutex_);
-  if (!attempt_ || attempt_->outcome || config_.late_after.count() == 0) return {};
+  if (!attempt_ || config_.late_after.count() == 0) return {};
   const auto lasts = Clock::now() - attempt_->begun;
   if (lasts < config_.late_after) return {};
   const std::string engine = in_place() && !over_http() ? "ranks in place" : "engine " + driver_->label();
@@ -93,7 +102,7 @@ std::string Engine::LateAttempt() const {
 
 v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served,
                               bool failing) const {
-  if (attempt_ && !attempt_->outcome) {
+  if (attempt_) {
     if (!in_place()) return v1::ENGINE_STATE_LOADING;
     return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
   }
@@ -149,7 +158,7 @@ void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
 VersionRef Engine::served() const {
   {
     MutexLock lock(mutex_);
-    if (in_place() && attempt_ && !attempt_->damaged.empty()) return {};
+    if (doubted_) return {};
   }
   return route_->served();
 }
@@ -159,6 +168,15 @@ bool Engine::Behind() const {
   return !current.held.nothing() && !current.damaged && route_->Behind(current.held);
 }
 
+Engine::Clock::time_point Engine::NextChange() const {
+  const auto now = Clock::now();
+  auto next = Clock::time_point::max();
+  for (const auto at : {LateAt(), targets_.ranks_back_by()}) {
+    if (at > now) next = std::min(next, at);
+  }
+  return next;
+}
+
 // Never: it is not behind, or may be.
 Engine::Clock::time_point Engine::LateAt() const {
   const Clock::time_point since = behind_;
@@ -166,125 +184,111 @@ Engine::Clock::time_point Engine::LateAt() const {
   return never ? Clock::time_point::max() : since + config_.late_after;
 }
 
-bool Engine::Due() const {
-  if (under_way()) return ended();
-  if (asking_ || retired_ || Rests() || !Behind()) return false;
-  if (!late() && context_.replicas.current().held != tried_) return true;
-  const bool answers_first = over_http() && (late() || Silent());
-  return Clock::now() >= serve_again_ && (!answers_first || answers_);
-}
+// --- what it is told ---
 
-milliseconds Engine::UntilDue() const {
-  milliseconds idle = kIdle;
-  const auto sooner = [&](milliseconds left) {
-    if (left.count() > 0) idle = std::min(idle, left);
+std::optional<EngineAttempt> WhatToGive(const EngineContext& context, uint64_t number, const std::string& mode,
+                                        uint64_t transfer, bool at_once) {
+  const replica::PublishedVersion current = context.replicas.current();
+  const replica::PublishedVersion previous = context.replicas.previous();
+  if (current.held.nothing() || current.damaged) return std::nullopt;
+  const auto versions = [&](const replica::PublishedVersion& version, std::span<const std::byte> data,
+                            const std::string& how) -> EngineVersions {
+    return {{context.model, version.held, version.path, how, version.label},
+            {version.held, version.layout, data, version.label}};
   };
-  if (LateAt() != Clock::time_point::max()) sooner(Until(LateAt()));
-  if (under_way()) return idle;
-  sooner(Until(check_again_));
-  sooner(Until(serve_again_));
-  sooner(Until(pause_again_));
-  sooner(Until(targets_.ranks_back_by()));
-  return idle;
-}
-
-// Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
-// what failed, such as ranks that are refused, until it works.
-void Engine::Track() {
-  const replica::PublishedVersion current = context_.replicas.current();
-  if (current.damaged) return;                           // there is nothing that it could take
-  if (failed_ && current.held != tried_ && !Behind()) {  // a rollback to what it serves
-    failed_ = false;
-    MutexLock lock(mutex_);
-    last_error_.clear();
+  EngineAttempt given{.number = number,
+                      .at_once = at_once,
+                      .current = versions(current, context.replicas.current_data(), mode),
+                      .before = {},
+                      .transfer = transfer};
+  if (!previous.held.nothing() && !previous.damaged) {
+    given.before = versions(previous, context.replicas.previous_data(), "last_good");
   }
-  const bool behind = failed_ || Behind() || RanksReadPrevious();
-  const bool was = behind_.load() != Clock::time_point();
-  if (behind && !was) behind_ = Clock::now();
-  if (!behind && was && !under_way()) behind_ = Clock::time_point();
+  return given;
 }
 
-void Engine::Check() {
-  Track();
-  // A server that lacks a rank may never answer.
-  if (in_place() && over_http() && targets_.lost()) CancelAttempt(/*gives_way=*/false);
-  if (under_way() || asking_) return;  // the driver is the thread's
-  if (lost_.exchange(false)) {
-    serve_again_ = load_again_;
-    load_again_ = Clock::now() + kBetweenLosses;
-  }
-  const bool asks = over_http() && (!in_place() || (late() && Behind())) && Clock::now() >= check_again_;
-  if (!asks && (in_place() || !ranks_changed_.exchange(false))) return;
-  check_again_ = Clock::now() + kCheck;
-  asking_ = true;
-  thread_.Post([this] { Ask(); });
-}
-
-// On the engine's thread.
-void Engine::Ask() {
-  const bool silent = Silent();
-  const Result<bool> serves = route_->Check();
-  if (!silent && Silent()) silent_since_ns_ = telemetry::UnixNanos();
-  answers_ = serves.ok();
-  lost_ = serves.ok() && !*serves && !silent;
-  asking_ = false;
-  context_.changed.Notify();
-}
-
-EngineVersions Engine::VersionsOf(const replica::PublishedVersion& version, std::span<const std::byte> data,
-                                  const std::string& mode) const {
-  return {{context_.model, version.held, version.path, mode, version.label},
-          {version.held, version.layout, data, version.label}};
-}
-
-void Engine::Begin(const std::string& mode, uint64_t transfer) {
-  const replica::ReplicaPair& replicas = context_.replicas;
-  EngineAttempt with{.current = VersionsOf(replicas.current(), replicas.current_data(), mode), .transfer = transfer};
-  const replica::PublishedVersion previous = replicas.previous();
-  if (!previous.held.nothing() && !previous.damaged)
-    with.before = VersionsOf(previous, replicas.previous_data(), "last_good");
-  if (with.current.version.held != tried_ && !late()) backoff_.Reset();
-  tried_ = with.current.version.held;
-  Track();
-  answers_ = false;
+void Engine::Give(const std::optional<EngineAttempt>& given) {
   {
     MutexLock lock(mutex_);
-    attempt_ = Attempt{.with = with, .failures = driver_->failures()};
+    const auto same = [&](const EngineAttempt& now) {
+      return now.number == given->number && now.before.has_value() == given->before.has_value() &&
+             (!now.before || now.before->version.held == given->before->version.held);
+    };
+    if (!std::exchange(taken_back_, false) && given.has_value() == given_.has_value() && (!given || same(*given_))) {
+      return;
+    }
+    given_ = given;
+    const bool other = attempt_ && given && given->at_once && attempt_->with.number != given->number;
+    if (other && CancelAttempt(/*gives_way=*/false)) driver_->Cancel();
+    BeginIfDue();
   }
-  thread_.Post([this, with = std::move(with)] { Run(with); });
+  targets_.Wake();
 }
 
-// On the engine's thread, which has nothing but the attempt, the driver and the ranks.
-void Engine::Run(const EngineAttempt& attempt) {
-  EngineOutcome outcome;
-  const VersionRef& held = attempt.current.version.held;
-  {
-    telemetry::SpanScope span(context_.timeline, {.name = "engine",
-                                                  .model = context_.model,
-                                                  .run = held.run,
-                                                  .version = held.version,
-                                                  .transfer = attempt.transfer});
-    const telemetry::Moment begun;
-    outcome = route_->Serve(attempt);
-    outcome.version = held;
-    outcome.total_us = begun.MicrosSince();
-    span.span().bytes = outcome.written_bytes;
-  }
+bool Engine::TakeBack() {
+  MutexLock lock(mutex_);
+  if (comparing_ || ReadsPrevious()) return false;
+  taken_back_ = true;
+  return true;
+}
+
+void Engine::GiveWay() {
+  MutexLock lock(mutex_);
+  if (late() && ReadsPrevious() && CancelAttempt(/*gives_way=*/true)) driver_->Cancel();
+}
+
+// Whether there is one that was not cancelled yet: the driver is to be, too.
+bool Engine::CancelAttempt(bool gives_way) {
+  if (!attempt_ || std::exchange(attempt_->cancelled, true)) return false;
+  attempt_->gave_way = gives_way;
+  return true;
+}
+
+void Engine::Doubt(const VersionRef& damaged) {
   {
     MutexLock lock(mutex_);
-    attempt_->outcome = std::move(outcome);
+    if (in_place()) doubted_ = true;
+    if (in_place() || attempt_) doubts_.push_back(damaged);
+    const bool given = attempt_ && attempt_->with.current.version.held == damaged;
+    if (given && CancelAttempt(/*gives_way=*/false)) driver_->Cancel();
   }
-  context_.changed.Notify();
+  if (!in_place()) route_->Doubt(damaged);  // its ranks' memory is the thread's
+  targets_.Wake();
 }
+
+std::future<Result<size_t>> Engine::Verify() {
+  std::promise<Result<size_t>> wanted;
+  std::future<Result<size_t>> answer = wanted.get_future();
+  {
+    MutexLock lock(mutex_);
+    compares_.push_back(std::move(wanted));
+  }
+  targets_.Wake();
+  return answer;
+}
+
+void Engine::Cancel() {
+  MutexLock lock(mutex_);
+  cancelled_ = true;
+  driver_->Cancel();
+}
+
+void Engine::Retire() {
+  retired_ = true;
+  Cancel();
+}
+
+// --- what it tells ---
 
 bool Engine::under_way() const {
   MutexLock lock(mutex_);
   return attempt_.has_value();
 }
 
-bool Engine::ended() const {
+std::optional<EngineOutcome> Engine::OutcomeOf(uint64_t number) const {
   MutexLock lock(mutex_);
-  return attempt_ && attempt_->outcome;
+  if (outcome_.number != number || outcome_.doubted) return std::nullopt;
+  return outcome_;
 }
 
 bool Engine::RanksReadPrevious() const {
@@ -296,55 +300,220 @@ bool Engine::RanksReadPrevious() const {
 bool Engine::ReadsPrevious() const {
   const replica::PublishedVersion previous = context_.replicas.previous();
   if (previous.held.nothing()) return false;
-  {
-    MutexLock lock(mutex_);
-    if (attempt_) {
-      if (attempt_->with.current.version.path == previous.path) return true;
-      const std::optional<EngineVersions>& before = attempt_->with.before;
-      if (before && before->version.path == previous.path && route_->AttemptReadsBefore()) return true;
-    }
+  if (attempt_) {
+    if (attempt_->with.current.version.path == previous.path) return true;
+    const std::optional<EngineVersions>& before = attempt_->with.before;
+    if (before && before->version.path == previous.path && route_->AttemptReadsBefore()) return true;
   }
   // Ranks are given nothing while the current version is damaged: its repair does not wait for them.
   return !late() && !context_.replicas.current().damaged && RanksReadPrevious();
 }
 
-void Engine::AwaitEnd() {
-  while (!context_.changed.WaitFor(kIdle, [this] { return ended(); })) {
+// --- its thread ---
+
+void Engine::Loop() {
+  while (true) {
+    TakeDoubts();
+    Track();
+    switch (Next()) {
+      case Work::kEnd:
+        return;
+      case Work::kRest:
+        targets_.Rest(UntilDue());
+        break;
+      case Work::kAsk:
+        Ask();
+        break;
+      case Work::kCompare:
+        Compare();
+        break;
+      case Work::kServe:
+        Serve();
+        break;
+    }
   }
 }
 
-void Engine::Cancel() {
+Engine::Work Engine::Next() {
+  MutexLock lock(mutex_);
+  if (ends_) return Work::kEnd;
+  BeginIfDue();
+  if (attempt_) return Work::kServe;
+  if (!taken_back_ && !compares_.empty()) {
+    comparing_ = true;
+    return Work::kCompare;
+  }
+  return AskDue() ? Work::kAsk : Work::kRest;
+}
+
+// In Give, too: a sync that follows at once finds the attempt under way.
+void Engine::BeginIfDue() {
+  if (attempt_ || !Due()) return;
+  if (context_.replicas.previous().damaged) given_->before.reset();  // found since it was given
+  attempt_ = Attempt{.with = *given_, .failures = driver_->failures()};
+}
+
+// Whether it is behind, and the wait after its last failure is over.
+bool Engine::Due() const {
+  if (taken_back_ || !given_ || retired_ || cancelled_ || !Behind()) return false;
+  if (context_.replicas.current().path != given_->current.version.path) return false;  // another is given soon
+  const bool fresh = given_->number != tried_;
+  if (Rests() && !(fresh && given_->at_once)) return false;
+  if (fresh && !late()) return true;
+  const bool answers_first = over_http() && (late() || Silent());
+  return Clock::now() >= serve_again_ && (!answers_first || answers_);
+}
+
+// A server is asked now and then, and ranks that came to compare are answered.
+bool Engine::AskDue() const {
+  if (cancelled_) return false;
+  const bool asks = over_http() && (!in_place() || (late() && Behind())) && Clock::now() >= check_again_;
+  return asks || (!in_place() && ranks_changed_);
+}
+
+milliseconds Engine::UntilDue() const {
+  MutexLock lock(mutex_);
+  milliseconds idle = kIdle;
+  const auto sooner = [&](milliseconds left) {
+    if (left.count() > 0) idle = std::min(idle, left);
+  };
+  if (LateAt() != Clock::time_point::max()) sooner(Until(LateAt()));
+  sooner(Until(check_again_));
+  sooner(Until(serve_again_));
+  sooner(Until(pause_again_));
+  sooner(Until(targets_.ranks_back_by()));
+  return idle;
+}
+
+// Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
+// what failed, such as ranks that are refused, until it works.
+void Engine::Track() {
+  const replica::PublishedVersion current = context_.replicas.current();
+  if (current.damaged) return;  // there is nothing that it could take
+  if (failed_ && !Behind()) {
+    MutexLock lock(mutex_);
+    if (current.held != outcome_.version) {  // a rollback to what it serves
+      failed_ = false;
+      last_error_.clear();
+    }
+  }
+  const bool behind = failed_ || Behind() || RanksReadPrevious();
+  const bool was = behind_.load() != Clock::time_point();
+  if (behind && !was) behind_ = Clock::now();
+  if (!behind && was) behind_ = Clock::time_point();
+}
+
+// What was given of a version that is damaged. An attempt has ended by now.
+void Engine::TakeDoubts() {
+  std::vector<VersionRef> doubts;
   {
     MutexLock lock(mutex_);
-    cancelled_ = true;
+    doubts = doubts_;
   }
-  driver_->Cancel();
+  if (doubts.empty()) return;
+  for (const VersionRef& damaged : doubts) route_->Doubt(damaged);
+  MutexLock lock(mutex_);
+  doubts_.erase(doubts_.begin(), doubts_.begin() + static_cast<ptrdiff_t>(doubts.size()));
+  doubted_ = doubted_ && !doubts_.empty();
 }
 
-void Engine::GiveWay() {
-  if (late()) CancelAttempt(/*gives_way=*/true);
-}
-
-void Engine::CancelAttempt(bool gives_way) {
+void Engine::Ask() {
+  check_again_ = Clock::now() + kCheck;
+  ranks_changed_ = false;
+  const bool silent = Silent();
+  const Result<bool> serves = route_->Check();
+  if (!silent && Silent()) silent_since_ns_ = telemetry::UnixNanos();
   {
     MutexLock lock(mutex_);
-    if (!attempt_ || attempt_->outcome || std::exchange(attempt_->cancelled, true)) return;
-    attempt_->gave_way = gives_way;
+    answers_ = serves.ok();
+    if (serves.ok() && !*serves && !silent) {  // it answered all the time, and does not serve what it was given
+      serve_again_ = load_again_;
+      load_again_ = Clock::now() + kBetweenLosses;
+    }
   }
-  driver_->Cancel();
+  context_.changed.Notify();
 }
 
-bool Engine::MayGiveWay() const {
+void Engine::Compare() {
+  const Result<size_t> compared = route_->Verify();
+  std::vector<std::promise<Result<size_t>>> wanted;
   {
     MutexLock lock(mutex_);
-    if (!attempt_ || attempt_->outcome || attempt_->cancelled) return false;
+    wanted.swap(compares_);
+    comparing_ = false;
   }
-  return late() && ReadsPrevious();
+  for (auto& one : wanted) one.set_value(compared);
+  context_.changed.Notify();
 }
 
-void Engine::Retire() {
-  retired_ = true;
-  Cancel();
+void Engine::Serve() {
+  std::optional<EngineAttempt> with;
+  {
+    MutexLock lock(mutex_);
+    with = attempt_->with;
+    if (with->number != tried_ && !late()) backoff_.Reset();
+    tried_ = with->number;
+    answers_ = false;
+  }
+  const VersionRef& held = with->current.version.held;
+  EngineOutcome outcome;
+  {
+    telemetry::SpanScope span(context_.timeline, {.name = "engine",
+                                                  .model = context_.model,
+                                                  .run = held.run,
+                                                  .version = held.version,
+                                                  .transfer = with->transfer});
+    const telemetry::Moment begun;
+    outcome = route_->Serve(*with);
+    outcome.version = held;
+    outcome.number = with->number;
+    outcome.total_us = begun.MicrosSince();
+    span.span().bytes = outcome.written_bytes;
+  }
+  Take(std::move(outcome));
+  context_.changed.Notify();
+}
+
+void Engine::Take(EngineOutcome outcome) {
+  {
+    MutexLock lock(mutex_);
+    const bool counted = driver_->failures() > attempt_->failures;
+    outcome.status = Explain(std::move(outcome.status), *attempt_);
+    const bool failed = !outcome.status.ok() && outcome.status.code() != ErrorCode::kCancelled;
+    if (in_place() && failed && !counted) ++failures_;
+  }
+  route_->Took(outcome);
+  TakeDoubts();
+  const replica::PublishedVersion current = context_.replicas.current();
+  outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
+  failed_ = !outcome.status.ok();
+  if (outcome.status.ok()) behind_ = Clock::time_point();
+  const VersionRef served = this->served();
+  MutexLock lock(mutex_);
+  SetNextTry(outcome);
+  if (!cancelled_) driver_->Reset();  // by whatever it was cancelled
+  attempt_.reset();
+  taken_back_ = true;  // a sync that waited for the end goes first
+  last_error_ = outcome.status.ok() ? std::string() : outcome.status.ToString();
+  last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
+  if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;
+  if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
+  if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
+  outcome_ = std::move(outcome);
+}
+
+void Engine::SetNextTry(const EngineOutcome& outcome) {
+  if (outcome.status.ok()) {
+    backoff_.Reset();
+    serve_again_ = {};
+    return;
+  }
+  // A server that does not answer is given it as soon as it does. Each attempt pauses one again that serves the version
+  // before.
+  serve_again_ = Silent() ? Clock::time_point() : Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
+  if (!in_place() || over_http()) return;
+  const auto rest = kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
+  pause_again_ = Clock::now() + std::min<std::chrono::microseconds>(rest, kLongestWait);
 }
 
 Status Engine::Explain(Status status, const Attempt& attempt) const {
@@ -353,83 +522,6 @@ Status Engine::Explain(Status status, const Attempt& attempt) const {
           Cat("engine ", driver_->label(), ": version ", attempt.with.current.version.held.version,
               " was not served within ", std::chrono::duration<double>(config_.late_after).count(),
               " s (--engine-late-after), and a newer version waited")};
-}
-
-EngineOutcome Engine::Take() {
-  AwaitEnd();
-  EngineOutcome outcome;
-  std::vector<VersionRef> damaged;
-  bool counted = false;  // by the driver
-  {
-    MutexLock lock(mutex_);
-    counted = driver_->failures() > attempt_->failures;
-    outcome = *std::move(attempt_->outcome);
-    damaged = std::move(attempt_->damaged);
-    outcome.status = Explain(std::move(outcome.status), *attempt_);
-    if (attempt_->cancelled && !cancelled_) driver_->Reset();
-    attempt_.reset();
-    last_error_ = outcome.status.ok() ? std::string() : outcome.status.ToString();
-    last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
-  }
-  route_->Took(outcome);
-  for (const VersionRef& held : damaged) route_->Doubt(held);
-  const replica::PublishedVersion current = context_.replicas.current();
-  outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
-  const VersionRef served = this->served();
-  {
-    MutexLock lock(mutex_);
-    if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;
-    if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
-    if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
-  }
-  failed_ = !outcome.status.ok();
-  if (failed_ && in_place()) TakeFailure(outcome, counted);
-  if (outcome.status.ok()) {
-    backoff_.Reset();
-    serve_again_ = {};
-    behind_ = Clock::time_point();
-  } else if (Silent()) {
-    serve_again_ = {};  // as soon as it answers
-  } else {
-    // Each attempt pauses a server that serves the version before again.
-    serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
-  }
-  return outcome;
-}
-
-void Engine::TakeFailure(const EngineOutcome& outcome, bool counted) {
-  if (!counted && outcome.status.code() != ErrorCode::kCancelled) ++failures_;
-  if (over_http()) return;
-  const auto rest = kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
-  pause_again_ = Clock::now() + std::min<std::chrono::microseconds>(rest, kLongestWait);
-}
-
-void Engine::OnThread(const std::function<void()>& task) {
-  std::promise<void> done;
-  thread_.Post([&] {
-    task();
-    done.set_value();
-  });
-  done.get_future().wait();
-}
-
-Result<size_t> Engine::Verify() {
-  std::optional<Result<size_t>> verified;
-  OnThread([&] { verified = route_->Verify(); });
-  return *verified;
-}
-
-void Engine::Doubt(const VersionRef& damaged) {
-  bool under_way = false;
-  bool given = false;  // what is damaged
-  {
-    MutexLock lock(mutex_);
-    under_way = attempt_.has_value();
-    given = under_way && attempt_->with.current.version.held == damaged;
-    if (under_way) attempt_->damaged.push_back(damaged);
-  }
-  if (given) CancelAttempt(/*gives_way=*/false);
-  if (!under_way) route_->Doubt(damaged);
 }
 
 }  // namespace lockstep::session

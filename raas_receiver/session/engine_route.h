@@ -44,17 +44,20 @@ struct EngineVersions {
   targets::TargetVersion data;
 };
 
-// What an attempt is made with: the current version, and the other replica's, where that holds one.
+// What an engine is given: the current version, and the other replica's, where that holds one.
 struct EngineAttempt {
+  uint64_t number = 0;   // rises with each version that is made current
+  bool at_once = false;  // an operator's: whatever engines do, and although they rest
   EngineVersions current;
   std::optional<EngineVersions> before;
-  uint64_t transfer = 0;  // the pull that it came by; 0: none
+  uint64_t transfer = 0;  // the pull that `current` came by; 0: none
 };
 
 // How an attempt went.
 struct EngineOutcome {
   Status status;          // why the engine does not serve `version`
-  VersionRef version;     // that it was to serve
+  uint64_t number = 0;    // of the version that it was to serve
+  VersionRef version;     // that version
   VersionRef served;      // by the directory: what it serves now; nothing: nothing, or unknown
   bool reverted = false;  // it could not load `version`, and loaded the one before again
   bool doubted = false;   // what it took may not be what it is called: it is to take it again
@@ -89,7 +92,7 @@ class EngineRoute {
   // Whether ranks read `previous`, or may, and others of their engine may have to be brought to it.
   virtual bool RanksRead(const VersionRef& previous) const = 0;
 
-  // --- one thread at a time ---
+  // --- the engine's thread ---
   virtual EngineOutcome Serve(const EngineAttempt& attempt) = 0;
   // Answers ranks that came to compare, and asks the server whether it still serves what it was given. False: it does
   // not; an error: it does not answer.
@@ -98,12 +101,11 @@ class EngineRoute {
   // not held any more.
   virtual Result<size_t> Verify() = 0;
 
-  // --- the session's thread ---
   // An attempt has ended so.
   virtual void Took(const EngineOutcome& outcome) = 0;
   // The replica that held `damaged` lacks some hash of it; nothing: any replica may. Where the engine may have been
   // given its bytes, it is not known any more to serve what it served, and is behind: memory in place is compared by
-  // the next attempt, and written where it differs. REQUIRES that no attempt is under way.
+  // the next attempt, and written where it differs. By the directory also any thread.
   virtual void Doubt(const VersionRef& damaged) = 0;
 };
 

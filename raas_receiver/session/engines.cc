@@ -64,10 +64,6 @@ Engines::All Engines::counted() const {
   return counted;
 }
 
-bool Engines::Any(bool (Engine::*is)() const) const {
-  return std::ranges::any_of(all(), [&](const auto& engine) { return (*engine.*is)(); });
-}
-
 // One server has one engine, whatever its ranks call themselves: two would resume it under each other's writes.
 std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
   const uint16_t port = LoopbackPort(url);
@@ -233,27 +229,22 @@ bool Engines::HaveRanks() const {
   return std::ranges::any_of(all(), [](const auto& engine) { return !engine->targets().empty(); });
 }
 
-bool Engines::Behind() const {
-  return Any(&Engine::Behind);
+bool Engines::under_way() const {
+  return std::ranges::any_of(all(), [](const auto& engine) { return engine->under_way(); });
 }
 
-bool Engines::Due() const {
-  return Any(&Engine::Due);
+std::vector<std::future<Result<size_t>>> Engines::Verify() {
+  std::vector<std::future<Result<size_t>>> answers;
+  for (const auto& engine : all()) {
+    if (!engine->targets().empty()) answers.push_back(engine->Verify());
+  }
+  return answers;
 }
 
-std::chrono::milliseconds Engines::UntilDue() const {
-  auto idle = std::chrono::milliseconds::max();
-  for (const auto& engine : all()) idle = std::min(idle, engine->UntilDue());
-  return idle;
-}
-
-void Engines::Check() {
-  for (const auto& engine : all()) engine->Check();
-  Forget();
-}
+// --- the session's thread ---
 
 // Engines that ranks made, an hour after they went, and those that are retired.
-void Engines::Forget() {
+void Engines::Tend() {
   const auto now = std::chrono::steady_clock::now();
   All gone;  // they end without the lock
   MutexLock lock(mutex_);
@@ -269,63 +260,23 @@ void Engines::Forget() {
   });
 }
 
-void Engines::Begin(const std::string& mode, uint64_t transfer, Which which) {
+void Engines::Give(uint64_t number, const std::string& mode, uint64_t transfer, bool at_once) {
+  const std::optional<EngineAttempt> given = WhatToGive(context_, number, mode, transfer, at_once);
+  for (const auto& engine : all()) engine->Give(given);
+}
+
+void Engines::GiveNothing() {
+  for (const auto& engine : all()) engine->Give(std::nullopt);
+}
+
+bool Engines::TakeBack() {
+  bool all_gave = true;
   for (const auto& engine : all()) {
-    if (engine->under_way() || engine->retired()) continue;
-    const bool behind = which != Which::kDue && engine->Behind();
-    const bool due = engine->Due() || (behind && (which == Which::kAll || !(engine->late() || engine->Rests())));
-    if (due) engine->Begin(mode, transfer);
+    if (engine->TakeBack()) continue;
+    engine->GiveWay();
+    all_gave = false;
   }
-}
-
-bool Engines::under_way() const {
-  return Any(&Engine::under_way);
-}
-
-bool Engines::ended() const {
-  return Any(&Engine::ended);
-}
-
-bool Engines::ReadPrevious() const {
-  return Any(&Engine::ReadsPrevious);
-}
-
-void Engines::GiveWay() {
-  for (const auto& engine : all()) {
-    if (engine->ReadsPrevious()) engine->GiveWay();
-  }
-}
-
-bool Engines::MayGiveWay() const {
-  return Any(&Engine::MayGiveWay);
-}
-
-void Engines::Interrupt() {
-  for (const auto& engine : all()) engine->Interrupt();
-}
-
-void Engines::Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use) {
-  for (const auto& engine : all()) {
-    if (engine->ended()) use(*engine, engine->Take());
-  }
-}
-
-void Engines::AwaitOne(ChangeSignal& changed) const {
-  while (under_way() && !changed.WaitFor(std::chrono::hours(1), [this] { return ended(); })) {
-  }
-}
-
-Result<size_t> Engines::Verify() {
-  size_t groups = 0;
-  Status first;
-  for (const auto& engine : all()) {
-    if (engine->targets().empty()) continue;
-    const Result<size_t> verified = engine->Verify();
-    if (verified.ok()) groups += *verified;
-    if (first.ok()) first = ToStatus(verified);
-  }
-  if (!first.ok()) return first;
-  return groups;
+  return all_gave;
 }
 
 void Engines::Doubt(const VersionRef& damaged) {
@@ -335,9 +286,15 @@ void Engines::Doubt(const VersionRef& damaged) {
 std::vector<std::shared_ptr<const Engine>> Engines::Waiting() const {
   std::vector<std::shared_ptr<const Engine>> waiting;
   for (const auto& engine : all()) {
-    if (engine->Behind() && !engine->late() && !engine->retired()) waiting.push_back(engine);
+    if ((engine->Behind() || engine->under_way()) && !engine->retired()) waiting.push_back(engine);
   }
   return waiting;
+}
+
+std::chrono::steady_clock::time_point Engines::NextChange() const {
+  auto first = std::chrono::steady_clock::time_point::max();
+  for (const auto& engine : all()) first = std::min(first, engine->NextChange());
+  return first;
 }
 
 }  // namespace lockstep::session

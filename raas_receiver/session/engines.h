@@ -5,7 +5,7 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,47 +49,35 @@ class Engines {
   void DescribeUncompared(v1::VerifyResult& result) const;
   void Cancel();
   bool HaveRanks() const;
+  bool under_way() const;  // an attempt, at any
+  // As Engine::Verify, of all with ranks.
+  std::vector<std::future<Result<size_t>>> Verify();
 
   // --- the session's thread ---
-  // Whether some engine is, as after a receiver that was killed between commit and engine.
-  bool Behind() const;
-  bool Due() const;
-  std::chrono::milliseconds UntilDue() const;
-  void Check();
-  enum class Which {
-    kDue,
-    kBehind,  // also engines that are behind and not due yet, unless they are late
-    kAll,     // late ones, too
-  };
-  // Begins attempts. Engines that have one under way are left alone.
-  void Begin(const std::string& mode, uint64_t transfer, Which which);
-  bool under_way() const;  // at any
-  bool ended() const;      // at any
-  bool ReadPrevious() const;
-  void GiveWay();
-  bool MayGiveWay() const;
-  void Interrupt();
-  // Takes the attempts that have ended.
-  void Take(const std::function<void(const Engine& engine, const EngineOutcome& outcome)>& use);
-  // Waits until one has ended, if any is under way.
-  void AwaitOne(ChangeSignal& changed) const;
-  // As Engine::Verify, of all with ranks: how many groups there are, or the first error.
-  Result<size_t> Verify();
+  // Forgets the engines that are to be forgotten.
+  void Tend();
+  // As Engine::Give, of what the replicas hold; of nothing, while the current version is damaged. It came by `mode` and
+  // pull `transfer`; 0: by none.
+  void Give(uint64_t number, const std::string& mode, uint64_t transfer, bool at_once);
+  // Gives them nothing any more.
+  void GiveNothing();
+  // As Engine::TakeBack, of all of them. False: those that are late give way.
+  bool TakeBack();
   void Doubt(const VersionRef& damaged);
-  // Those that do not serve the current version and are not late.
+  // Those that do not serve the current version, or have an attempt under way.
   std::vector<std::shared_ptr<const Engine>> Waiting() const;
+  // The first Engine::NextChange.
+  std::chrono::steady_clock::time_point NextChange() const;
 
  private:
   using All = std::vector<std::shared_ptr<Engine>>;
   All all() const;
   All counted() const;
-  bool Any(bool (Engine::*is)() const) const;
 
   Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankConnection& link) LS_REQUIRES(mutex_);
   std::shared_ptr<Engine> EngineAt(const std::string& url) const LS_REQUIRES(mutex_);
   bool MakeRoom() LS_REQUIRES(mutex_);
   Status CheckServer(const targets::RankConnection& link) const;
-  void Forget();
 
   const EngineContext& context_;
   const EngineAdmission admission_;

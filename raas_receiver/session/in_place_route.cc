@@ -5,6 +5,7 @@
 #include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "raas_receiver/session/engine_route.h"
+#include "raas_receiver/targets/rank_connection.h"
 
 namespace lockstep::session {
 namespace {
@@ -118,8 +119,20 @@ class InPlaceRoute final : public EngineRoute {
       MutexLock lock(mutex_);
       paused_at_ = at;
     }
+    // A server that lacks a rank may never answer.
+    const std::vector<std::shared_ptr<targets::RankConnection>> ranks = targets_.members();
+    std::vector<int> hang_ups;
+    for (const auto& rank : ranks) hang_ups.push_back(rank->fd());
+    driver_.CancelAtHangUp(std::move(hang_ups));
+    const Status written = WriteWhilePaused(version, before);
+    driver_.CancelAtHangUp({});
+    return written;
+  }
+
+  Status WriteWhilePaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
     owes_resume_ = driver_.controls_server();
-    if (const Status paused = driver_.Pause(version); !paused.ok()) {
+    const Status gone(ErrorCode::kUnavailable, "its connection ended");
+    if (const Status paused = targets_.lost() ? gone : driver_.Pause(version); !paused.ok()) {
       const bool lost = targets_.lost();
       targets_.Abandon();
       if (!lost) return paused;

@@ -7,15 +7,6 @@
 #include "common/base/text.h"
 
 namespace lockstep::session {
-namespace {
-
-using std::chrono::milliseconds;
-
-// How often a waiting call checks whether its caller has gone.
-constexpr milliseconds kCallerPoll{100};
-
-}  // namespace
-
 std::future<Orders::Answer> Orders::Post(Order::Kind kind, bool force_full) {
   Order order{.kind = kind, .force_full = force_full, .answer = {}};
   std::future<Answer> answer = order.answer.get_future();
@@ -29,19 +20,6 @@ std::future<Orders::Answer> Orders::Post(Order::Kind kind, bool force_full) {
   }
   changed_.Notify();
   return answer;
-}
-
-Orders::Answer Orders::Await(std::future<Answer> answer, milliseconds timeout, const Cancelled& cancelled) const {
-  const auto until = std::chrono::steady_clock::now() + timeout;
-  while (answer.wait_for(std::min(timeout, kCallerPoll)) != std::future_status::ready) {
-    if (stopping()) return Stopped();
-    if (cancelled()) return Status(ErrorCode::kCancelled, "the caller has gone");
-    if (std::chrono::steady_clock::now() >= until) {
-      return Status(ErrorCode::kDeadline, Cat("model ", model_, ": not done within ", timeout.count(),
-                                              " ms; it continues in the background"));
-    }
-  }
-  return answer.get();
 }
 
 void Orders::Stop() {

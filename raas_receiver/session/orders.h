@@ -2,6 +2,7 @@
 // session takes all of one kind that are there when it begins, and answers them together.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/base/text.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/session/change_signal.h"
 
@@ -20,7 +22,6 @@ struct Order {
   enum Kind : uint8_t {
     kPull,      // a sync; its record is the answer
     kRollback,  // another version made current
-    kVerify,    // a comparison of engines' memory with the current version
   };
   Kind kind = kPull;
   bool force_full = false;  // of a pull
@@ -41,7 +42,8 @@ class Orders {
   std::future<Answer> Post(Order::Kind kind, bool force_full = false);
   // kCancelled after Stop, or when `cancelled` says so; kDeadline after `timeout`. What was ordered is done all the
   // same then, unless the session stops.
-  Answer Await(std::future<Answer> answer, std::chrono::milliseconds timeout, const Cancelled& cancelled) const;
+  template <typename T>
+  Result<T> Await(std::future<Result<T>> answer, std::chrono::milliseconds timeout, const Cancelled& cancelled) const;
   Answer Ask(Order::Kind kind, std::chrono::milliseconds timeout, const Cancelled& cancelled, bool force_full = false) {
     return Await(Post(kind, force_full), timeout, cancelled);
   }
@@ -57,6 +59,9 @@ class Orders {
   void PutBack(std::vector<Order> orders);
 
  private:
+  // How often a waiting call asks whether its caller has gone.
+  static constexpr std::chrono::milliseconds kCallerPoll{100};
+
   Status Stopped() const;
 
   const std::string model_;
@@ -65,6 +70,21 @@ class Orders {
   bool stopping_ LS_GUARDED_BY(mutex_) = false;
   std::vector<Order> queue_ LS_GUARDED_BY(mutex_);
 };
+
+template <typename T>
+Result<T> Orders::Await(std::future<Result<T>> answer, std::chrono::milliseconds timeout,
+                        const Cancelled& cancelled) const {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (answer.wait_for(std::min(timeout, kCallerPoll)) != std::future_status::ready) {
+    if (stopping()) return Stopped();
+    if (cancelled()) return Status(ErrorCode::kCancelled, "the caller has gone");
+    if (std::chrono::steady_clock::now() >= until) {
+      return Status(ErrorCode::kDeadline, Cat("model ", model_, ": not done within ", timeout.count(),
+                                              " ms; it continues in the background"));
+    }
+  }
+  return answer.get();
+}
 
 void AnswerAll(std::vector<Order> orders, const Orders::Answer& answer);
 

@@ -45,12 +45,12 @@ TEST_CASE("An order is due until it is taken, notifies of itself, and is answere
 TEST_CASE("Orders of one kind are taken together, and those of others and later ones stay") {
   Fixture fixture;
   auto one = fixture.orders.Post(Order::kRollback);
-  auto verify = fixture.orders.Post(Order::kVerify);
+  auto pull = fixture.orders.Post(Order::kPull);
   auto other = fixture.orders.Post(Order::kRollback);
   std::vector<Order> taken = fixture.orders.Take(Order::kRollback);
   CHECK(taken.size() == 2);
-  CHECK_FALSE(fixture.orders.due(Order::kPull));
-  CHECK(fixture.orders.due(Order::kVerify));
+  CHECK_FALSE(fixture.orders.due(Order::kRollback));
+  CHECK(fixture.orders.due(Order::kPull));
   auto later = fixture.orders.Post(Order::kRollback);
   AnswerAll(std::move(taken), Status(ErrorCode::kState, "nothing before"));
   CHECK(one.get().status().code() == ErrorCode::kState);

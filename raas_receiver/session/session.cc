@@ -12,7 +12,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::hours kLongestWait{1};
-constexpr std::chrono::seconds kCheck{1};  // of engines, while a sync runs
 
 // Engines side by side: the longest of each time, and all bytes.
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
@@ -33,10 +32,6 @@ void LogSync(const v1::SyncRecord& record, const VersionRef& to, const telemetry
                   {"repaired_blocks", record.repaired_blocks()},
                   {"publish_to_commit_s", static_cast<double>(record.publish_to_commit_us()) / 1e6},
                   {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
-}
-
-bool IsSettled(const std::shared_ptr<const Engine>& engine) {
-  return engine->late() || (!engine->under_way() && !engine->Behind());
 }
 
 }  // namespace
@@ -97,9 +92,15 @@ Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, cons
 }
 
 Result<size_t> Session::VerifyEngines(const Orders::Cancelled& cancelled) {
-  if (!engines_.HaveRanks()) return 0;
-  LS_RETURN_IF_ERROR(orders_.Ask(Order::kVerify, kEngineCallTime, cancelled));
-  return engines_verified_.load();
+  size_t groups = 0;
+  Status first;
+  for (std::future<Result<size_t>>& answer : engines_.Verify()) {
+    const Result<size_t> verified = orders_.Await(std::move(answer), kEngineCallTime, cancelled);
+    if (verified.ok()) groups += *verified;
+    if (first.ok()) first = ToStatus(verified);
+  }
+  if (!first.ok()) return first;
+  return groups;
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
@@ -108,22 +109,18 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
   return Status(ErrorCode::kNotFound, Cat("the layout of model ", options_.model, " is not known yet"));
 }
 
-// In this order: nothing is begun before damage that was found is known here, and the last two are for time that
-// nothing else needs.
+// In this order: nothing is begun before damage that was found is known here; engines get a version once no sync is to
+// follow at once.
 const Session::Task Session::kTasks[] = {
-    &Session::TakeDamage, &Session::TakeEngines, &Session::RollBack,       &Session::Synchronize,
-    &Session::Repair,     &Session::DropDamaged, &Session::CompareEngines, &Session::NotifyEngines,
-    &Session::Settle,     &Session::GiveWay,     &Session::Prepare,        &Session::Scrub,
+    &Session::TakeDamage,  &Session::RollBack, &Session::Synchronize, &Session::Repair, &Session::DropDamaged,
+    &Session::GiveEngines, &Session::Settle,   &Session::Prepare,     &Session::Scrub,
 };
 
 void Session::Loop() {
-  (void)TakeDamage();
-  // A receiver killed between commit and engines notifies them when it comes back.
-  if (engines_.Behind()) BeginServe(Engines::Which::kBehind);
   // What changes, and what falls due, after these questions ends the wait.
   for (uint64_t seen = changed_.changes(); !orders_.stopping(); seen = changed_.changes()) {
     state_ = Resting();
-    engines_.Check();
+    engines_.Tend();
     const VersionRef newest = follower_.newest();
     const bool chosen = newest == replicas_->current().held || !replicas_->rollback().version.nothing();
     if (!in_step_ && !newest.nothing() && chosen) ToArchive();
@@ -131,10 +128,9 @@ void Session::Loop() {
     const bool did = std::ranges::any_of(kTasks, [this](Task task) { return (this->*task)(); });
     if (!did) (void)changed_.WaitPast(seen, until);
   }
-  while (notifying_) {
-    engines_.AwaitOne(changed_);
-    (void)FinishServe();
-  }
+  engines_.GiveNothing();
+  (void)changed_.WaitFor(std::chrono::hours(24 * 365), [this] { return !engines_.under_way(); });
+  (void)Settle();
   Answer();
   ended_ = true;
   changed_.Notify();
@@ -148,10 +144,9 @@ void Session::ToArchive() {
 
 // How long no task becomes due by time alone.
 milliseconds Session::UntilDue() const {
-  milliseconds until = std::min<milliseconds>(engines_.UntilDue(), kLongestWait);
-  until = std::min(until, scrubber_.UntilDue());
+  milliseconds until = std::min<milliseconds>(scrubber_.UntilDue(), kLongestWait);
   const auto now = std::chrono::steady_clock::now();
-  for (const auto again : {sync_again_, repair_again_}) {
+  for (const auto again : {sync_again_, repair_again_, engines_.NextChange()}) {
     if (again > now) until = std::min(until, std::chrono::ceil<milliseconds>(again - now));
   }
   return until;
@@ -180,7 +175,7 @@ v1::SessionState Session::Resting() const {
 
 // A newer version, or what a pull asks for. Not while an engine reads the other replica: a sync writes there.
 bool Session::Synchronize() {
-  if (!SyncWanted() || engines_.ReadPrevious()) return false;
+  if (!SyncWanted() || !engines_.TakeBack()) return false;
   const telemetry::Moment begun;
   std::vector<Order> pulls = orders_.Take(Order::kPull);
   const VersionRef announced = follower_.newest();
@@ -217,17 +212,22 @@ bool Session::Synchronize() {
   }
   follower_.SetLayout(sync.layout());
   Conclude(sync, status, begun);
-  Answer();  // the one before: its version is committed, and some engine has not ended with it yet
-  unanswered_ = {std::move(pulls), status, sync.record(), replicas_->current().held, engines_.Waiting()};
+  Answer();                    // the one before: its version is committed, and some engine has not ended with it yet
+  if (status.ok()) ++number_;  // also of a version that was there: who pulls wants engines to have it
+  unanswered_ = Unanswered{.orders = std::move(pulls),
+                           .status = status,
+                           .record = sync.record(),
+                           .number = number_,
+                           .waiting = engines_.Waiting()};
   if (!status.ok() || unanswered_->waiting.empty()) Answer();
-  if (status.ok()) BeginServe(Engines::Which::kBehind);
+  if (status.ok()) (void)GiveEngines();
   return true;
 }
 
 // A current version that is damaged, made again in the other replica.
 bool Session::Repair() {
   const bool due = replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_;
-  if (!due || engines_.ReadPrevious()) return false;
+  if (!due || !engines_.TakeBack()) return false;
   const telemetry::Moment begun;
   Sync sync(context_,
             {.stop = BeginEndable(),
@@ -238,6 +238,8 @@ bool Session::Repair() {
             state_);
   const Status status = RunSync(sync);
   if (!status.ok() && !Ended(status)) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
+  if (status.ok()) ++number_;
+  if (status.ok() && unanswered_) unanswered_->number = number_;
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return true;
@@ -264,7 +266,6 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     transfer_ = record.transfer();
   }
   if (status.ok()) ToArchive();
-  if (engines_.ended()) (void)FinishServe();
   changed_.Notify();  // for the reports
 }
 
@@ -285,50 +286,15 @@ bool Session::Overwrite() {
 }
 
 Status Session::RunSync(Sync& sync) {
-  // Servers are asked meanwhile: until the sync has ended, the engines are this thread's.
-  std::jthread checks([this](const std::stop_token& ends) {
-    for (uint64_t seen = changed_.changes(); !ends.stop_requested(); seen = changed_.changes()) {
-      engines_.Check();
-      (void)changed_.WaitPast(seen, kCheck);
-    }
-  });
   Status status = sync.Run();
-  checks.request_stop();
-  changed_.Notify();
-  checks.join();
   MutexLock lock(mutex_);
   given_up_ = {};
   return status;
 }
 
-// What engines have in memory, for those that ordered it.
-bool Session::CompareEngines() {
-  if (!orders_.due(Order::kVerify) || engines_.under_way()) return false;
-  std::vector<Order> verifies = orders_.Take(Order::kVerify);
-  const Result<size_t> verified = engines_.Verify();
-  engines_verified_ = verified.ok() ? *verified : 0;
-  AnswerAll(std::move(verifies), verified.ok() ? Orders::Answer(v1::SyncRecord()) : verified.status());
-  return true;
-}
-
-// Engines that are behind, once the wait after their last failure is over.
-bool Session::NotifyEngines() {
-  if (!engines_.Due()) return false;
-  BeginServe(Engines::Which::kDue);
-  return true;
-}
-
-bool Session::TakeEngines() {
-  if (!engines_.ended()) return false;
-  (void)FinishServe();
-  return true;
-}
-
-// A late engine gives up the replica that a sync is to write.
-bool Session::GiveWay() {
-  if (!SyncWanted() || !engines_.MayGiveWay()) return false;
-  engines_.GiveWay();
-  return true;
+bool Session::GiveEngines() {
+  engines_.Give(number_, mode_, transfer_, /*at_once=*/mode_ == "rollback");
+  return false;
 }
 
 // Memory for what comes next, before it comes.
@@ -336,49 +302,46 @@ bool Session::Prepare() {
   return follower_.Prepare(BeginEndable()) || replicas_->WarmTarget();
 }
 
-void Session::BeginServe(Engines::Which which) {
-  engines_.Begin(mode_, transfer_, which);
-  notifying_ = engines_.under_way();
-  if (engines_.ended()) (void)FinishServe();
-}
-
-// Takes the attempts that have ended, and answers the first error.
-Status Session::FinishServe() {
-  Status first;
-  engines_.Take([&](const Engine& engine, const EngineOutcome& outcome) {
-    if (first.ok()) first = outcome.status;
-    if (!unanswered_ || unanswered_->to != outcome.version || outcome.doubted) return;
-    Record(outcome, unanswered_->record);
-    std::erase_if(unanswered_->waiting, [&](const auto& waiting) { return waiting.get() == &engine; });
-  });
-  notifying_ = engines_.under_way();
-  Settle();
-  changed_.Notify();  // for the reports
-  return first;
-}
-
-// Answers the last sync once no engine is to be waited for: not one that is late, and not one that went.
+// Answers the last orders once no engine is to be waited for: not one that is late, and not one that went.
 bool Session::Settle() {
   if (!unanswered_ || replicas_->current().damaged) return false;
-  std::erase_if(unanswered_->waiting, IsSettled);
+  std::erase_if(unanswered_->waiting, [this](const auto& engine) { return IsSettled(*engine); });
   if (!unanswered_->waiting.empty()) return false;
   Answer();
   return true;
 }
 
-// Those that wait for the last sync and those that watch.
+bool Session::IsSettled(const Engine& engine) {
+  const bool has_it = !engine.under_way() && !engine.Behind();
+  Status& status = unanswered_->status;
+  if (const auto outcome = engine.OutcomeOf(unanswered_->number)) {
+    Record(*outcome, unanswered_->record);
+    if (unanswered_->rollback && status.ok()) status = outcome->status;
+    return true;
+  }
+  if (!engine.late()) return has_it;
+  if (unanswered_->rollback && status.ok()) {
+    const std::string why = engine.error();
+    status = {ErrorCode::kDeadline, Cat("engine ", engine.name(), " is late", why.empty() ? "" : ": ", why)};
+  }
+  return true;
+}
+
+// Those that wait for the version that was current, and those that watch.
 void Session::Answer() {
   if (!unanswered_) return;
-  feed_.Publish(unanswered_->record);
-  const Orders::Answer answer =
-      unanswered_->status.ok() ? Orders::Answer(unanswered_->record) : Orders::Answer(unanswered_->status);
-  AnswerAll(std::move(unanswered_->pulls), answer);
+  Unanswered& last = *unanswered_;
+  if (!last.rollback) feed_.Publish(last.record);
+  if (last.rollback && !last.waiting.empty() && last.status.ok()) {
+    last.status = {ErrorCode::kCancelled, Cat("model ", options_.model, ": not every engine served it in time")};
+  }
+  AnswerAll(std::move(last.orders), last.status.ok() ? Orders::Answer(last.record) : Orders::Answer(last.status));
   unanswered_.reset();
 }
 
 // A damaged version that is not current, once no engine reads it: it can be had again.
 bool Session::DropDamaged() {
-  if (!replicas_->previous().damaged || engines_.ReadPrevious()) return false;
+  if (!replicas_->previous().damaged || !engines_.TakeBack()) return false;
   const Status dropped = replicas_->DropOther();
   if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
   drop_failed_ = !dropped.ok();

@@ -122,26 +122,24 @@ class Session {
   using Task = bool (Session::*)();
   static const Task kTasks[];
   bool TakeDamage();
-  bool TakeEngines();
   bool RollBack();
   bool Synchronize();
   bool Repair();
   bool DropDamaged();
-  bool CompareEngines();
-  bool NotifyEngines();
-  bool GiveWay();
+  bool GiveEngines();
   bool Settle();
   bool Prepare();
   bool Scrub();
   void Loop();
   std::chrono::milliseconds UntilDue() const;
 
-  // A sync that is committed, and answered once engines have ended their attempts at its version.
+  // Orders whose version is current, and which are answered once engines have ended their attempts at it.
   struct Unanswered {
-    std::vector<Order> pulls;
+    std::vector<Order> orders;
+    bool rollback = false;  // they are; pulls otherwise
     Status status;
-    v1::SyncRecord record;
-    VersionRef to;
+    v1::SyncRecord record;  // of a pull
+    uint64_t number = 0;    // of the version, as it was given to engines
     std::vector<std::shared_ptr<const Engine>> waiting;
   };
 
@@ -165,8 +163,7 @@ class Session {
   Status RunSync(Sync& sync);
   bool Ended(const Status& status) const;
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
-  void BeginServe(Engines::Which which);
-  Status FinishServe();
+  bool IsSettled(const Engine& engine);
   void Answer();
 
   const SessionOptions options_;
@@ -187,7 +184,6 @@ class Session {
   std::chrono::steady_clock::time_point repair_again_;  // of a current version that is damaged: not before
   bool drop_failed_ = false;                            // of another one; it was logged
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
-  std::atomic<bool> notifying_ = false;  // an attempt at an engine is under way
   std::atomic<bool> ended_ = false;
   Freshness freshness_;
   const int64_t made_unix_ns_ = telemetry::UnixNanos();
@@ -195,9 +191,9 @@ class Session {
   bool late_ = false;     // an attempt at an engine; it was logged
   bool in_step_ = false;  // with the origin, once
 
-  std::atomic<size_t> engines_verified_ = 0;  // by the last kVerify
-  std::string mode_ = "recovered";            // how the current version came
-  uint64_t transfer_ = 0;                     // and by which pull; 0: none
+  uint64_t number_ = 1;             // of the current version; rises when it is to be given to engines at once
+  std::string mode_ = "recovered";  // how it came
+  uint64_t transfer_ = 0;           // and by which pull; 0: none
   std::optional<Unanswered> unanswered_;
 
   Mutex mutex_;

@@ -1,4 +1,7 @@
 // What a session does that is asked for another version than it has: rollbacks.
+#include <algorithm>
+#include <iterator>
+
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/session.h"
@@ -69,6 +72,7 @@ Status Session::CheckHeld(const replica::Rollback& chosen) const {
               "; nothing to roll back to")};
 }
 
+// The orders are answered once engines have ended their attempts at the version.
 bool Session::RollBack() {
   if (!orders_.due(Order::kRollback)) return false;
   replica::Rollback chosen;
@@ -77,29 +81,36 @@ bool Session::RollBack() {
     chosen = *rollback_;
   }
   const VersionRef before = replicas_->current().held;
-  Status status = Return(chosen);
-  if (replicas_->current().held != before) {
-    Answer();              // its version is not the next that engines get
-    engines_.Interrupt();  // what they are being told to load is not wanted any more
-    while (notifying_) {
-      engines_.AwaitOne(changed_);
-      (void)FinishServe();
-    }
+  const Status status = Return(chosen);
+  const bool other = replicas_->current().held != before;
+  if (other) {
+    Answer();  // its version is not the next that engines get
+    ++number_;
     mode_ = "rollback";
     transfer_ = 0;
-    BeginServe(Engines::Which::kAll);
-    while (notifying_) {
-      engines_.GiveWay();
-      (void)changed_.WaitFor(engines_.UntilDue(), [this] { return engines_.ended() || engines_.MayGiveWay(); });
-      const Status served = FinishServe();
-      if (status.ok()) status = served;
-    }
   }
   state_ = Resting();
-  MutexLock lock(mutex_);
-  // Also for those that came while it ran: they asked for the same.
-  AnswerAll(orders_.Take(Order::kRollback), status.ok() ? Orders::Answer(v1::SyncRecord()) : Orders::Answer(status));
-  rollback_.reset();
+  std::vector<Order> orders;  // also those that came while it ran: they asked for the same
+  {
+    MutexLock lock(mutex_);
+    orders = orders_.Take(Order::kRollback);
+    rollback_.reset();
+  }
+  if (!status.ok()) {
+    AnswerAll(std::move(orders), status);
+  } else if (other) {
+    unanswered_ = Unanswered{.orders = std::move(orders),
+                             .rollback = true,
+                             .status = {},
+                             .record = {},
+                             .number = number_,
+                             .waiting = engines_.Waiting()};
+    (void)GiveEngines();
+  } else if (unanswered_ && unanswered_->rollback) {
+    std::ranges::move(orders, std::back_inserter(unanswered_->orders));
+  } else {
+    AnswerAll(std::move(orders), v1::SyncRecord());
+  }
   return true;
 }
 

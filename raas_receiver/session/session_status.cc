@@ -46,7 +46,7 @@ bool Session::Ready() {
 v1::SessionState Session::State(const VersionRef& held, const VersionRef& newest) const {
   const v1::SessionState state = state_;
   const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
-  if (resting && notifying_) return v1::SESSION_STATE_NOTIFYING;
+  if (resting && engines_.under_way()) return v1::SESSION_STATE_NOTIFYING;
   const bool current = state == v1::SESSION_STATE_WAITING && HoldsVersion() && held == newest;
   return current ? v1::SESSION_STATE_CURRENT : state;
 }

@@ -201,16 +201,18 @@ TEST_CASE("A delta that does not lead to the digest it names is not applied") {
   fixture.agent.Publish();
   REQUIRE(fixture.Pull().ok());
   fixture.agent.Publish();
-  fixture.agent.twist = [](v1::PullPlan& plan) {
-    plan.set_target_digest(std::string(16, 'x'));
-    plan.mutable_steps(0)->set_target_digest(std::string(16, 'x'));
+  fixture.agent.Publish();
+  const bool last = GENERATE(true, false);
+  fixture.agent.twist = [last](v1::PullPlan& plan) {
+    if (last) plan.set_target_digest(std::string(16, 'x'));
+    plan.mutable_steps(last ? 1 : 0)->set_target_digest(std::string(16, 'x'));
   };
   CHECK(fixture.Pull().status().code() == ErrorCode::kCorrupt);
   fixture.Check(2);
   CHECK(fixture.pair->previous().held.version == 1);
   fixture.agent.twist = [](v1::PullPlan&) {};
   REQUIRE(fixture.Pull().ok());
-  fixture.Check(3);
+  fixture.Check(4);
   fixture.Stop();
 }
 

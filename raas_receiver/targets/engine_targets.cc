@@ -36,18 +36,9 @@ void AwaitHangup(const std::vector<std::shared_ptr<RankConnection>>& ranks, int 
 EngineTargets::EngineTargets(EngineTargetsOptions options)
     : options_(std::move(options)),
       empty_since_unix_ns_(telemetry::UnixNanos()),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      watcher_([this] { Watch(); }) {}
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-EngineTargets::~EngineTargets() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  idle_.notify_all();
-  Wake();
-  watcher_.join();
-}
+EngineTargets::~EngineTargets() = default;
 
 void EngineTargets::Wake() const {
   ::eventfd_write(wake_.get(), 1);
@@ -68,15 +59,24 @@ void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
   if (changed) changed();
 }
 
-void EngineTargets::SetChanged(std::function<void()> changed, std::function<void()> lost) {
+void EngineTargets::SetChanged(std::function<void()> changed) {
   MutexLock lock(mutex_);
   changed_ = std::move(changed);
-  on_lost_ = std::move(lost);
 }
 
 std::vector<EngineReport> EngineTargets::Describe() const {
   MutexLock lock(mutex_);
-  return views_;
+  std::vector<EngineReport> views = views_;
+  for (EngineReport& view : views) {
+    if (Lacks(view)) view.at = {};
+  }
+  return views;
+}
+
+// Whether a rank of `group` has gone that was not dropped yet.
+bool EngineTargets::Lacks(const EngineReport& group) const {
+  return std::ranges::any_of(members_,
+                             [&](const auto& rank) { return rank->engine() == group.engine && rank->gone(); });
 }
 
 std::optional<EngineTargets::Absence> EngineTargets::absence() const {
@@ -100,9 +100,10 @@ bool EngineTargets::empty() const {
 
 bool EngineTargets::Behind(const VersionRef& held) const {
   MutexLock lock(mutex_);
-  return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
-    return view.attached == view.world && view.asleep == 0 && view.at != held;
-  });
+  return !waiting_.empty() ||
+         std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) LS_REQUIRES(mutex_) {
+           return view.attached == view.world && view.asleep == 0 && view.at != held && !Lacks(view);
+         });
 }
 
 bool EngineTargets::AllRead() const {
@@ -132,13 +133,23 @@ EngineTargets::Clock::time_point EngineTargets::ranks_back_by() const {
 
 bool EngineTargets::lost() const {
   MutexLock lock(mutex_);
-  return lost_;
+  return busy_ && (lost_ || MemberGone());
+}
+
+bool EngineTargets::MemberGone() const {
+  return std::ranges::any_of(members_, Gone);
+}
+
+std::vector<std::shared_ptr<RankConnection>> EngineTargets::members() const {
+  MutexLock lock(mutex_);
+  return members_;
 }
 
 bool EngineTargets::AllAt(const VersionRef& held) const {
   MutexLock lock(mutex_);
   return waiting_.empty() && !views_.empty() &&
-         std::all_of(views_.begin(), views_.end(), [&](const EngineReport& view) { return view.at == held; });
+         std::all_of(views_.begin(), views_.end(),
+                     [&](const EngineReport& view) LS_REQUIRES(mutex_) { return view.at == held && !Lacks(view); });
 }
 
 bool EngineTargets::prepared() const {
@@ -146,67 +157,56 @@ bool EngineTargets::prepared() const {
   return busy_;
 }
 
-// --- the watcher's thread ---
+// --- the engine's thread ---
 
-void EngineTargets::Watch() {
-  MutexLock lock(mutex_);
-  while (true) {
-    idle_.wait(lock, [this]() LS_REQUIRES(mutex_) { return !(busy_ && lost_) || stopping_; });
-    if (stopping_) return;
-    std::vector<std::shared_ptr<RankConnection>> ranks = Connections();
-    const std::chrono::milliseconds timeout = left_.empty() || busy_ ? -1ms : options_.comes_back / 2 + 1ms;
-    lock.unlock();
-    AwaitHangup(ranks, wake_.get(), timeout);
-    lock.lock();
-    if (!busy_) LogLost();
-    std::function<void()> call;
-    if (!stopping_ && busy_ && NoteLost()) call = on_lost_;
-    if (!stopping_ && !busy_ && DropGone()) {
-      UpdateViews();
-      call = changed_;
-    }
-    lock.unlock();
-    ranks.clear();
-    if (call) call();
-    lock.lock();
+void EngineTargets::Rest(std::chrono::milliseconds timeout) {
+  std::vector<std::shared_ptr<RankConnection>> ranks;
+  {
+    MutexLock lock(mutex_);
+    if (!idle_.wait_for(lock, timeout, [this]() LS_REQUIRES(mutex_) { return !busy_; })) return;
+    ranks = Connections();
+    if (!left_.empty()) timeout = std::min(timeout, options_.comes_back / 2 + 1ms);
   }
+  AwaitHangup(ranks, wake_.get(), timeout);
+  std::function<void()> changed;
+  {
+    MutexLock lock(mutex_);
+    if (busy_) return;
+    LogLost();
+    if (!DropGone()) return;
+    UpdateViews();
+    changed = changed_;
+  }
+  if (changed) changed();
 }
 
 std::vector<std::shared_ptr<RankConnection>> EngineTargets::Connections() const {
   std::vector<std::shared_ptr<RankConnection>> ranks = members_;
-  if (!busy_) ranks.insert(ranks.end(), waiting_.begin(), waiting_.end());
+  ranks.insert(ranks.end(), waiting_.begin(), waiting_.end());
   return ranks;
-}
-
-// While groups_ is the session's.
-bool EngineTargets::NoteLost() {
-  for (const auto& rank : members_) {
-    if (!rank->gone()) continue;
-    lost_ = true;
-    for (EngineReport& view : views_) {
-      if (view.engine == rank->engine()) view.at = {};
-    }
-  }
-  return lost_;
 }
 
 bool EngineTargets::DropGone() {
   bool any = std::erase_if(waiting_, Gone) != 0;
   for (const auto& [engine, group] : groups_) any = group->DropGone() || any;
-  SettleLosses();
+  (void)SettleLosses();
   return any;
 }
 
-void EngineTargets::SettleLosses() {
+// Whether ranks were dropped since the last time.
+bool EngineTargets::SettleLosses() {
   const auto now = Clock::now();
+  bool any = false;
   std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
   for (const auto& [engine, group] : groups_) {
     for (LostRank& lost : group->TakeLost()) {
+      any = true;
       if (!lost.read.nothing()) back_by_[lost.read] = now + options_.comes_back;
       if (lost.left) left_.emplace_back(std::move(lost), now + options_.comes_back);
     }
   }
   std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
+  return any;
 }
 
 // One that is there again, as after it fell asleep or woke, was not lost.
@@ -241,8 +241,6 @@ void EngineTargets::UpdateViews() {
   if (views_.empty() && !before.empty()) empty_since_unix_ns_ = now;
 }
 
-// --- the session's thread ---
-
 void EngineTargets::BeginBusy() {
   MutexLock lock(mutex_);
   busy_ = true;
@@ -251,14 +249,13 @@ void EngineTargets::BeginBusy() {
 void EngineTargets::EndBusy() {
   {
     MutexLock lock(mutex_);
-    SettleLosses();
+    const bool lost = SettleLosses() || MemberGone();
     admitting_ = 0;
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
-    lost_ = lost_ && busy_;
+    lost_ = (lost_ || lost) && busy_;
     UpdateViews();
   }
   idle_.notify_all();
-  Wake();
 }
 
 Status EngineTargets::CheckPurpose(const RankConnection& rank) const {

@@ -4,9 +4,9 @@
 // pause: PAUSE, WRITE, SERVE. Afterwards all ranks of a group read the version; or, where a rank was lost, each reads
 // what it read before or waits, and the next Prepare and Commit go on from there. Other groups are not concerned.
 //
-// Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
-// ranks join their group in Prepare. A thread of its own notices ranks that go: between commits they are dropped, and
-// during one their group is at no version any more.
+// Threads: ranks attach from the server's threads; Rest, Prepare, Commit, Abandon and Verify are the engine's. Attached
+// ranks join their group in Prepare. Rest drops the ranks that have gone. What is asked of any thread looks at the
+// connections themselves: a group that lacks a rank is at no version, also while a commit is under way.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/mutex.h"
@@ -39,9 +38,8 @@ class EngineTargets {
 
   // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
   void Attach(std::shared_ptr<RankConnection> rank);
-  // `changed` is called, from a thread of this' or the server's, after a rank came, or one that went was dropped;
-  // `lost` once lost() is true.
-  void SetChanged(std::function<void()> changed, std::function<void()> lost = {});
+  // `changed` is called, by the engine's thread or the server's, after a rank came, or one that went was dropped.
+  void SetChanged(std::function<void()> changed);
 
   std::vector<EngineReport> Describe() const;
   // Which ranks are not there and since when, where that is longer than they may take to attach again; nothing: all
@@ -66,8 +64,14 @@ class EngineTargets {
   Clock::time_point ranks_back_by() const;
   // Whether a rank went since the call that is under way, or what was prepared, began.
   bool lost() const;
+  // The connections of the ranks that have joined their groups.
+  std::vector<std::shared_ptr<RankConnection>> members() const;
+  // Ends a Rest.
+  void Wake() const;
 
-  // --- the session's thread ---
+  // --- the engine's thread ---
+  // Waits until a rank comes or goes, Wake is called, or `timeout` is over; then drops the ranks that have gone.
+  void Rest(std::chrono::milliseconds timeout);
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
   // it then holds for Commit. Where some ranks read `before` (nothing: it is not held) and others wait, those come
   // to it first. An error is of the first group that failed; the others are prepared all the same. It is why a rank was
@@ -93,13 +97,12 @@ class EngineTargets {
   void Doubt();
 
  private:
-  void Watch();
-  void Wake() const;
   std::vector<std::shared_ptr<RankConnection>> Connections() const LS_REQUIRES(mutex_);
-  void SettleLosses() LS_REQUIRES(mutex_);
+  bool SettleLosses() LS_REQUIRES(mutex_);
   void LogLost() LS_REQUIRES(mutex_);
   bool DropGone() LS_REQUIRES(mutex_);
-  bool NoteLost() LS_REQUIRES(mutex_);
+  bool MemberGone() const LS_REQUIRES(mutex_);
+  bool Lacks(const EngineReport& group) const LS_REQUIRES(mutex_);
   void UpdateViews() LS_REQUIRES(mutex_);
   void BeginBusy();
   void EndBusy();
@@ -114,11 +117,9 @@ class EngineTargets {
 
   mutable Mutex mutex_;
   std::condition_variable idle_;
-  bool busy_ LS_GUARDED_BY(mutex_) = false;  // groups_ is the session's, and not guarded by mutex_
-  bool lost_ LS_GUARDED_BY(mutex_) = false;  // meanwhile a rank went
-  bool stopping_ LS_GUARDED_BY(mutex_) = false;
+  bool busy_ LS_GUARDED_BY(mutex_) = false;  // a call is under way, or its commit prepared: groups_ is that call's
+  bool lost_ LS_GUARDED_BY(mutex_) = false;  // meanwhile a rank was dropped
   std::function<void()> changed_ LS_GUARDED_BY(mutex_);
-  std::function<void()> on_lost_ LS_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<RankConnection>> waiting_ LS_GUARDED_BY(mutex_);
   size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                  // that were taken out of it, and have not joined yet
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
@@ -131,7 +132,6 @@ class EngineTargets {
       LS_GUARDED_BY(mutex_);  // likewise those that were not logged as lost
 
   const os::UniqueFd wake_;
-  std::thread watcher_;
 };
 
 }  // namespace lockstep::targets

@@ -113,6 +113,7 @@ struct TargetsFixture {
   std::atomic<bool> layout_known = true;
 
   std::unique_ptr<EngineTargets> targets;
+  std::jthread rests;  // as an engine's thread between its calls
   std::unique_ptr<os::UnixServer> server;
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
@@ -128,6 +129,9 @@ struct TargetsFixture {
   Status Start() {
     targets = std::make_unique<EngineTargets>(options);
     targets->SetChanged([this] { ++changes; });
+    rests = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) targets->Rest(std::chrono::milliseconds(20));
+    });
     const FindLayout layout = [this]() -> Result<std::shared_ptr<const model::ModelLayout>> {
       if (layout_known) return model.layout();
       return Status(ErrorCode::kNotFound, "no layout is known yet");
@@ -137,6 +141,7 @@ struct TargetsFixture {
   }
   void Stop() {
     server.reset();
+    rests = {};
     targets.reset();
   }
   ~TargetsFixture() {
