@@ -219,7 +219,7 @@ std::vector<v1::AgentModel> Agent::Facts() const {
 }
 
 Result<v1::DropModelResponse> Agent::Drop(const std::string& model) {
-  LS_ASSIGN_OR_RETURN(const publish::ModelRegistry::Dropped dropped, registry_->Drop(model));
+  LS_ASSIGN_OR_RETURN(const publish::ModelRegistry::DroppedRun dropped, registry_->Drop(model));
   v1::DropModelResponse response;
   response.set_run(ToBytes(dropped.run));
   response.set_freed_bytes(dropped.bytes);

@@ -72,11 +72,11 @@ class ControlSegment {
   // Writes a fresh segment's content. REQUIRES segment.bytes() == BytesFor(layout).
   static ControlSegment Format(os::MappedSegment segment, const std::string& model, const RunId& run,
                                const model::ModelLayout& layout, uint32_t ranks);
-  // Opens what an earlier agent left, or a rank returned. kProtocol, kCorrupt: it is none of ours, or damaged.
-  // kBadData: its model's name or its layout breaks a rule.
+  // Opens a segment that an earlier agent left, or a rank returned. kProtocol: no control segment of this format.
+  // kCorrupt: damaged. kBadData: the model's name or the layout breaks a rule.
   static Result<ControlSegment> Open(os::MappedSegment segment);
 
-  // As it was when the segment was formatted or opened.
+  // The header as it was when the segment was formatted or opened.
   const ControlHeader& header() const { return header_; }
   std::string model() const;
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
@@ -90,7 +90,7 @@ class ControlSegment {
   // The newest version that was committed and made EMPTY: another must not take its number. 0: none was.
   Version newest_dropped() const;
 
-  // Both drop the slot's manifest, then change its state.
+  // SetEmpty and SetWriting drop the slot's manifest, then change its state.
   void SetEmpty(size_t slot);
   void SetWriting(size_t slot, Version version) { Reset(slot, version, SlotState::kWriting); }
   // REQUIRES CheckLabel(label).
@@ -98,8 +98,8 @@ class ControlSegment {
 
   // REQUIRES the slot to be committed at manifest.held.version.
   void RecordManifest(size_t slot, const model::Manifest& manifest);
-  // What was recorded for the slot's present version; no value when nothing was, or when the agent died while
-  // recording.
+  // Returns the manifest that was recorded for the slot's present version; no value when none was, or when the agent
+  // died while recording.
   std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
  private:

@@ -23,10 +23,10 @@ inline constexpr size_t kMaxCoveragePieces = size_t{1} << 24;
 // Parts of one range, when rows of it must be taken apart.
 inline constexpr uint64_t kMaxRowsApart = uint64_t{1} << 20;
 
-// What a rank reports of bytes that are final.
+// How a rank reports bytes as final.
 enum class Content : uint8_t {
-  kNew,        // they may be anything
-  kUnchanged,  // they equal those of the other slot, which holds the version before
+  kNew,        // the bytes may be anything
+  kUnchanged,  // the bytes equal those of the other slot, which holds the version before
 };
 
 struct CompletedBlocks {
@@ -54,7 +54,7 @@ class Coverage {
   size_t pieces() const { return plain_.size() + grid_pieces_; }  // ranges kept: what this costs in memory
 
  private:
-  // Of a range reported: what lies in one grid, or a plain range that lies in none.
+  // A piece of a reported range: either lies in one grid, or is a plain range that lies in none.
   struct Part {
     RowGrid* grid = nullptr;
     StridedRange range;

@@ -60,16 +60,16 @@ class DoubleBuffer {
   size_t BeginWrite(Version version);
   // REQUIRES WRITING and CheckLabel(label).
   void Commit(size_t slot, int64_t committed_unix_ns, std::string_view label = {});
-  void Drop(size_t slot);  // was aborted, or proved wrong: EMPTY
+  void Drop(size_t slot);  // makes the slot EMPTY: its version was aborted, or proved wrong
 
   void RecordManifest(size_t slot, const model::Manifest& manifest);
   std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
-  // Calls `use` with those bytes of the data section at exactly `version`, which stay while it runs: it must be done
-  // soon and wait for nothing, for a trainer may wait for it. kState when no slot holds that version any more.
+  // Calls `use` with the bytes of `range` of the data section at exactly `version`. The bytes do not change while `use`
+  // runs. A trainer may wait for `use`: it must return soon and wait for nothing. kState when no slot has `version`.
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use);
-  // A descriptor that reads the slot which holds exactly `version`, with its image from the start. It holds nothing up:
-  // the slot may be written into as soon as this returns. kState as above.
+  // Returns a descriptor that reads the slot that has exactly `version`, from the start of its image. No trainer waits
+  // for the caller: the slot may be written over as soon as this call returns. kState when no slot has `version`.
   Result<os::UniqueFd> OpenSlot(Version version);
 
  private:

@@ -247,7 +247,7 @@ Result<std::byte*> RankClient::Begin(Version version) {
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kBegin, AsBytes(VersionBody{version})));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<BegunBody>(reply, RankMessage::kBegun));
   if (begun.slot > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no slot ", begun.slot));
-  reported_ = Reported{.version = version, .slot = begun.slot};
+  reported_ = ReportedVersion{.version = version, .slot = begun.slot};
   return data(begun.slot);
 }
 

@@ -1,10 +1,10 @@
 // RankClient: one rank's side of the rank protocol. It runs inside the trainer's process: no threads, no exceptions.
 //
-// It remembers what it reported of the last version, so that an agent killed at any moment gets it again: it reconnects
-// within the call that noticed, returns the segments, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new
-// agent lacks them. The bytes themselves are in the shared slots, which outlive the agent and are the same memory for
-// this object's whole life: what a rank has written into a slot is there until a rank writes over it, whatever became
-// of the version.
+// A client survives its agent. It remembers what it reported of the last version. The call that notices a lost
+// connection reconnects, returns the segments, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new agent
+// lacks them. The bytes themselves are in the shared slots, which outlive the agent and are the same memory for this
+// object's whole life: what a rank has written into a slot is there until a rank writes over it, whatever became of the
+// version.
 #pragma once
 
 #include <array>
@@ -50,15 +50,15 @@ class RankClient {
 
   // The data section of the slot to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
-  // These bytes are final. Ranges that together are smaller than any block wait for later ones, at the latest for
-  // Commit(). kAborted: after a reconnection, why the version will never be committed.
+  // Reports the bytes of `ranges` as final. Ranges that together are smaller than any block wait for later ones, at the
+  // latest for Commit(). kAborted after a reconnection: why the version will never be committed.
   // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
-  // These bytes are final and equal those of the other slot, the version before; the agent need not compare them. It
-  // takes that on trust when it has that version, and else reads them like any others. REQUIRES writing().
+  // Reports the bytes of `ranges` as final and equal to those of the other slot, the version before. The agent trusts
+  // that when it has that version, and does not compare them; else it reads them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
-  // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or not at all.
-  // REQUIRES writing().
+  // Sets the label that this rank gives the version (common/model/label.h); empty: this rank gives none. REQUIRES
+  // writing().
   Status SetLabel(std::string_view label);
   // After kDeadline and kUnavailable the version may be committed or not. REQUIRES writing()
   Status Commit();
@@ -79,7 +79,7 @@ class RankClient {
   const model::ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
   std::byte* write_data() { return data(reported_.slot); }
-  // That of the other slot, which holds what ranks wrote into it last. REQUIRES writing().
+  // The data section of the other slot, with what ranks wrote into it last. REQUIRES writing().
   const std::byte* other_data() { return data(1 - reported_.slot); }
   size_t slot() const { return reported_.slot; }  // that is being filled, 0 or 1. REQUIRES writing()
   // The data section of slot 0 or 1, at any time: an address to prepare. Only write_data() may be written.
@@ -96,8 +96,8 @@ class RankClient {
       pending_bytes = 0;
     }
   };
-  // Of the last version begun.
-  struct Reported {
+  // The last version that was begun, and what was reported of it.
+  struct ReportedVersion {
     Version version = 0;
     Ranges changed;
     Ranges unchanged;
@@ -140,7 +140,7 @@ class RankClient {
   std::array<os::MappedSegment, 3> segments_;  // control, slot 0, slot 1
   uint64_t data_offset_ = 0;
   Version newest_version_ = 0;
-  Reported reported_;
+  ReportedVersion reported_;
 };
 
 }  // namespace lockstep::buffer

@@ -117,7 +117,7 @@ Status SendMessage(os::UnixConnection& connection, RankMessage type, ByteView bo
 // well-formed header or too large a body.
 Result<Message> ReceiveMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
 
-// What the body of a kOpen message says. The model's name is not checked.
+// The body of a kOpen message, decoded. The model's name is not checked.
 struct Opening {
   std::string model;
   std::shared_ptr<const model::ModelLayout> layout;
@@ -128,9 +128,9 @@ struct Opening {
 // kProtocol when it is malformed; else as ModelLayout::Decode.
 Result<Opening> DecodeOpen(ByteView body);
 
-// What a kAwaitServed message asks: whether engines serve a version, or a newer one of its run.
 inline constexpr const char* kEveryReceiver = "*";  // among names: all that are connected, one at least
 
+// The body of a kAwaitServed message, decoded: do engines serve a version, or a newer one of its run?
 struct ServedQuestion {
   std::string model;
   RunId run;

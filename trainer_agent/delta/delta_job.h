@@ -24,7 +24,8 @@ namespace lockstep::delta {
 
 struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
-  // That differ from the base; none without one, or too dense. Bytes of raw blocks may be lent by DeltaInput::target.
+  // The blocks that differ from the base; none without a base, or when too dense. Raw blocks may lend bytes of
+  // DeltaInput::target.
   std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks;
   size_t blocks_unread = 0;  // hashes taken from the base, as reported unchanged
   bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes
@@ -44,8 +45,8 @@ struct DeltaInput {
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
   // May be null.
   std::function<void(std::shared_ptr<const payload::DeltaBlock>)> on_block;
-  // When the blocks given to on_block would hold more than this, it is called with null: the rest will not be given.
-  // Some that are at work may still come.
+  // When the blocks given to on_block would take more bytes than this, on_block is called with null: the job gives no
+  // more blocks, except some that are at work.
   uint64_t max_early_bytes = ~uint64_t{0};
 };
 
@@ -57,15 +58,15 @@ class DeltaJob {
   // Cancels what has not started and waits for what has.
   ~DeltaJob();
 
-  // Each block once, by either call.
+  // Gives `blocks` to the job, to be compared and hashed. REQUIRES that neither call had one of them before.
   void BlocksReady(std::vector<BlockIndex> blocks);
-  // These are reported equal to the base's; without a base that means nothing.
+  // Gives `blocks` to the job as equal to the base's; without a base, as BlocksReady. REQUIRES as BlocksReady.
   void BlocksUnchanged(std::vector<BlockIndex> blocks);
 
   // Calls `done` with the output, from a pool thread, when every block of the layout has been worked. REQUIRES all
   // blocks to have been given; call once. The job may be destroyed from another thread only after `done` has returned.
   void Finish(std::function<void(DeltaOutput)> done);
-  // The same for callers that wait.
+  // As Finish, but waits and returns the output.
   DeltaOutput FinishAndWait();
 
  private:

@@ -1,13 +1,13 @@
-// ModelPublisher: turns what the ranks of one run write into served versions.
+// ModelPublisher: makes served versions out of what the ranks of one run write into the double buffer.
 //
 //   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
 //                      │  a rank is gone, aborts, reports a byte twice, bytes are missing, or the version that v is
 //                      │  compared with is withdrawn: also while v is finishing
 //                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
-// The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
-// bytes are reported. Begin waits for a finishing version, because its diff still reads the slot that Begin gives out.
-// It never waits for receivers.
+// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported. Begin waits
+// for a finishing version, because that version's diff still reads the slot that Begin gives out. Begin never waits for
+// receivers.
 #pragma once
 
 #include <condition_variable>
@@ -49,30 +49,34 @@ class ModelPublisher {
   const buffer::DoubleBuffer& buffer() const { return run_.buffer(); }
   const std::shared_ptr<store::ServedRun>& served() const { return run_.served(); }
 
-  // Serves what an earlier agent left in the buffer, and makes the run visible to receivers. Call before any other.
+  // Serves the versions that an earlier agent left in the buffer, and makes the run visible to receivers. REQUIRES to
+  // be the first call.
   void Open();
 
-  // The slot that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
-  // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kAborted: a rank is gone without the version that this one waited for, which was aborted; the process of
-  // a rank has ended, and none has taken its place; and, once, the version was aborted before this rank came to it.
-  // kCancelled after Stop(), and once `gone`, which is asked now and then, says that the rank waits no longer (null: it
-  // never does).
+  // Joins `rank` to the draft of `version` and returns the slot to write into; the first rank's call makes the draft.
+  // Waits until the version before is finished, and until the other ranks are done with a draft that this rank has
+  // committed. Aborts a draft that this rank has not committed. Calls `gone` (null: never true) while it waits.
+  //   kState: `version` is not greater than every version of the run, or the rank has joined it already.
+  //   kAborted: a rank's process has ended and no other has taken its place; `version` was aborted before this rank
+  //     joined it (told once); or it was committed once and lost with an earlier agent.
+  //   kCancelled: after Stop(), or `gone` was true.
   Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
-  // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
-  // as unchanged is not read, when the slot before is there to be equal to.
+  // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A
+  // block whose every byte is kUnchanged is not read, provided that the draft has a base.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
-  // `label`: what this rank calls the version; empty: what another one does. kBadData: bytes are missing or were
-  // reported twice, or it is no label, or not that of another rank. kAborted: another rank aborted the version, or the
-  // one that it was compared with was withdrawn. kState: not begun.
+  // Commits the version for `rank`; the last rank's call hands it to the diff. `label` is this rank's label of the
+  // version; empty: this rank gives none.
+  //   kBadData: bytes are missing or were reported twice; or `label` is no label, or differs from another rank's.
+  //   kAborted: another rank aborted the version, or its base was withdrawn.
+  //   kState: the rank has not begun the version.
   Status Commit(uint32_t rank, Version version, const std::string& label = {});
   Status Abort(uint32_t rank, Version version, const std::string& reason);
-  // The rank has a connection.
+  // Records that the rank is connected.
   void RankHere(uint32_t rank);
-  // The rank's connection ended; `process` made it. A draft that it has not committed is aborted.
+  // Records that the rank's connection ended; `process` had made it. Aborts the draft if the rank has not committed it.
   void RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process);
 
-  void Stop();  // wakes and refuses waiting Begins
+  void Stop();  // ends waiting and later calls of Begin with kCancelled
   Version newest_version() const;
   PublisherStatus status() const;
 
@@ -92,7 +96,7 @@ class ModelPublisher {
     std::set<uint32_t> done;
   };
 
-  struct Aborted {
+  struct AbortedVersion {
     Version version = 0;
     Status reason;
     std::set<uint32_t> known_by;  // ranks that had joined it, or were refused when they wanted to
@@ -101,11 +105,11 @@ class ModelPublisher {
   Status CheckNotDropped(Version version) const LS_REQUIRES(mutex_);
   void StartDraft(Version version) LS_REQUIRES(mutex_);
   void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
-  // Why nothing can be done before a rank that is gone is back. REQUIRES gone_ to have the rank.
+  // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
   Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
-  // The draft will never be whole without that rank. REQUIRES a draft, and gone_ to have the rank.
+  // Aborts the draft, which cannot become whole without `rank`. REQUIRES a draft, and gone_ to have the rank.
   void GiveUpDraft(uint32_t rank) LS_REQUIRES(mutex_);
-  // A rank that has not committed the draft and never will: its process has ended.
+  // Returns a rank that has not committed the draft and whose process has ended; no value when there is none.
   std::optional<uint32_t> DeadRank() const LS_REQUIRES(mutex_);
   void NoteAborted(const Draft& draft, const Status& reason) LS_REQUIRES(mutex_);
   Status LabelDraft(uint32_t rank, const std::string& label) LS_REQUIRES(mutex_);
@@ -126,8 +130,8 @@ class ModelPublisher {
   bool finished_ LS_GUARDED_BY(mutex_) = false;             // the job of finishing_ has called back
   Version newest_ LS_GUARDED_BY(mutex_) = 0;                // committed, served or about to be
   Version dropped_ LS_GUARDED_BY(mutex_) =
-      0;                                   // committed once, and lost with an earlier agent: a number that is used up
-  Aborted aborted_ LS_GUARDED_BY(mutex_);  // the last one
+      0;  // committed once, and lost with an earlier agent: a number that is used up
+  AbortedVersion aborted_ LS_GUARDED_BY(mutex_);  // the last one
   std::chrono::steady_clock::time_point looked_for_gone_
       LS_GUARDED_BY(mutex_);  // a connection was lost: until then its rank may be ending
   std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_

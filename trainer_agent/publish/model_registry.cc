@@ -22,7 +22,7 @@ ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, D
                              store::VersionCatalog* catalog)
     : home_(home), options_(options), diff_(diff), catalog_(catalog) {}
 
-std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored, bool joinable) {
+std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::StoredRun stored, bool joinable) {
   auto publisher = std::make_shared<ModelPublisher>(
       std::move(stored.buffer),
       store::StoreOptions{.directory = stored.directory, .retain_bytes = options_.retain_bytes}, diff_, catalog_,
@@ -35,8 +35,8 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored store
 
 Status ModelRegistry::Recover() {
   MutexLock open_lock(open_mutex_);
-  LS_ASSIGN_OR_RETURN(std::vector<SegmentHome::Stored> all, home_->FindAll());
-  for (SegmentHome::Stored& stored : all) Install(std::move(stored), false);
+  LS_ASSIGN_OR_RETURN(std::vector<SegmentHome::StoredRun> all, home_->FindAll());
+  for (SegmentHome::StoredRun& stored : all) Install(std::move(stored), false);
   return OkStatus();
 }
 
@@ -47,13 +47,13 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
   }
   MutexLock open_lock(open_mutex_);
   AwaitLeaving(request.model);
-  LS_ASSIGN_OR_RETURN(const Opening opening, Decide(request));
+  LS_ASSIGN_OR_RETURN(const OpenAction opening, Decide(request));
   switch (opening) {
-    case Opening::kJoin:
+    case OpenAction::kJoin:
       return Connect(request);
-    case Opening::kResume:
+    case OpenAction::kResume:
       return Resume(request);
-    case Opening::kStart:
+    case OpenAction::kStart:
       return Start(request);
   }
   return Status(ErrorCode::kInternal, "an opening of no kind");
@@ -69,7 +69,7 @@ void ModelRegistry::AwaitLeaving(const std::string& model) {
   });
 }
 
-Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request) const {
+Result<ModelRegistry::OpenAction> ModelRegistry::Decide(const OpenRequest& request) const {
   MutexLock lock(mutex_);
   if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
   const auto at = entries_.find(request.model);
@@ -87,14 +87,14 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
   }
   const bool joins = !named && entry != nullptr && entry->joinable && !entry->connected.empty() &&
                      entry->seen.count(request.rank) == 0 && SameTrainer(entry->publisher->buffer(), request);
-  if (its_run || joins) return Opening::kJoin;
+  if (its_run || joins) return OpenAction::kJoin;
   if (entry != nullptr && !entry->connected.empty()) {
     return Status(ErrorCode::kState, Cat("model ", request.model, " is being written by another trainer, in run ",
                                          ToHex(entry->publisher->buffer().run()), " with ", entry->connected.size(),
                                          " ranks connected; end it first, or name its run to take a rank's place"));
   }
-  if (!named) return Opening::kStart;
-  if (!request.fds.empty()) return Opening::kResume;
+  if (!named) return OpenAction::kStart;
+  if (!request.fds.empty()) return OpenAction::kResume;
   const std::string known = entry == nullptr ? "it holds none of this model"
                                              : Cat("of this model it holds ", ToHex(entry->publisher->buffer().run()));
   return Status(ErrorCode::kNotFound, Cat("model ", request.model, ": the agent does not know run ", ToHex(request.run),
@@ -115,7 +115,7 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& reques
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& request) {
-  LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored, home_->Adopt(std::move(request.fds)));
+  LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored, home_->Adopt(std::move(request.fds)));
   const buffer::DoubleBuffer& buffer = *stored.buffer;
   if (buffer.model() != request.model || buffer.run() != request.run || !SameTrainer(buffer, request)) {
     return Status(ErrorCode::kBadData, Cat("the buffers returned are not those of model ", request.model, ", run ",
@@ -140,7 +140,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
   LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
   old.reset();
   EndRun(request.model);
-  LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored,
+  LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
                       home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
   const auto publisher = Install(std::move(stored), true);
   telemetry::Log(telemetry::LogLevel::kInfo, "run_started",
@@ -151,10 +151,10 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
   return Connect(request);
 }
 
-Result<ModelRegistry::Dropped> ModelRegistry::Drop(const std::string& model) {
+Result<ModelRegistry::DroppedRun> ModelRegistry::Drop(const std::string& model) {
   MutexLock open_lock(open_mutex_);
   AwaitLeaving(model);
-  Dropped dropped;
+  DroppedRun dropped;
   {
     MutexLock lock(mutex_);
     if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");

@@ -44,7 +44,7 @@ class ModelRegistry {
  public:
   ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffOptions diff, store::VersionCatalog* catalog);
 
-  // Opens what an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
+  // Opens the runs that an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
   Status Recover();
 
   // First waits, 5 s at most, until Close() was called for each rank that has gone, so that a rank's successor may come
@@ -55,13 +55,13 @@ class ModelRegistry {
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
              std::shared_ptr<const os::PeerProcess> process);
 
-  struct Dropped {
+  struct DroppedRun {
     RunId run;
     uint64_t bytes = 0;  // of both slots and of deltas
   };
   // Ends the model's run and frees its memory; waits for ranks as Open does. A trainer that is away and still has the
   // buffers may resume the run with them. kNotFound: the model is not open. kState: ranks are connected.
-  Result<Dropped> Drop(const std::string& model);
+  Result<DroppedRun> Drop(const std::string& model);
 
   std::vector<ModelSnapshot> Snapshot() const;
   void Stop();
@@ -73,13 +73,13 @@ class ModelRegistry {
     std::map<uint32_t, std::function<bool()>> connected;  // by rank: whether it has gone
     std::set<uint32_t> seen;                              // ranks that have been connected to this run
   };
-  enum class Opening { kJoin, kResume, kStart };
+  enum class OpenAction { kJoin, kResume, kStart };
 
   void AwaitLeaving(const std::string& model);
-  Result<Opening> Decide(const OpenRequest& request) const;
+  Result<OpenAction> Decide(const OpenRequest& request) const;
   Result<std::shared_ptr<ModelPublisher>> Resume(OpenRequest& request);
   Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request);
-  std::shared_ptr<ModelPublisher> Install(SegmentHome::Stored stored, bool joinable);
+  std::shared_ptr<ModelPublisher> Install(SegmentHome::StoredRun stored, bool joinable);
   std::shared_ptr<ModelPublisher> Connect(const OpenRequest& request);
   void EndRun(const std::string& model);
 

@@ -126,7 +126,7 @@ class Host {
   store::VersionCatalog& catalog() const { return *catalog_; }
   std::shared_ptr<store::ServedRun> shared_run() const { return catalog_->Find("actor"); }
   const telemetry::Timeline& timeline() const { return timeline_; }
-  Result<ModelRegistry::Dropped> Drop() { return registry_->Drop("actor"); }
+  Result<ModelRegistry::DroppedRun> Drop() { return registry_->Drop("actor"); }
   uint32_t connected() const { return registry_->Snapshot().at(0).ranks_connected; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 

@@ -42,7 +42,7 @@ class PublishSpans {
     encode.end_unix_ns = export_.unix_ns() + last_coded_ns_;
     timeline_->Add(std::move(encode));
   }
-  // What was coded is kept, as one delta; that was begun at `begun`.
+  // The store keeps the coded blocks as one delta; it began to do so at `begun`.
   void Stored(const telemetry::Moment& begun) const { telemetry::AddSpan(timeline_, Of("store", coded_bytes_), begun); }
 
  private:

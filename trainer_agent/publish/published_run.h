@@ -35,14 +35,14 @@ class PublishedRun {
   // Makes the run visible to receivers.
   void Open() { catalog_->Open(served_); }
 
-  // For the diff of `slot` against the other one, which holds `base` (null: nothing to compare with).
+  // Returns the input of the diff of `slot` against the other slot, which holds `base` (null: hash only).
   delta::DeltaInput InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const;
   std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
-  // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
+  // Adds the delta between two versions to the run's store. A failure is logged; receivers then pull in full.
   void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
                    const delta::DeltaOutput& output);
-  // kAborted: `base`, which it was compared with (null: with none), was withdrawn meanwhile; nothing is served then,
-  // nor is any delta.
+  // Makes `version` the newest that is served. kAborted when `base`, with which it was compared (null: with none), was
+  // withdrawn meanwhile; then the run serves nothing, and no delta.
   Status Serve(store::ServedVersion version, const model::Manifest* base);
 
  private:

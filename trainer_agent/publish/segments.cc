@@ -85,12 +85,12 @@ std::string SegmentHome::RunDirectory(const std::string& model, const RunId& run
   return Cat(directory_, "/", model, ".", ToHex(run));
 }
 
-Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const RunId& run,
-                                              const model::ModelLayout& layout, uint32_t ranks) const {
+Result<SegmentHome::StoredRun> SegmentHome::Make(const std::string& model, const RunId& run,
+                                                 const model::ModelLayout& layout, uint32_t ranks) const {
   LS_RETURN_IF_ERROR(model::CheckModelName(model));
   if (memfd_) {
     LS_ASSIGN_OR_RETURN(auto buffer, buffer::DoubleBuffer::Create(model, run, layout, ranks, os::CreateMemfdSegment));
-    return Stored{std::move(buffer), ""};
+    return StoredRun{std::move(buffer), ""};
   }
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(directory_));
   for (const std::string& name : names) {
@@ -106,10 +106,10 @@ Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const Ru
     (void)os::RemoveTree(run_directory);
     return buffer.status();
   }
-  return Stored{*std::move(buffer), run_directory + "/deltas"};
+  return StoredRun{*std::move(buffer), run_directory + "/deltas"};
 }
 
-Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) const {
+Result<SegmentHome::StoredRun> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) const {
   if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were returned, not 3"));
   struct stat info {};
   if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment returned");
@@ -121,10 +121,10 @@ Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) co
       auto buffer, buffer::DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
         return os::AdoptSegment(std::move(fds[name == "slot-0" ? 1 : 2]), bytes, os::Access::kReadWrite, name);
       }));
-  return Stored{std::move(buffer), ""};
+  return StoredRun{std::move(buffer), ""};
 }
 
-Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory) const {
+Result<SegmentHome::StoredRun> SegmentHome::Reopen(const std::string& run_directory) const {
   LS_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(run_directory + "/control"));
   LS_ASSIGN_OR_RETURN(os::MappedSegment control,
                       os::OpenSegment(run_directory + "/control", bytes, os::Access::kReadWrite));
@@ -136,13 +136,13 @@ Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory
     return Status(ErrorCode::kCorrupt, "its control segment names another model or run");
   }
   LS_RETURN_IF_ERROR(os::MakeDirs(run_directory + "/deltas", 0700));
-  return Stored{std::move(buffer), run_directory + "/deltas"};
+  return StoredRun{std::move(buffer), run_directory + "/deltas"};
 }
 
-Result<std::vector<SegmentHome::Stored>> SegmentHome::FindAll() const {
-  if (memfd_) return std::vector<Stored>();
+Result<std::vector<SegmentHome::StoredRun>> SegmentHome::FindAll() const {
+  if (memfd_) return std::vector<StoredRun>();
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(directory_));
-  std::map<std::string, Stored> by_model;
+  std::map<std::string, StoredRun> by_model;
   const auto remove = [](const std::string& path, const std::string& reason) {
     telemetry::Log(telemetry::LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
     (void)os::RemoveTree(path);
@@ -160,7 +160,7 @@ Result<std::vector<SegmentHome::Stored>> SegmentHome::FindAll() const {
       }
       continue;
     }
-    Stored& kept = by_model[stored->buffer->model()];
+    StoredRun& kept = by_model[stored->buffer->model()];
     if (kept.buffer != nullptr) {
       return Status(ErrorCode::kState,
                     Cat("model ", kept.buffer->model(), " has two runs, and no clock says which is the newer: ", path,
@@ -168,7 +168,7 @@ Result<std::vector<SegmentHome::Stored>> SegmentHome::FindAll() const {
     }
     kept = *std::move(stored);
   }
-  std::vector<Stored> all;
+  std::vector<StoredRun> all;
   for (auto& [model, stored] : by_model) all.push_back(std::move(stored));
   return all;
 }

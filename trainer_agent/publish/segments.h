@@ -22,32 +22,31 @@ class SegmentHome {
   // Removes a directory that Create() made and that no run was put in: the next user may be another one.
   ~SegmentHome();
 
-  struct Stored {
+  struct StoredRun {
     std::shared_ptr<buffer::DoubleBuffer> buffer;
     std::string directory;  // for deltas; empty with memfds
   };
 
-  // Runs of the model that are still there have ended then.
-  Result<Stored> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
-                      uint32_t ranks) const;
-  // From the descriptors that a rank returned: control, slot 0, slot 1. kBadData, kProtocol, kCorrupt: they are not
-  // what an agent made.
-  Result<Stored> Adopt(std::vector<os::UniqueFd> fds) const;
+  // Makes the segments of a new run. Ends the model's earlier runs that are still there.
+  Result<StoredRun> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
+                         uint32_t ranks) const;
+  // Opens the segments whose descriptors a rank returned: control, slot 0, slot 1. kBadData, kProtocol, kCorrupt: no
+  // agent made them.
+  Result<StoredRun> Adopt(std::vector<os::UniqueFd> fds) const;
   // kResourceExhausted, with what is needed and what there is, when slots for `layout` would not fit even after
   // `replaced` (may be null) is gone.
   Status CheckRoom(const std::string& model, const model::ModelLayout& layout,
                    const buffer::DoubleBuffer* replaced) const;
-  // What an earlier agent left: a run for each model. Damaged runs are removed, with a line in the log; what is not
-  // ours, or cannot be opened just now, is left alone. kState, with both paths, where a model has two, which no agent
-  // leaves.
-  Result<std::vector<Stored>> FindAll() const;
+  // Opens the runs that an earlier agent left, one of each model. Removes and logs damaged runs; leaves alone what is
+  // not ours, or cannot be opened just now. kState, with both paths, when a model has two runs: no agent leaves that.
+  Result<std::vector<StoredRun>> FindAll() const;
   void Remove(const buffer::DoubleBuffer& buffer) const;
 
  private:
   SegmentHome(std::string directory, bool memfd, bool made, os::UniqueFd lock)
       : directory_(std::move(directory)), memfd_(memfd), made_(made), lock_(std::move(lock)) {}
   std::string RunDirectory(const std::string& model, const RunId& run) const;
-  Result<Stored> Reopen(const std::string& run_directory) const;
+  Result<StoredRun> Reopen(const std::string& run_directory) const;
 
   const std::string directory_;
   const bool memfd_;

@@ -125,7 +125,7 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     retained_bytes += payload->total_bytes();
   }
   model.set_retained_bytes(retained_bytes);
-  model.set_pinned_bytes(run->deltas().pinned().bytes());
+  model.set_pinned_bytes(run->deltas().dropped().bytes());
 }
 
 grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,

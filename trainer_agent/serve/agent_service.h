@@ -19,7 +19,7 @@ namespace lockstep::serve {
 // of callbacks.
 class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
-  // What only the publish side knows and does.
+  // The calls that the publish side answers.
   struct PublishSide {
     std::function<std::vector<v1::AgentModel>()> models;  // that are open, each with run, layout, ranks and versions
     std::function<Result<v1::DropModelResponse>(const std::string& model)> drop;
@@ -31,10 +31,10 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
                PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
                const telemetry::Timeline* timeline);
 
-  // From now on nothing is opened and status says so. Streams end when the catalog closes.
+  // Refuses to open pulls and streams from now on; status says so. Open streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
 
-  // What GetStatus answers.
+  // Returns the answer to GetStatus.
   v1::AgentStatus Describe() const;
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus*) override;

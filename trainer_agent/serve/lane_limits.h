@@ -12,7 +12,7 @@
 
 namespace lockstep::serve {
 
-// What one lane books with. Used by one coroutine.
+// LanePace: one lane's share of the rates. Used by one coroutine.
 class LanePace {
  public:
   LanePace(std::shared_ptr<net::RateLimit> all, std::shared_ptr<net::RateLimit> receiver)
@@ -37,7 +37,7 @@ class LaneLimits {
   LaneLimits(uint64_t all, uint64_t per_receiver)
       : all_(std::make_shared<net::RateLimit>(all)), per_receiver_(per_receiver) {}
 
-  // By the identity of its peer and its own name, of which others may have either.
+  // A receiver, as rates count it: another may have the same name, or the same owner.
   struct Receiver {
     std::string owner;
     std::string name;

@@ -20,7 +20,7 @@
 
 namespace lockstep::serve {
 
-// What became of a request, before its end or error is sent.
+// The outcome of a request, before the lane sends the request's end or error.
 struct LaneAnswer {
   Status refusal;         // not OK: why it cannot be answered in full
   uint32_t frames = 0;    // sent for it
@@ -31,7 +31,7 @@ struct LaneAnswer {
 // Used by the one coroutine that owns the lane. After an error the lane is to be closed.
 class LaneWriter {
  public:
-  // In a system call; more would hold up a trainer for longer, and gain nothing.
+  // Most bytes of one system call. A larger burst would hold up a trainer for longer, and gain nothing.
   static constexpr size_t kBurstBytes = 1 << 20;
 
   // `timeout` is for each burst. Everything given outlives this.
@@ -49,9 +49,9 @@ class LaneWriter {
 
   // For memory that is lent for a moment: first waits for the lane's turn to send `bytes` of payload.
   asio::awaitable<void> WaitForPace(uint64_t bytes);
-  // Of what was added, sends what the socket takes at once, and returns how many frames that is. The rest of a frame
-  // that was cut is copied and counts as sent: it is for SendKept. Frames not begun are dropped. No payload is used
-  // after this has returned. REQUIRES that nothing was left to be sent before.
+  // Sends as many of the added frames as the socket takes at once, and returns how many that is. Copies the rest of a
+  // frame that was cut, for SendKept; that frame counts as sent. Drops the frames after it. Uses no payload after it
+  // has returned. REQUIRES SendKept to have sent the rest of the call before.
   Result<uint32_t> SendLent();
   asio::awaitable<Status> SendKept();
   asio::awaitable<Status> UntilWritable();

@@ -33,7 +33,7 @@ void Pull::TakeBack(const payload::DeltaChain& payloads) {
   }
 }
 
-void Pull::HoldDeltas() {
+void Pull::PinDeltas() {
   MutexLock lock(mutex_);
   pin_ = run->deltas().PinFrom(target);
 }

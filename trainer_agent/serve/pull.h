@@ -1,7 +1,7 @@
 // Pull: one pull in progress as its lanes see it, and the tickets that let them in.
 //
-// It keeps alive what was promised: its payloads, and for a full pull the deltas from its target on. A standing
-// pull has no target, and lasts as long as its lanes.
+// A pull keeps alive what its plan promised: its payloads, and for a full pull the deltas from its target on. A
+// standing pull has no target, and lasts as long as its lanes.
 #pragma once
 
 #include <atomic>
@@ -45,12 +45,12 @@ class Pull {
 
   void AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload);
   void DropPayloads();
-  // kNotFound: not of this pull. kState: it was taken back, pull again.
+  // kNotFound: the payload is not of this pull. kState: it was taken back; the receiver must pull again.
   Result<std::shared_ptr<const payload::Payload>> FindPayload(uint64_t payload_id) const;
-  // Gives up those of `payloads` that the pull holds.
+  // Releases every payload of this pull that is in `payloads`.
   void TakeBack(const payload::DeltaChain& payloads);
-  // Keeps the deltas from the target on.
-  void HoldDeltas();
+  // Pins the deltas from the target on in the run's store, until the pull ends.
+  void PinDeltas();
 
   void Touch();
   bool TouchedSince(Clock::time_point time) const;
@@ -68,7 +68,7 @@ class Pull {
   std::optional<Ticket> FindTicket(const wire::TicketName& name) const;
   bool UseTicket(const Ticket& ticket);  // false: there is no such ticket
 
-  // One lane that was let in; its end makes room for another.
+  // One admitted lane. The lane counts against `max_lanes` until its lease ends.
   class LaneLease {
    public:
     LaneLease(std::shared_ptr<Pull> pull, uint32_t lane) : pull_(std::move(pull)), lane_(lane) {}

@@ -1,4 +1,4 @@
-// What a pull's lane answers: full blocks from memory, and the entries of a delta.
+// Sends what a lane of a pull asks for: full blocks from memory, and the entries of a delta.
 #pragma once
 
 #include "trainer_agent/serve/lane_writer.h"

@@ -1,4 +1,4 @@
-// What receivers ask for, and what they are granted.
+// PullRequest: what a receiver asks for. PullPlan: what the agent grants.
 #pragma once
 
 #include <functional>

@@ -46,7 +46,7 @@ void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome
 }  // namespace
 
 void PullTable::Expire(Pull::Clock::time_point now) {
-  std::vector<std::shared_ptr<Pull>> ended;  // released outside the lock: their holds take the store's
+  std::vector<std::shared_ptr<Pull>> ended;  // released outside the lock: their pins take the store's
   std::vector<std::shared_ptr<Pull>> expired;
   {
     MutexLock lock(mutex_);
@@ -73,7 +73,7 @@ void PullTable::TakeBack(Pull::Clock::time_point now) {
     for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
   }
   for (const auto& [run, of_run] : pulls) {
-    const payload::DeltaChain overdue = run->deltas().pinned().Overdue(now);
+    const payload::DeltaChain overdue = run->deltas().dropped().Overdue(now);
     if (overdue.empty()) continue;
     for (const auto& pull : of_run) pull->TakeBack(overdue);
   }
@@ -160,7 +160,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
     plan.mode = v1::PULL_MODE_FULL;
     plan.base = {};
     plan.payload_bytes = run->layout().data_bytes();
-    pull->HoldDeltas();
+    pull->PinDeltas();
     return plan;
   }
   plan.mode = steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
@@ -226,7 +226,7 @@ Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t l
 
 std::string PullTable::Close(uint64_t pull_id, const VersionRef& held, const std::string& outcome,
                              const std::string& owner) {
-  std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
+  std::shared_ptr<Pull> pull;  // released outside the lock: its pin takes the store's
   {
     MutexLock lock(mutex_);
     const auto at = pulls_.find(pull_id);

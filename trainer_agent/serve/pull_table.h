@@ -35,7 +35,7 @@ class PullTable {
   // kNotFound: no such model. kState: no version yet, unless it is to be a standing one, or another layout.
   // kResourceExhausted: too many pulls.
   Result<PullPlan> Open(const PullRequest& request);
-  // A pull that another identity than `owner` opened is, in these, as one that does not exist.
+  // The next four calls treat a pull that another identity than `owner` opened as one that does not exist.
   Result<std::shared_ptr<store::ServedRun>> RunOf(uint64_t pull_id, const std::string& owner) const;
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
@@ -51,8 +51,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends each pull that is over at `now`, as above. From the other pulls it takes back deltas that the store retains no
-  // more and that they have held for too long (pinned_deltas.h). To be called now and then.
+  // Ends each pull that is over at `now`, as above. Takes overdue dropped deltas back from the other pulls
+  // (dropped_deltas.h). The agent calls this now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;

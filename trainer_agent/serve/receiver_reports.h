@@ -44,7 +44,7 @@ enum class Presence : uint8_t {
 // One of a receiver's engines.
 struct EngineReport {
   std::string name;
-  VersionRef served;       // nothing: nothing, or not known
+  VersionRef served;       // version 0: the engine serves none, or it is not known
   std::string last_error;  // empty after a success
 };
 
@@ -53,7 +53,7 @@ struct ReceiverReport {
 
   ReceiverKey receiver;
   VersionRef held;
-  VersionRef served;                  // by its engine; nothing: none, or not known
+  VersionRef served;                  // by its engine; version 0: none, or not known
   std::string outcome;                // of its last pull; empty: none has ended
   std::string last_error;             // its own, of syncs and engine
   std::vector<EngineReport> engines;  // of one that has several
@@ -69,10 +69,11 @@ class ReceiverReports {
  public:
   using Clock = ReceiverReport::Clock;
 
-  // A pull of `receiver` began (empty outcome) or ended. Its instance is not known: where it could be of several
-  // processes of its owner, this does nothing, as each reports for itself.
+  // Records that a pull of `receiver` began (empty outcome) or ended. A pull names no instance: OfPull does nothing
+  // when several processes of the owner have the name, because each of them reports for itself.
   void OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome);
-  // kBadData: there can be no such model or name, or the instance has another length.
+  // Replaces what the receiver last said. kBadData when the model or the name is none, or the instance's length is
+  // wrong.
   Status Report(const ReceiverKey& receiver, const VersionRef& held, const VersionRef& served,
                 const std::string& last_error, std::vector<EngineReport> engines = {});
 
@@ -116,11 +117,11 @@ class ReceiverReports {
   // Null: there are several, or no room.
   Entry* FindPuller(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
   size_t CountOf(const std::string& owner) const LS_REQUIRES(mutex_);
-  // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.
+  // Drops the stalest entry that is not connected, of `owner` alone if it is not empty. False: every one is connected.
   bool MakeRoom(const std::string& owner) LS_REQUIRES(mutex_);
-  // Those of one model and name, by whatever process and owner.
+  // The entries of the receiver's model and name, of any process and owner.
   Range OfName(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
-  // The same of the receiver's owner alone.
+  // The entries of the receiver's model, name and owner, of any process.
   Range Namesakes(const ReceiverKey& receiver) LS_REQUIRES(mutex_);
   // Drops the gone namesakes of one that is there.
   void DropReplaced(const ReceiverKey& receiver) LS_REQUIRES(mutex_);

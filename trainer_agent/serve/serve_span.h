@@ -23,11 +23,11 @@ class ServeSpan {
   ServeSpan(const ServeSpan&) = delete;
   ServeSpan& operator=(const ServeSpan&) = delete;
 
-  // Something was asked for. Without effect while a span is open.
+  // Opens a span, unless one is open. Called when the receiver asks for something.
   void Begin() {
     if (!begun_) Restart();
   }
-  // The same, and a span that is open is dropped: what it served was aborted.
+  // Drops the open span, if there is one, and opens another. Called when the version that was being served was aborted.
   void Restart() {
     begun_.emplace();
     ended_ = std::chrono::steady_clock::now();

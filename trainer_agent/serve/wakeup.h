@@ -35,7 +35,7 @@ class Wakeup : public net::StrandWakeup, public std::enable_shared_from_this<Wak
   Wakeup(const asio::any_io_executor& strand, std::shared_ptr<WakeupGate> gate)
       : StrandWakeup(strand), gate_(std::move(gate)) {}
 
-  // What wakes the coroutine; may be called by any thread, at any time, and returns at once.
+  // Returns a function that wakes the coroutine. Any thread may call it at any time; it returns at once.
   std::function<void()> Waker() {
     return [gate = gate_, weak = weak_from_this()] {
       gate->Pass([&] {

@@ -37,7 +37,7 @@ payload::Payload::Allocator FileAllocator(const std::string& path) {
 }  // namespace
 
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
-    : layout_(std::move(layout)), options_(std::move(options)), pinned_(options_.retain_bytes) {}
+    : layout_(std::move(layout)), options_(std::move(options)), dropped_(options_.retain_bytes) {}
 
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
@@ -112,7 +112,7 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::P
 void DeltaStore::RemoveOldestLocked() {
   const payload::PayloadHeader& header = chain_.front()->header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
-  pinned_.Add(chain_.front());
+  dropped_.Add(chain_.front());
   chain_.erase(chain_.begin());
 }
 
@@ -124,15 +124,15 @@ uint64_t DeltaStore::RetainedBytesLocked() const {
 
 uint64_t DeltaStore::MaxDeltaBytes() const {
   MutexLock lock(mutex_);
-  return holds_.empty() ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
+  return pins_.empty() ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
 }
 
 void DeltaStore::EvictLocked() {
   const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
   while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
-    const bool held = !holds_.empty() && *holds_.begin() <= chain_.front()->header().base;
-    if (held && bytes <= 2 * budget + layout_->data_bytes()) return;
+    const bool pinned = !pins_.empty() && *pins_.begin() <= chain_.front()->header().base;
+    if (pinned && bytes <= 2 * budget + layout_->data_bytes()) return;
     bytes -= StoredBytes(*chain_.front());
     RemoveOldestLocked();
   }
@@ -171,12 +171,12 @@ DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
 DeltaStore::RetentionPin::RetentionPin(DeltaStore* store, Version version)
     : store_(store), at_([&] {
         MutexLock lock(store->mutex_);
-        return store->holds_.insert(version);
+        return store->pins_.insert(version);
       }()) {}
 
 DeltaStore::RetentionPin::~RetentionPin() {
   MutexLock lock(store_->mutex_);
-  store_->holds_.erase(at_);
+  store_->pins_.erase(at_);
   store_->EvictLocked();
 }
 

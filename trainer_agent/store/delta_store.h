@@ -1,7 +1,9 @@
-// DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
+// DeltaStore: keeps the deltas of one run that receivers may still need, within a byte budget.
 //
-// The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
-// receivers. With a directory they are files on the agent's tmpfs, so that an agent that is killed finds them again.
+// The deltas form one chain that ends at the newest version. Each delta is one immutable Payload, which any number of
+// pulls share. With a directory, the deltas are files on the agent's tmpfs: the agent that follows a killed one loads
+// them again. A delta that leaves the chain is dropped (dropped_deltas.h): its file goes, and pulls that have its
+// payload keep that alive.
 #pragma once
 
 #include <limits>
@@ -15,7 +17,7 @@
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
-#include "trainer_agent/store/pinned_deltas.h"
+#include "trainer_agent/store/dropped_deltas.h"
 
 namespace lockstep::store {
 
@@ -29,28 +31,31 @@ class DeltaStore {
  public:
   DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options);
 
-  // Reads back the files of an earlier agent: of those that are whole, the longest chain that ends at `newest`. The
-  // others are removed.
+  // Loads the files of an earlier agent: the longest chain of whole deltas that ends at `newest`. Removes all other
+  // files of the directory.
   void Load(const model::Manifest& newest);
 
-  // Makes the delta that follows the last one and retains it. A full tmpfs costs old deltas first; when even that does
-  // not help the delta is kept on the heap.
+  // Assembles a delta from `blocks`, appends it to the chain and drops old deltas over the budget. Drops the whole
+  // chain before when the delta does not follow the last one. Where the tmpfs is full, Add drops old deltas; when all
+  // are gone, Add keeps the new one on the heap.
   Result<std::shared_ptr<const payload::Payload>> Add(const payload::PayloadIdentity& identity,
                                                       const std::vector<const payload::DeltaBlock*>& blocks);
 
-  // The deltas from `base` to `last`, or to the newest that is older (kNewest: to that); empty when they are not
-  // retained, or not below `full_bytes` together.
+  // Returns the deltas that lead from `base` to `last`, or as far towards it as the chain goes. kNewest as `last` means
+  // the end of the chain. Returns an empty chain when no delta starts at `base`, or when the deltas together are not
+  // below `full_bytes`.
   payload::DeltaChain RouteFrom(Version base, Version last, uint64_t full_bytes) const;
   static constexpr Version kNewest = std::numeric_limits<Version>::max();
 
-  // Every step from `base` to `last`. kState when some are gone.
+  // As RouteFrom, whatever the deltas' size. kState when the deltas from `base` on are no longer retained.
   Result<payload::DeltaChain> ChainFrom(Version base, Version last) const;
 
-  // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
+  // Returns how large a delta may be to be worth making: the model's size while there is a pin, for full pulls need the
+  // delta to catch up; else at most the budget.
   uint64_t MaxDeltaBytes() const;
 
-  // While it lives, deltas from `version` on outlive the byte budget, up to twice its size and a model's: a full pull
-  // needs them to catch up.
+  // A pin keeps deltas from `version` on while it lives: the store then evicts them only beyond twice the budget and
+  // one model's size. A full pull has a pin, because it needs those deltas to catch up.
   class RetentionPin {
    public:
     RetentionPin(DeltaStore* store, Version version);
@@ -64,21 +69,21 @@ class DeltaStore {
   };
   std::unique_ptr<RetentionPin> PinFrom(Version version) { return std::make_unique<RetentionPin>(this, version); }
 
-  // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
-  // what is kept on the heap has no file.
+  // Opens the delta's file for reading. The file never changes, and the descriptor stays good after the delta was
+  // dropped. kState when the delta is on the heap, or was dropped.
   Result<os::UniqueFd> OpenFile(const payload::Payload& payload) const;
 
   payload::DeltaChain Retained() const;
-  // What is retained no more, but held: bounded by `retain_bytes` if pulls that hold it give Overdue() back.
-  const PinnedDeltas& pinned() const { return pinned_; }
-  // The step of the chain that led to `target`, or the newest step for kNewest; zeros: it is not retained.
+  // The dropped deltas that pulls still have. They stay within `retain_bytes` if the caller takes Overdue() back.
+  const DroppedDeltas& dropped() const { return dropped_; }
+  // Returns the facts of the delta that leads to `target`, or of the newest for kNewest; zeros when there is none.
   struct StepFacts {
     uint64_t data_bytes = 0;
     double density = 0;  // the share of elements that it changed
   };
   StepFacts StepTo(Version target) const;
 
-  // The run is over: removes everything, files too.
+  // Drops every delta and removes its file. Called when the run is over.
   void Discard();
 
  private:
@@ -96,8 +101,8 @@ class DeltaStore {
   const StoreOptions options_;
   mutable Mutex mutex_;
   payload::DeltaChain chain_ LS_GUARDED_BY(mutex_);
-  std::multiset<Version> holds_ LS_GUARDED_BY(mutex_);
-  PinnedDeltas pinned_;
+  std::multiset<Version> pins_ LS_GUARDED_BY(mutex_);
+  DroppedDeltas dropped_;
 };
 
 }  // namespace lockstep::store

@@ -48,13 +48,13 @@ TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then 
   CHECK(store.Retained().size() == 3);
   CHECK(store.RouteFrom(2, kNewest, kFull).empty());
   CHECK(store.MaxDeltaBytes() == 3 * kPage);
-  auto hold = store.PinFrom(3);
+  auto pin = store.PinFrom(3);
   CHECK(store.MaxDeltaBytes() == chain.layout->data_bytes());
   for (Version version = 6; version <= 10; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == 8);
   for (Version version = 11; version <= 40; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == (2 * 3 * kPage + chain.layout->data_bytes()) / kPage);
-  hold.reset();
+  pin.reset();
   CHECK(store.Retained().size() == 3);
 }
 

@@ -17,12 +17,12 @@
 
 namespace lockstep::store {
 
-// The readers to be woken, each once. Those that are gone are dropped, so that it stays as short as there are
-// readers. Guarded by its owner.
+// WakeList: the readers to wake, each once. Add() drops readers that are gone, so that the list stays as short as there
+// are readers. Not thread-safe: the owner's mutex guards it.
 class WakeList {
  public:
   void Add(std::weak_ptr<void> reader, std::function<void()> wake);
-  // Empties the list; they are to be called without the owner's lock.
+  // Empties the list and returns its callbacks. The caller must call them without the owner's mutex.
   std::vector<std::function<void()>> Take();
 
  private:
@@ -46,7 +46,7 @@ class StreamingDelta {
   void Add(std::shared_ptr<const payload::DeltaBlock> block);
   void Seal();
   void Abort(Status why);  // REQUIRES !why.ok()
-  // The same, also of a sealed one: its readers are too slow for the memory that it takes.
+  // As Abort, but also of a sealed delta. Called when readers are too slow for the memory that the delta takes.
   void Drop(Status why);
 
   // --- readers ---
@@ -54,11 +54,11 @@ class StreamingDelta {
     std::vector<std::shared_ptr<const payload::DeltaBlock>>
         blocks;           // the next ones, in the order of making; some hundred at most
     bool sealed = false;  // these are the last
-    Status aborted;       // not OK: no block counts, nor those before
+    Status aborted;       // not OK: the reader must discard every block of the delta
   };
   Update Since(size_t seen) const;
-  // Calls `wake` once, as soon as Since(seen) is not empty: now, or later on a thread of the maker, which must not be
-  // held up. It may be called when its reader is gone, which `reader` shows.
+  // Calls `wake` once, as soon as Since(seen) is not empty: at once, or later on a thread of the maker. `wake` must not
+  // block. It may still be called after `reader` has expired.
   void WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
@@ -78,10 +78,10 @@ class StreamingDelta {
 class DeltaFeed {
  public:
   // --- the maker ---
-  // `base` is the newest version; a delta that did not end is aborted.
+  // Begins the delta that follows `base`, the newest version. Aborts the delta before it if that has not ended.
   std::shared_ptr<StreamingDelta> Begin(Version base, Version target);
-  // `newest` is committed and served, or what remained when a draft was aborted: nothing is being made. What led to
-  // the version before the last one is dropped, so that slow readers hold two deltas at most, however many they are.
+  // Called when `newest` is served, or remains the newest after a draft was aborted. No delta is being made then. Drops
+  // the delta that led to the version before the last one, so that slow readers keep two deltas alive at most.
   void SetNewest(Version newest);
   // The run is over: nothing more will be made.
   void End();

@@ -1,8 +1,8 @@
-// What can be served: for each model the run, the newest version with its manifest and deltas, and a way to read its
-// blocks.
+// VersionCatalog: lists what the agent can serve: for each model one run (ServedRun), with its newest version, the
+// version's manifest and deltas, and a reader of its blocks.
 //
-// The publish side puts versions in; the serve side takes them out and waits for more. Nothing here knows of sockets or
-// protos.
+// The publish side publishes versions here. The serve side reads them, and watches for newer ones. The catalog knows
+// neither sockets nor protos.
 #pragma once
 
 #include <condition_variable>
@@ -23,21 +23,22 @@
 
 namespace lockstep::store {
 
-// A version's blocks as a file: readable through `file`, without a promise that they stay.
+// A version's blocks as a file. The caller owns the descriptor. A trainer may write over the blocks at any time.
 struct VersionFile {
   os::UniqueFd file;
   uint64_t data_offset = 0;  // of the first block
 };
 
-// Reads versions in memory. Implemented over the double buffer.
+// Reads versions in memory. The publish side implements it over the double buffer.
 class BlockReader {
  public:
   virtual ~BlockReader() = default;
-  // Calls `use` with those bytes of the data section, which stay while it runs: it must be done within the copy of a
-  // few blocks, for a trainer may wait for it. kState when `version` is no longer in memory.
+  // Calls `use` with the bytes of `range` of the data section. The bytes do not change while `use` runs. A trainer may
+  // wait for `use`: it must return as soon as a few blocks could be copied. kState when `version` is no longer in
+  // memory; `use` is not called then.
   virtual Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) = 0;
-  // The memory that holds `version` now. Holds nothing up: it may be written into as soon as this returns. kState as
-  // above.
+  // Opens the memory that has `version` now. No trainer waits for the caller: the memory may be written over as soon as
+  // this call returns. kState when `version` is no longer in memory.
   virtual Result<VersionFile> OpenFile(Version version) = 0;
 };
 
@@ -47,7 +48,7 @@ struct ServedVersion {
   std::string label = {};  // empty: none (common/model/label.h)
 };
 
-// One run of one model. Thread-safe.
+// ServedRun: one run of one model, as receivers get it. Thread-safe.
 class ServedRun {
  public:
   ServedRun(std::string model, RunId run, std::shared_ptr<const model::ModelLayout> layout,
@@ -60,32 +61,33 @@ class ServedRun {
   DeltaFeed& feed() { return feed_; }
 
   std::optional<ServedVersion> Newest() const;
-  // The same. kState: nothing is committed yet; kCorrupt: why what was is withdrawn.
+  // Returns the newest version. kState when none is committed yet. kCorrupt, with the reason, when the newest version
+  // was retracted.
   Result<ServedVersion> RequireNewest() const;
-  // Whether a version that was compared with `base` (null: with none) may follow. kAborted: `base` was withdrawn.
+  // OK when a version that was compared with `base` (null: with none) may follow. kAborted when `base` was retracted.
   Status CheckBase(const model::Manifest* base) const;
-  // Of the newest version or the one before it, or of the newest for 0; null for any other.
+  // Returns the manifest of the newest version (also for 0) or of the one before it; null for any other version.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
-  // As VersionLabels has them, of versions that were published here.
+  // As VersionLabels::Of and Newest, for the versions that this agent published.
   std::string LabelOf(Version version) const;
   Version NewestLabelled(const std::string& label) const;
 
-  // Calls `use` with consecutive blocks of `wanted`, or, when that is gone and `exact` is false, of the newest version,
-  // and with the manifest of the one they are of. The bytes stay while it runs: as BlockReader::UseBytes. kState when
-  // there are none; then it is not called.
+  // Calls `use` with `count` blocks from `first` on, and with the manifest of their version. That is `wanted`, or the
+  // newest version when `wanted` is gone and `exact` is false. `use` must keep the rules of BlockReader::UseBytes.
+  // kState when no such version is in memory; `use` is not called then.
   using UseOfBlocks = std::function<void(const model::Manifest& manifest, ByteView bytes)>;
   Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
 
-  // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as no trainer
-  // writes there. kState when it is gone.
+  // Opens the memory of `wanted` (0: of the newest version) and returns the manifest to check its blocks with: a
+  // trainer may write over them at any time. kState when the version is gone.
   struct Slot {
     VersionFile memory;
     std::shared_ptr<const model::Manifest> manifest;
   };
   Result<Slot> OpenSlot(Version wanted) const;
 
-  // The run is over: releases its memory, also while this object is held. Reads fail with kState from now on.
+  // Ends the run: releases its memory, even while callers keep this object. Every later read fails with kState.
   void End();
 
  private:
@@ -106,19 +108,19 @@ class ServedRun {
   VersionLabels labels_ LS_GUARDED_BY(mutex_);
 };
 
-// All models. Thread-safe.
+// Thread-safe.
 class VersionCatalog {
  public:
   VersionCatalog() : notifier_([this] { Notify(); }) {}
-  // Watches are told what is new before it returns.
+  // Calls the watches for what was announced before, then stops the notifier thread.
   ~VersionCatalog();
 
-  // `run` replaces the model's earlier run.
+  // Makes `run` the model's run, in place of an earlier one.
   void Open(std::shared_ptr<ServedRun> run);
-  // `version` is the run's newest from now on, unless CheckBase(base) fails.
+  // Makes `version` the run's newest. When run->CheckBase(base) fails, returns its error and publishes nothing.
   Status Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version, const model::Manifest* base = nullptr);
-  // `version` of the run, if it is the newest, is not served any more, nor are its deltas: its bytes are not what they
-  // were. `why` is kCorrupt.
+  // Stops serving `version` and the run's deltas, because its bytes are damaged. RequireNewest() returns `why`, which
+  // is kCorrupt, until a version is published. Does nothing when `version` is not the newest.
   void Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why);
   // Ends the model's run, if there is one.
   void Withdraw(const std::string& model);
@@ -127,19 +129,19 @@ class VersionCatalog {
   std::shared_ptr<ServedRun> Find(const std::string& model) const;              // null: it is not open
   Result<std::shared_ptr<ServedRun>> FindOpen(const std::string& model) const;  // kNotFound likewise
 
-  // What is new of a model: which run is open, and its newest version.
+  // The open run of a model, and its newest version.
   struct Update {
     VersionRef newest;  // version 0 before the first
     std::shared_ptr<ServedRun> run;
     std::optional<ServedVersion> version;  // none before the first
   };
-  // No value while that is `seen`, or the model is not open.
+  // Returns the model's update when its `newest` differs from `seen`; else, and when the model is not open, no value.
   std::optional<Update> UpdateSince(const std::string& model, const VersionRef& seen) const;
 
-  // Has `changed` called soon after there may be an update of `model`, and after Close(), on the catalog's own thread:
-  // a publish waits for no watch, however many there are. It must not make or end a watch, nor block, which would
-  // hold up the others. Once the destructor has returned nothing is called any more. REQUIRES the catalog to outlive
-  // it.
+  // A watch has the catalog's notifier thread call `changed` soon after there may be an update of `model`, and after
+  // Close(). No publish waits for a watch. `changed` must not make or end a watch, and must not block, because the
+  // other watches wait for it. Nothing calls `changed` once the destructor has returned. REQUIRES the catalog to
+  // outlive the watch.
   class Watch {
    public:
     Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed);
@@ -154,12 +156,12 @@ class VersionCatalog {
     const std::function<void()> changed_;
   };
 
-  // Nothing will be published any more: notifies every watch.
+  // Notifies every watch. Called when no version will be published any more.
   void Close();
   bool closed() const;
 
  private:
-  // Has the watches of `model` called; all of them when it is empty.
+  // Has the notifier thread call the watches of `model`; all watches when `model` is empty.
   void Announce(const std::string& model);
   void Notify();
   void CallWatches(const std::string& model) const;

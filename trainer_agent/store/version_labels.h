@@ -1,4 +1,4 @@
-// Which labels versions have: of the newest ones, as many as are remembered.
+// VersionLabels: the labels of one run's versions, as far as the newest kRemembered of them.
 #pragma once
 
 #include <deque>
@@ -21,7 +21,7 @@ class VersionLabels {
     if (labels_.size() > kRemembered) labels_.pop_front();
   }
 
-  // Empty: it has none, or none that is remembered.
+  // Returns the label of `version`; empty when it has none, or none that is remembered.
   std::string Of(Version version) const {
     for (auto at = labels_.rbegin(); at != labels_.rend() && at->first >= version; ++at) {
       if (at->first == version) return at->second;
