@@ -1,4 +1,4 @@
-// What the C ABI is given, checked, as what the library works with.
+// Checks the arguments of the C ABI and converts them to the library's types.
 #pragma once
 
 #include <memory>

@@ -77,8 +77,8 @@ class InPlace::Copies {
 
   Status WaitForBatch() {
     LS_RETURN_IF_ERROR(model_.engine_->Wait());
-    Written& all = model_.unreported_;
-    const Written& done = under_way_.front();
+    WrittenRanges& all = model_.unreported_;
+    const WrittenRanges& done = under_way_.front();
     all.ranges.insert(all.ranges.end(), done.ranges.begin(), done.ranges.end());
     all.bytes += done.bytes;
     under_way_.pop_front();
@@ -87,8 +87,8 @@ class InPlace::Copies {
 
   InPlace& model_;
   std::vector<exporter::PlacedCopy> copies_;  // of batch_
-  Written batch_;                             // that is being filled
-  std::deque<Written> under_way_;
+  WrittenRanges batch_;                       // that is being filled
+  std::deque<WrittenRanges> under_way_;
 };
 
 Result<std::unique_ptr<InPlace>> InPlace::Open(buffer::RankOptions options, std::vector<std::string> names,
@@ -150,7 +150,7 @@ Status InPlace::Write(std::span<const lockstep_source> sources) {
 
 Status InPlace::Report(uint64_t least_bytes) {
   if (unreported_.ranges.empty() || unreported_.bytes < least_bytes) return OkStatus();
-  const Written written = std::exchange(unreported_, {});
+  const WrittenRanges written = std::exchange(unreported_, {});
   LS_RETURN_IF_ERROR(client_->RangesDone(written.ranges));
   stats_.bytes_copied += written.bytes;
   return OkStatus();

@@ -38,7 +38,7 @@ class InPlace {
 
  private:
   class Copies;
-  struct Written {
+  struct WrittenRanges {
     std::vector<StridedRange> ranges;
     uint64_t bytes = 0;
   };
@@ -59,7 +59,7 @@ class InPlace {
   std::unique_ptr<buffer::RankClient> client_;
   std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a slot
   bool pins_ = true;                                                     // until pinning fails
-  Written unreported_;                                                   // is in place
+  WrittenRanges unreported_;                                             // is in place
   Version version_ = 0;                                                  // that was begun last
   std::chrono::steady_clock::time_point began_;
   exporter::PublishStats stats_;

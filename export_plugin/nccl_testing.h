@@ -59,7 +59,7 @@ inline void OnAllRanks(uint32_t ranks, const std::function<void(uint32_t)>& body
 
 using Exchanges = std::vector<std::unique_ptr<NcclExchange>>;
 
-// One for each rank that `comes`, all if none is said; the others are null. `errors`: of making them.
+// Makes an exchange for each rank that `comes` (empty: for all); the others are null. `errors` gets the error of each.
 inline Exchanges NewExchanges(uint32_t ranks, Milliseconds timeout, std::vector<Error>& errors,
                               const std::function<bool(uint32_t)>& comes = {}) {
   ncclUniqueId id;

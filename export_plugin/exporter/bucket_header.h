@@ -40,11 +40,11 @@ inline constexpr uint16_t kBucketFormat = 1;
 enum class BucketKind : uint8_t {
   kBucket = 1,        // remote rank to proxy, a payload follows; its hash is xxh3-64
   kAnswer = 2,        // proxy to remote rank, once a version
-  kLastAnswer = 3,    // the same, and the proxy's exchange is broken: it takes no further version
+  kLastAnswer = 3,    // as kAnswer, and the proxy's exchange is broken: it takes no further version
   kDeviceBucket = 4,  // as kBucket, from a GPU's memory to another's; its hash is the sum of kernels/cuda/sum.h
 };
 
-// What makes a message this one and no other.
+// Identifies a message among all of an exchange.
 struct BucketPlace {
   BucketKind kind = BucketKind::kBucket;
   Version version = 0;
@@ -54,7 +54,7 @@ struct BucketPlace {
   uint64_t payload_bytes = 0;
 };
 
-// With `payload_hash` when `code` is kOk, and that of the header.
+// Returns a header for `place`, with its own hash; `payload_hash` counts only when `code` is kOk.
 BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, uint64_t payload_hash);
 
 // Whether `header` came whole. kProtocol for another format, kCorrupt for flipped bits.

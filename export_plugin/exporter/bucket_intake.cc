@@ -46,23 +46,23 @@ void BucketIntake::StartSet(size_t source) {
   sources_[source].count = sources_[source].remote.buckets.changing;
   sources_[source].version.reset();
   sources_[source].error = OkStatus();
-  turns_.push_back(source);
+  sources_to_start_.push_back(source);
 }
 
 void BucketIntake::StartReceive(size_t slot) {
-  if (turns_.empty()) return;
-  const size_t next = turns_.front();
-  turns_.pop_front();
+  if (sources_to_start_.empty()) return;
+  const size_t next = sources_to_start_.front();
+  sources_to_start_.pop_front();
   Source& source = sources_[next];
   const uint64_t bytes = sizeof(BucketHeader) + source.remote.buckets.all[source.started].payload_bytes;
   under_way_.push_back(
       {next, source.started, slot, exchange_->Receive(source.remote.rank, memory_->message(slot), bytes)});
-  if (++source.started < source.count) turns_.push_back(next);
+  if (++source.started < source.count) sources_to_start_.push_back(next);
 }
 
 void BucketIntake::Start(Version version) {
   for (size_t source = 0; source < sources_.size(); ++source) {
-    if (sources_[source].spent < version) StartSet(source);
+    if (sources_[source].newer_set < version) StartSet(source);
   }
   for (size_t slot = 0; slot < kSlots; ++slot) StartReceive(slot);
 }
@@ -71,9 +71,9 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
   stats.exchange_memory_bytes = memory_->bytes();
   Status status;
   for (Source& source : sources_) {
-    if (source.spent < target.version) continue;
-    if (status.ok()) status = Skipped(source.remote.rank, source.spent, target.version);
-    if (source.spent == target.version) source.spent = 0;
+    if (source.newer_set < target.version) continue;
+    if (status.ok()) status = Skipped(source.remote.rank, source.newer_set, target.version);
+    if (source.newer_set == target.version) source.newer_set = 0;
   }
   while (!under_way_.empty()) {
     Receive receive = under_way_.front();
@@ -105,7 +105,7 @@ void BucketIntake::LearnCount(const Receive& receive, const Result<BucketHeader>
   const bool readable = header.ok() && CheckHeader(*header, source.remote.rank).ok();
   const bool with_frozen = readable ? header->count == all : source.wanted_frozen;
   if (!with_frozen || source.count == all) return;
-  if (source.started == source.count) turns_.push_back(receive.source);
+  if (source.started == source.count) sources_to_start_.push_back(receive.source);
   source.count = all;
 }
 
@@ -162,8 +162,8 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
     LS_RETURN_IF_ERROR(source.error);
     return wanted ? ReportFrozen(source, target) : OkStatus();
   }
-  source.spent = *source.version;
-  return Skipped(source.remote.rank, source.spent, target.version);
+  source.newer_set = *source.version;
+  return Skipped(source.remote.rank, source.newer_set, target.version);
 }
 
 void BucketIntake::SendAnswer(std::span<Source* const> sources, Version version, ErrorCode code, bool wants_frozen) {

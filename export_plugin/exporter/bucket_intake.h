@@ -1,11 +1,12 @@
-// BucketIntake: a rank on the agent's host takes the bytes of ranks on other hosts into the slot that is being written.
+// BucketIntake: a rank on the agent's host receives the buckets of ranks on other hosts, and copies them into the slot
+// that is being written.
 //
-// It takes the first bucket of each rank, then the second of each, and so on: no rank waits for all buckets of another.
-// Two receives are under way at any time.
+// The intake takes the first bucket of each rank, then the second of each, and so on: no rank waits for all buckets of
+// another. Two receives are under way at any time.
 //
-// A set is one rank's buckets of one version; it has one answer. A rank that failed between two publishes may skip a
-// set, or send a set that was skipped here. Both ends match sets by the version in the buckets' headers (FORMAT.md,
-// "Versions").
+// A set is the buckets of one rank and one version. The intake answers each set once. A rank that failed between two
+// publishes may skip a version's set, or send the set of a version that was skipped here. Both ends match sets by the
+// version in the buckets' headers (FORMAT.md, "Versions").
 #pragma once
 
 #include <deque>
@@ -35,7 +36,7 @@ struct IntakeTarget {
 
   Version version = 0;
   std::byte* data = nullptr;  // null: nowhere
-  bool holds_frozen = false;  // both slots hold the frozen bytes: those that come nevertheless are ignored
+  bool holds_frozen = false;  // both slots hold the frozen bytes: the intake ignores frozen buckets that still come
   Report done;
   Report unchanged;
 };
@@ -47,32 +48,33 @@ class BucketIntake {
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
                TrackedExchange* exchange, CopyEngine* engine);
 
-  // All that is written into the slot; `frozen_only`: what only frozen buckets write.
+  // The ranges of the slot that the buckets write; with `frozen_only`, those that frozen buckets write.
   std::vector<StridedRange> Ranges(bool frozen_only) const;
-  // Whether that comes from a GPU's memory.
+  // Whether the buckets are received into a GPU's memory.
   bool on_device() const { return memory_->on_device(); }
 
-  // Lets the first buckets come while this rank is busy with its own copies, once the exchange knows its peers.
+  // Starts to receive the first buckets of `version`, which may come while this rank makes its own copies.
   void Start(Version version);
-  // Takes every bucket of every rank that lives. They are copied, and what they complete is reported, until something
-  // is wrong, or not at all where there is no data: the first error is answered, after all were taken.
+  // Receives every bucket of every rank that is not lost. Copies each to `target` and reports the ranges that it
+  // completes, up to the first error; copies nothing when target.data is null. Returns the first error, after all
+  // buckets have come.
   Status TakeAll(const IntakeTarget& target, PublishStats& stats);
   // Tells each live rank with a taken set the outcome of `version`, and whether it must send its frozen buckets with
   // the next one.
   void Answer(Version version, ErrorCode code, bool wants_frozen);
 
  private:
-  // How far the set is that a rank sends.
+  // A remote rank, and how much of its set has come.
   struct Source {
     RemoteRank remote;
-    uint32_t started = 0;  // receives
-    uint32_t taken = 0;
-    uint32_t count = 0;              // of the set; until the first bucket is taken, those that it has at least
-    bool wanted_frozen = true;       // as last answered
-    std::optional<Version> version;  // once a header said it
-    Status error;                    // the first
+    uint32_t started = 0;            // buckets: their receives were started
+    uint32_t taken = 0;              // buckets
+    uint32_t count = 0;              // buckets of the set; until the first one is taken, the least that it may have
+    bool wanted_frozen = true;       // the last answer asked for frozen buckets
+    std::optional<Version> version;  // of the set, once a header has said it
+    Status error;                    // the first of the set
     bool awaits_answer = false;
-    Version spent = 0;  // a newer version, whose set was taken: versions up to it get no set and are aborted; 0: none
+    Version newer_set = 0;  // version of a set that came early: versions up to it get no set and abort; 0: none
   };
   struct Receive {
     size_t source = 0;
@@ -83,11 +85,11 @@ class BucketIntake {
 
   void StartSet(size_t source);
   void StartReceive(size_t slot);
-  // The first bucket of a set came: how many there are.
+  // Learns from the header of a set's first bucket how many buckets the set has.
   void LearnCount(const Receive& receive, const Result<BucketHeader>& header);
   // Checks a bucket that came; copies it if it is `wanted`.
   Status TakeBucket(const Receive& receive, const Result<BucketHeader>& read, const IntakeTarget& target, bool wanted);
-  // All buckets of a set are here: what that means for the version.
+  // Ends the set of `source`, all of whose buckets are here. Returns the set's error, or why the version must abort.
   Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
   Status ReportFrozen(const Source& source, const IntakeTarget& target);
   void SendAnswer(std::span<Source* const> sources, Version version, ErrorCode code, bool wants_frozen);
@@ -97,7 +99,7 @@ class BucketIntake {
   CopyEngine* const engine_;
   std::vector<Source> sources_;
   const std::unique_ptr<BucketMemory> memory_;
-  std::deque<size_t> turns_;  // sources with buckets to start
+  std::deque<size_t> sources_to_start_;  // indices; each has buckets whose receives are to be started
   std::deque<Receive> under_way_;
   std::vector<PlacedCopy> placed_;
 };

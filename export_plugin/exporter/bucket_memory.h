@@ -1,5 +1,5 @@
-// BucketMemory: two slots, each for a header and the payload after it, and a header for answers. All the memory that an
-// end of the exchange has: of the host, or of the GPU in which the exchange wants its messages.
+// BucketMemory: all the memory that one end of an exchange has: two slots, each for a header and its payload, and a
+// header for answers. The memory is the host's, or that of the GPU in which the exchange wants its messages.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace lockstep::exporter {
 
-// What one of two slots may hold, beside its header, when both together have `bucket_bytes`.
+// Payload bytes of one slot, when both slots together have `bucket_bytes`.
 inline uint64_t SlotPayloadBytes(uint64_t bucket_bytes) {
   return bucket_bytes / 2 - sizeof(BucketHeader);
 }
@@ -32,12 +32,12 @@ class BucketMemory {
 
   virtual Result<BucketHeader> ReadHeader(const std::byte* message) = 0;
   virtual Status WriteHeader(std::byte* message, const BucketHeader& header) = 0;
-  // Of the first `bytes` of a payload: what a header of bucket_kind() has.
+  // The hash of a payload's first `bytes`, as a header of bucket_kind() has it.
   virtual Result<uint64_t> PayloadHash(size_t slot, uint64_t bytes) = 0;
   virtual BucketKind bucket_kind() const = 0;
 
   virtual bool on_device() const = 0;
-  // Makes copies from a GPU into it fast. Answers why it did not.
+  // Pins the memory, so that copies from a GPU into it are fast. Returns why it is not pinned.
   virtual Status PinFor(CopyEngine& engine) = 0;
   virtual bool pinned() const = 0;
 
@@ -54,7 +54,7 @@ class BucketMemory {
   std::byte* memory_ = nullptr;
 };
 
-// In the memory of `device`, or of the host where there is none. As NewDeviceBuckets().
+// Makes buckets in the memory of `device`; of the host when it has no value. Errors as NewDeviceBuckets().
 Result<std::unique_ptr<BucketMemory>> NewBuckets(std::optional<int> device, uint64_t payload_bytes);
 
 // kResourceExhausted: the GPU lacks the memory. The error of GpuTrouble() where no GPU is reached.

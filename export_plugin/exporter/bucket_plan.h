@@ -12,8 +12,9 @@
 
 namespace lockstep::exporter {
 
-// Of each rank, the rank on the agent's host that takes its buckets; nothing for ranks that send none. The one with the
-// fewest bytes to take so far, then the lowest. REQUIRES some rank on the agent's host, as CompileExport() does.
+// Returns for each rank its proxy, the rank on the agent's host that takes its buckets; no value for ranks that send
+// none. The proxy is the rank with the fewest bytes to take so far; of several, the lowest. REQUIRES some rank on the
+// agent's host, as CompileExport() does.
 std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& on_agent_host);
 
 // At the sender, `copies` go from local tensors into the payload. At the proxy, `copies` go from the payload into the
@@ -33,8 +34,8 @@ struct RankBuckets {
   uint64_t largest_payload() const;
 };
 
-// Those of a rank with `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an element.
-// kBadData as ConversionOf().
+// The buckets of a rank with `plan`, as the rank sends them, and as its proxy takes them. Each has at most
+// `payload_bytes` of payload. kBadData as ConversionOf(). REQUIRES payload_bytes to hold an element.
 Result<RankBuckets> OutgoingBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
                                     uint64_t payload_bytes, std::span<const LocalTensor> locals,
                                     const LocalsBySource& by_source);

@@ -18,17 +18,18 @@ class BucketSender {
   BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets buckets,
                std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine);
 
-  // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
-  // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to continue. Answers the
-  // cause: that, what failed while packing, a lost exchange, or what the proxy said.
+  // Sends the set of `version`, with frozen buckets if the proxy wants them, and waits for the proxy's answer. With an
+  // error as `ready`, this rank cannot give its bytes: the buckets are sent as failed, so that the proxy can continue.
+  // Returns OK when the proxy committed the version. Otherwise returns the cause: `ready`, the error of packing, the
+  // loss of the exchange, or the proxy's error.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
-  // Makes copies from a GPU into the buckets fast. Answers why it did not.
+  // Pins the buckets, so that copies from a GPU into them are fast. Returns why they are not pinned.
   Status Pin() { return memory_->PinFor(*engine_); }
   bool pinned() const { return memory_->pinned(); }
 
  private:
-  // Answers the hash of the payload.
+  // Packs a bucket's payload into `slot` and returns its hash.
   Result<uint64_t> Pack(const Bucket& bucket, size_t slot, std::span<const LocalTensor> locals);
   TrackedExchange::Pending SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash);
   Status TakeAnswer(Version version);

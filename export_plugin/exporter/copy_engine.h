@@ -11,12 +11,12 @@
 
 namespace lockstep::exporter {
 
-// What happens to elements on the way.
+// How a copy converts elements.
 enum class ElementConversion : uint8_t { kNone, kF32ToBF16, kBF16ToF32 };
 
 layout::ElementBytes ElementsOf(ElementConversion conversion);  // 1 and 1 where bytes stay as they are
 
-// One copy with the memories it is relative to.
+// A copy, and the two memories that its offsets count from.
 struct PlacedCopy {
   const std::byte* source = nullptr;  // what source_offset counts from
   std::byte* target = nullptr;
@@ -33,31 +33,32 @@ class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
 
-  // Starts a batch. What the CPU copies is in place when it returns, what a GPU copies may be under way until Wait().
-  // `copies` is not used after it. REQUIRES fewer than most_under_way() batches that were not waited for, and that none
-  // of what is under way writes where another reads or writes.
+  // Starts a batch. CPU copies are in place when Start() returns; GPU copies may be under way until Wait(). `copies` is
+  // not used after Start() has returned. REQUIRES fewer than most_under_way() batches that were not waited for, and
+  // that no copy under way writes where another reads or writes.
   //
-  // After an error, here or in Wait(), no batch is under way any more.
+  // After an error of Start() or Wait(), no batch is under way any more.
   virtual Status Start(std::span<const PlacedCopy> copies) = 0;
-  // Until the oldest batch that was not waited for is in place. REQUIRES that there is one.
+  // Waits until the oldest batch that was not waited for is in place. REQUIRES such a batch.
   virtual Status Wait() { return OkStatus(); }
-  // No batch is under way any more when it returns, and none is to be waited for, whatever became of them.
+  // Waits for all batches, whether they fail or not. The caller needs to wait for none of them any more.
   virtual void Stop() {}
   virtual size_t most_under_way() const { return 1; }
 
-  // Everything is in place when it returns; after an error nothing is under way any more. REQUIRES that nothing is.
+  // Runs one batch and waits for it. REQUIRES that no batch is under way.
   Status Run(std::span<const PlacedCopy> copies) {
     LS_RETURN_IF_ERROR(Start(copies));
     return Wait();
   }
 
-  // Allocates the streams and the conversion slab of the GPU that owns the address. Else the first Start() does, and
-  // CUDA may block that behind a running kernel of an exchange. kResourceExhausted, kIo.
-  virtual Status PrepareBeside(const void*) { return OkStatus(); }
-  // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
-  // (the driver's answer; no limit of the process counts); copies work, and are slower.
+  // Allocates the streams and the conversion slab of the GPU that owns `address`; does nothing for host memory. Without
+  // this call the first Start() allocates them, and CUDA may block that Start() behind a running kernel of an exchange.
+  // kResourceExhausted, kIo.
+  virtual Status PrepareGpuOf(const void* /*address*/) { return OkStatus(); }
+  // Pins all of `pieces`. Returns null where pinning makes no difference. kResourceExhausted, kIo: the driver refused,
+  // whatever limits the process has; no piece is pinned, and copies work, but are slower.
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
-  // Whether the address is in a GPU's memory. Null is not.
+  // Whether the address is in a GPU's memory; false for null.
   virtual bool OnDevice(const void*) { return false; }
   // Whether the GPU that owns the address has no memory apart from the CPU's.
   virtual bool OnUnifiedMemory(const void*) { return false; }
@@ -72,15 +73,15 @@ Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads);
 // Host memory, with the calling thread and `pool` (null: only the caller).
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 
-// The same for a process that reaches no GPU. The engine asks the kernel about every memory before it touches it:
-// memory that the CPU cannot read, as a GPU's, is an error that carries `trouble`, not the end of the process. REQUIRES
-// !trouble.ok().
+// A host copy engine for a process that reaches no GPU. The engine asks the kernel about every memory before it touches
+// it. Memory that the CPU cannot read, such as a GPU's, is then an error that carries `trouble`, and does not crash the
+// process. REQUIRES !trouble.ok().
 Result<std::unique_ptr<CopyEngine>> NewCheckedHostEngine(WorkerPool* pool, Status trouble);
 
-// For whatever memory this process has: in a build with CUDA, where CUDA finds a GPU, that of all its GPUs too, each by
-// a stream of the engine's own; CUDA is first called when an address comes that the CPU cannot read. Work queued on the
-// tensors must be done before Run() or Start(). Elsewhere that of the host: memory that the CPU cannot read is the
-// error of GpuTrouble().
+// An engine for all memory that this process has. In a build with CUDA, where CUDA finds a GPU, that includes every
+// GPU's memory, copied by streams of the engine's own. The engine first calls CUDA when it gets an address that the CPU
+// cannot read. Work queued on the tensors must be done before Run() or Start(). Elsewhere the engine copies host
+// memory, and other memory is the error of GpuTrouble().
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
 // OK where NewCopyEngine() copies from GPUs. Else why it does not, and what to do: kState in a build without CUDA,

@@ -97,7 +97,7 @@ class CudaCopyEngine : public CopyEngine {
 
   size_t most_under_way() const override { return DeviceStreams::kBatches; }
 
-  Status PrepareBeside(const void* address) override {
+  Status PrepareGpuOf(const void* address) override {
     CurrentDevice current;
     LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address, current));
     if (device == kHost) return OkStatus();

@@ -65,7 +65,7 @@ TEST_CASE("A thread that chose no device makes no context but on the tensors' GP
   std::thread([&] {
     const auto engine = NewEngine();
     CHECK(engine->OnDevice(tensor));
-    CHECK(engine->PrepareBeside(tensor).ok());
+    CHECK(engine->PrepareGpuOf(tensor).ok());
     Target target(*engine, 1000);
     const PlacedCopy copy{static_cast<std::byte*>(tensor), target.bytes.data(), {.row_bytes = 1000}};
     REQUIRE(engine->Run({&copy, 1}).ok());
@@ -86,7 +86,7 @@ TEST_CASE("CUDA is not called before a tensor is on a GPU") {
   CHECK_FALSE(engine->OnDevice(source.data()));
   CHECK_FALSE(engine->OnDevice(nullptr));
   CHECK_FALSE(engine->OnUnifiedMemory(source.data()));
-  CHECK(engine->PrepareBeside(source.data()).ok());
+  CHECK(engine->PrepareGpuOf(source.data()).ok());
   engine->Stop();
   CHECK(cuda::Calls().empty());
   CHECK(engine->OnDevice(OnGpu(1, source)));

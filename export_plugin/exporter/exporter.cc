@@ -67,7 +67,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   exchange_ = std::make_unique<TrackedExchange>(options.exchange);
   if (!remote.empty()) {
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), LargestPayload(remote)));
-    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
+    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareGpuOf(memory->answer()));
     intake_ = std::make_unique<BucketIntake>(plan_.digest, std::move(remote), std::move(memory), exchange_.get(),
                                              engine_.get());
   }
@@ -75,7 +75,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
     LS_ASSIGN_OR_RETURN(RankBuckets outgoing,
                         OutgoingBuckets(model, plan_.ranks[rank_], payload_bytes, locals_, by_source));
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), outgoing.largest_payload()));
-    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
+    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareGpuOf(memory->answer()));
     sender_ = std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), std::move(memory),
                                              exchange_.get(), engine_.get());
   }

@@ -84,12 +84,12 @@ class Exporter {
   // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
   Status Publish(Version version, std::span<const void* const> addresses = {});
 
-  // What the version of the next Publish() is called (common/model/label.h); empty: nothing. kBadData: it is no label.
+  // Sets the label of the version of the next Publish() (common/model/label.h); empty: none. kBadData: it is no label.
   Status SetLabel(std::string_view label);
 
-  // This rank's part in `version`, when it cannot give its bytes because of `reason`: what Publish() does after an
-  // error, and no longer. The version is gone on every rank that this one writes or exchanges buckets with; the next
-  // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
+  // Takes this rank's part in `version` when it cannot give its bytes because of `reason`, as Publish() does after an
+  // error. The version is aborted on every rank that writes or exchanges buckets with this one; the next publish works.
+  // kUnavailable as Publish(). REQUIRES !reason.ok().
   Status Abort(Version version, const Status& reason);
 
   // Writes `range` of the data section, made of the tensors as they are now, to `target`: see SectionFiller. The agent
@@ -100,15 +100,15 @@ class Exporter {
   const layout::CopyPlan& plan() const { return plan_; }
   uint64_t bucket_bytes() const { return bucket_bytes_; }  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const { return stats_; }
-  // Whether the memory that tensors are copied to from a GPU is pinned: this rank's pages of both slots, or its
-  // buckets; from Open() on, or from the first publish that has addresses on a GPU. Copies are slower without.
+  // Whether the memory that GPU tensors are copied to is pinned: this rank's pages of both slots, or its buckets. True
+  // from Open() on, or from the first publish that has addresses on a GPU. Copies are slower when it is false.
   bool pinned() const;
-  // Why it could not be pinned, and what to do.
+  // Why that memory could not be pinned, and what to do; OK: it could, or was not to be.
   const Status& pin_trouble() const { return pin_trouble_; }
   bool writes() const { return client_ != nullptr; }  // whether this rank talks to the agent
   RunId run() const;                                  // zero on a rank that does not
-  // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the
-  // agent. With several writers, the last one to be done knows a version at once, the others with the next.
+  // The newest version that this rank knows to be committed by all, as of its last publish; 0 on a rank that does not
+  // talk to the agent. Of several writers, the last to commit knows a version at once, the others with the next one.
   Version committed_version() const;
 
  private:

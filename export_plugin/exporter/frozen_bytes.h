@@ -20,7 +20,7 @@ class FrozenBytes {
  public:
   void Add(std::span<const StridedRange> ranges) { ranges_.insert(ranges_.end(), ranges.begin(), ranges.end()); }
 
-  // Whether both slots hold them, so that they need not be copied.
+  // Whether both slots hold the frozen bytes, so that these need not be copied.
   bool in_both() const { return in_slot_[0] && in_slot_[1]; }
 
   // Compares the slots' data sections, once. kBadData names the first tensor that differs; then neither slot counts as
@@ -33,7 +33,7 @@ class FrozenBytes {
  private:
   std::vector<StridedRange> ranges_;
   std::array<bool, 2> in_slot_{};
-  bool equal_ = false;  // found to be, since they were last copied
+  bool equal_ = false;  // the slots were compared since they were last copied, and are equal
 };
 
 }  // namespace lockstep::exporter

@@ -17,8 +17,8 @@ struct LocalCopy {
   ElementConversion conversion = ElementConversion::kNone;
 };
 
-// What becomes of a local tensor's elements in a HuggingFace tensor. kBadData, naming both, where the dtypes differ and
-// this is not F32 to BF16 with leave to convert.
+// How a local tensor's elements are converted for a HuggingFace tensor. kBadData, naming both, when the dtypes differ
+// and this is not F32 to BF16 with leave to convert.
 Result<ElementConversion> ConversionOf(const LocalTensor& local, const model::TensorMeta& tensor);
 
 // Copies that are reported together: enough that a report costs nothing, and few enough that the agent's diff runs
@@ -37,7 +37,7 @@ struct CopyList {
   uint64_t bytes = 0;
 };
 
-// What a rank on the agent's host writes of its own tensors.
+// The copies of a rank on the agent's host from its own tensors.
 struct OwnCopies {
   CopyList changing;
   CopyList frozen;

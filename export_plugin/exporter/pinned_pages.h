@@ -1,5 +1,5 @@
-// Which pages of host memory are pinned, and how copies are cut so that none lies in two pinned ranges: CUDA takes
-// memory that is pinned as a whole, or not at all.
+// PinnedRanges: which pages of host memory are pinned. It cuts copies so that none lies in two pinned ranges: CUDA
+// takes memory that is pinned as a whole, or not at all.
 #pragma once
 
 #include <cstddef>

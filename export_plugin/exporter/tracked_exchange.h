@@ -20,16 +20,16 @@ class TrackedExchange {
 
   explicit TrackedExchange(Exchange* exchange) : exchange_(exchange) {}
 
-  // Nothing is started with a lost peer, and failing to start loses it: Alive() says so.
+  // Starts a message. Does nothing when the peer is lost. A peer whose message cannot be started is lost: see Alive().
   Pending Send(uint32_t peer, const void* data, uint64_t bytes);
   Pending Receive(uint32_t peer, void* data, uint64_t bytes);
-  // Waits for `pending`, if it is one, and clears it. Failing loses the peer.
+  // Waits for `pending`, if it is a message, and clears it. A peer whose message fails is lost.
   void Wait(Pending& pending);
 
   bool Alive(uint32_t peer) const { return lost_.count(peer) == 0; }
   // kUnavailable from the first loss on: which peer, and how.
   const Status& status() const { return first_loss_; }
-  // The peer says that it takes no more.
+  // Records that the peer takes no more messages.
   void Lose(uint32_t peer, const Status& reason);
 
  private:

@@ -61,7 +61,7 @@ struct ShardDescription {
   std::vector<PartDescription> parts;
 };
 
-// What a description says of one local tensor.
+// One local tensor of a description.
 struct DescribedLocal {
   std::string name;
   std::optional<model::DType> dtype;  // nothing: the description does not say

@@ -65,7 +65,7 @@ struct ConfigFlag {
   bool otherwise = false;
 };
 
-// Which decoder layers have experts.
+// How a family's configuration names the decoder layers that have experts.
 enum class SparseLayers : uint8_t {
   kNone,
   kEvery,

@@ -34,10 +34,10 @@ class MegatronRules {
   // tensors, groups, sources and conversions; no holdings.
   const layout::TrainingModel& model() const { return model_; }
 
-  // What a rank holds by `parameter`, with its source in model(); `rank` is left 0. Rows of a padded vocabulary beyond
-  // the real one belong to no source: a shard of nothing but padding has no pieces. A tied head, and an embedding
-  // beyond the first pipeline stage, are copies. kBadData names the parameter: no rule covers it, or its shape is not
-  // what the rule says for this place (both shapes and the sizes are given).
+  // The part of a source in model() that `parameter` holds on a rank; the result's `rank` is left 0. Rows of a padded
+  // vocabulary beyond the real one belong to no source: a shard of nothing but padding has no pieces. A tied head, and
+  // an embedding beyond the first pipeline stage, are copies. kBadData names the parameter: no rule covers it, or its
+  // shape is not what the rule says for this place (both shapes and the sizes are given).
   Result<layout::Holding> HoldingOf(const LocalParameter& parameter, const RankCoordinates& place) const;
 
   // The parameters that a rank of `topology` has, as Megatron builds them with its local layer spec (`fused_norms`

@@ -14,7 +14,7 @@
 
 namespace lockstep::rules {
 
-// What one stage of the string builds.
+// The layers that one stage of the string builds.
 struct LayoutStage {
   uint32_t layers = 0;
   uint32_t mtp_layers = 0;

@@ -28,13 +28,13 @@ bool InLayer(RowScope where, const ModelConfig& config, uint64_t layer);
 
 // The rows of `where` (kModel or kEnd) that the model has.
 std::vector<ParameterSlot> WholeSlots(const Family& family, const ModelConfig& config, RowScope where);
-// Those of a layer, with experts [0, experts).
+// The rows of layer `layer`, with experts [0, experts).
 std::vector<ParameterSlot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer,
                                       uint64_t experts);
 
 // The slot's name in Megatron-core with Transformer Engine's layer spec (`fused_norms`) or the local one.
 std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, bool fused_norms);
-// That of its source: the former, with the expert's global number.
+// The name of the slot's source: McoreName with Transformer Engine's layer spec and the expert's global number.
 std::string SourceName(const ParameterSlot& slot, const ModelConfig& config);
 // `name` of FamilyRow::hf as it is in the checkpoint.
 std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name);

@@ -41,7 +41,7 @@ struct RankCoordinates {
   uint32_t pipeline = 0;
 };
 
-// One model chunk: what of the model its rank builds there.
+// The parts of the model that a rank builds in one model chunk.
 struct ModelChunk {
   std::vector<uint32_t> layers;  // global, rising
   bool embedding = false;        // the first stage
