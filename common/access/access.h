@@ -33,7 +33,7 @@ class AccessControl {
   // OK when `caller` has a role that `method` takes, for what `scope` says. kPermission names the caller, the method
   // and the remedy, and is logged, once a minute for each identity.
   Status Check(const Identity& caller, std::string_view method, const Scope& scope);
-  // The same as a question, of which nothing is logged.
+  // Whether Check() is OK. Logs nothing.
   bool Allows(const Identity& caller, std::string_view method, const Scope& scope);
 
   // OK when `caller` has a role, for whatever it may be. kPermission says why not, and is logged as Check()'s.

@@ -18,7 +18,7 @@
 
 namespace lockstep::access {
 
-// What a call is about.
+// The models and pulls that a call concerns.
 struct Scope {
   enum class Kind { kModel, kEveryModel, kOwnPull };
   Kind kind = Kind::kEveryModel;

@@ -31,7 +31,7 @@ class Roles {
 std::string_view NameOf(Role role);
 std::optional<Role> ParseRole(std::string_view name);
 
-// Those that may make the call, each alone, by the method's full name as in "lockstep.v1.TrainerAgent.OpenPull";
+// The roles each of which may make the call, by the method's full name as in "lockstep.v1.TrainerAgent.OpenPull";
 // nothing for one that is not in the table, which no role may make.
 std::optional<Roles> RolesFor(std::string_view method);
 

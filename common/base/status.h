@@ -52,7 +52,7 @@ class [[nodiscard]] Status {
   // "corrupt: block 7 of model actor ..." or "ok".
   std::string ToString() const;
 
-  // The same error with `where` put before its message, unless the message begins with it; OK stays OK.
+  // Returns this error with `where` before its message, unless the message begins with `where`. OK stays OK.
   Status WithContext(std::string_view where) const;
 
  private:

@@ -36,7 +36,8 @@ class WorkerPool {
   // has, and waits only for items that are at work. The first exception of an item is thrown to the caller, after all
   // threads have left `body`; items that have not begun then are left out.
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
-  // The same; items that have not begun when one fails are left out. The answer is the first item's error.
+  // As above, but stops at errors: leaves out items that have not begun when one fails, and returns the error of the
+  // first that failed.
   Status ParallelTry(size_t count, const std::function<Status(size_t)>& body);
 
  private:

@@ -55,7 +55,7 @@ class ConfigParser {
            std::chrono::milliseconds least = {}, std::chrono::milliseconds most = std::chrono::milliseconds::max());
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
-  // The same, of tables in the file, [[name]], or of texts.
+  // As a list of texts; in the file the option is an array of tables, [[name]], or of texts.
   void Add(const std::string& name, std::vector<ConfigTable>* target, const std::string& help);
 
   // --help leaves the option out: one that is rarely right to set. REQUIRES that it was added.

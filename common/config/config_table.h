@@ -18,7 +18,7 @@ class ConfigTable {
   bool is_table() const { return is_table_; }
   const std::string& text() const { return text_; }  // empty where it is a table
 
-  // What the table has, by key, as it was written; ConfigParser::ParseTable reads it.
+  // The table's values, by key, as they were written. ConfigParser::ParseTable reads them.
   const std::map<std::string, std::string>& values() const { return values_; }
   void Put(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
 

@@ -19,7 +19,7 @@ namespace lockstep::layout {
 // xxh3-128 of a plan's canonical form: ranks that will exchange bytes must have equal ones.
 using PlanDigest = Id128<struct PlanDigestTag>;
 
-// What one rank writes of one HuggingFace tensor, from one local tensor.
+// The part of one HuggingFace tensor that one rank writes from one local tensor.
 struct PlanEntry {
   uint32_t source = 0;  // of TrainingModel::sources
   uint32_t tensor = 0;  // of TrainingModel::tensors
@@ -42,7 +42,8 @@ struct CopyPlan {
 // holding out of bounds.
 Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& on_agent_host);
 
-// What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
+// The part of every HuggingFace tensor that `rank` reads. The pieces still lead from local tensors to HuggingFace: run
+// them through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);
 
 // For common/layout alone. Both REQUIRE entries in the order of CompileExport.

@@ -30,7 +30,7 @@ struct Hole {
 // The first of a `rank`-dimensional tensor's target boxes in `pieces`; where a piece has more dimensions than the
 // tensor, the tensor's are the last ones.
 BoxView TargetView(const Piece& piece, size_t rank);
-// What two overlapping boxes share.
+// The elements that two overlapping boxes share.
 Piece Shared(const BoxView& a, const BoxView& b, size_t rank);
 
 // Near-linear where straight cuts separate the boxes (grids, and any shards of shards); boxes that no cut divides are

@@ -22,16 +22,16 @@ struct SourceTensor {
   bool frozen = false;  // its bytes never change within a run
 };
 
-// What HuggingFace tensor `tensor` has of source `source`. Where the source has more dimensions (experts stacked in one
-// tensor), the HuggingFace tensor is seen with leading dimensions of 1: see Promoted().
+// The part of source `source` that HuggingFace tensor `tensor` is made of. Where the source has more dimensions
+// (experts stacked in one tensor), the HuggingFace tensor is seen with leading dimensions of 1: see Promoted().
 struct Conversion {
   uint32_t source = 0;
   uint32_t tensor = 0;
   Pieces pieces;  // source -> HuggingFace tensor
 };
 
-// What `rank` holds of `source`: a local tensor of `local_shape`. A rank's local tensors of one source are equal
-// copies.
+// The part of `source` that `rank` holds: a local tensor of `local_shape`. A rank's local tensors of one source are
+// equal copies.
 struct Holding {
   uint32_t rank = 0;
   uint32_t source = 0;

@@ -16,7 +16,7 @@ using Connection = asio::ip::tcp::socket;
 // A request of Prometheus' is some hundred bytes.
 constexpr size_t kMaxRequestBytes = 8 << 10;
 constexpr std::chrono::seconds kTime{10};  // for a request, and for its answer
-constexpr net::Places::Limits kConnections{.all = 32, .per_address = 16};
+constexpr net::ConnectionSlots::Limits kConnections{.all = 32, .per_address = 16};
 
 // Between two pages, the time that the first took so many times: pages take a twentieth of a core at most.
 constexpr int kRest = 19;
@@ -74,7 +74,7 @@ asio::awaitable<void> EndAfter(std::shared_ptr<Connection> connection, std::shar
   if (!ended) connection->close(ignored);
 }
 
-asio::awaitable<void> Answer(std::shared_ptr<Connection> connection, net::Places::Place,
+asio::awaitable<void> Answer(std::shared_ptr<Connection> connection, net::ConnectionSlots::Slot,
                              const MetricsPort::Page& page) {
   const auto timer = std::make_shared<asio::steady_timer>(connection->get_executor());
   net::Spawn(connection->get_executor(), EndAfter(connection, timer));
@@ -102,7 +102,7 @@ Result<std::unique_ptr<MetricsPort>> MetricsPort::Create(const std::string& addr
 }
 
 MetricsPort::MetricsPort(Page page)
-    : page_(std::move(page)), places_(kConnections), io_(1, [](std::string_view what) {
+    : page_(std::move(page)), connection_slots_(kConnections), io_(1, [](std::string_view what) {
         telemetry::LogError("port_exception", {ErrorCode::kInternal, std::string(what)});
       }) {}
 
@@ -116,11 +116,11 @@ void MetricsPort::Serve(Connection connection) {
   const asio::ip::address address = connection.remote_endpoint(gone).address();
   if (gone) return;
   const auto shared = std::make_shared<Connection>(std::move(connection));
-  net::Places::Place place = places_.Enter(address, [weak = std::weak_ptr(shared)] {
+  net::ConnectionSlots::Slot slot = connection_slots_.Enter(address, [weak = std::weak_ptr(shared)] {
     asio::error_code ignored;
     if (const auto displaced = weak.lock()) displaced->close(ignored);
   });
-  net::Spawn(shared->get_executor(), Answer(shared, std::move(place), page_));
+  net::Spawn(shared->get_executor(), Answer(shared, std::move(slot), page_));
 }
 
 }  // namespace lockstep::metrics

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/net/connection_slots.h"
 #include "common/net/io_threads.h"
-#include "common/net/places.h"
 #include "common/rpc/tcp_port.h"
 
 namespace lockstep::metrics {
@@ -34,7 +34,7 @@ class MetricsPort {
   void Serve(asio::ip::tcp::socket connection);
 
   const Page page_;
-  net::Places places_;
+  net::ConnectionSlots connection_slots_;
   net::IoThreads io_;
   std::unique_ptr<rpc::TcpPort> port_;
 };

@@ -8,12 +8,12 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/net/burst.h"
+#include "common/net/connection_slots.h"
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
 #include "common/net/networks.h"
 #include "common/net/peer_stream.h"
-#include "common/net/places.h"
 #include "common/net/rate_limit.h"
 #include "common/net/server_user.h"
 
@@ -269,11 +269,11 @@ TEST_CASE("A rate limit gives each its turn, and a silence earns little") {
 TEST_CASE(
     "A connection that comes when there are too many takes the oldest place, of its own address or of the one that has "
     "most") {
-  Places places({.all = 4, .per_address = 2});
+  ConnectionSlots slots({.all = 4, .per_address = 2});
   std::string left;
-  std::vector<Places::Place> taken;
+  std::vector<ConnectionSlots::Slot> taken;
   const auto enter = [&](const char* address, char name) {
-    taken.push_back(places.Enter(asio::ip::make_address(address), [&left, name] { left += name; }));
+    taken.push_back(slots.Enter(asio::ip::make_address(address), [&left, name] { left += name; }));
   };
   enter("10.0.0.1", 'a');
   enter("10.0.0.2", 'b');

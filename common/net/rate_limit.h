@@ -23,7 +23,7 @@ class RateLimit {
 
   // Books `bytes`, and answers how long to wait before sending them; 0: at once.
   Clock::duration Book(uint64_t bytes);
-  // What was booked is not sent: others come sooner by as much.
+  // Gives back `bytes` that were booked and will not be sent: other senders wait less.
   void GiveBack(uint64_t bytes);
 
  private:

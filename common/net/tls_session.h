@@ -25,24 +25,24 @@
 
 namespace lockstep::net {
 
-// What both ends of one connection know.
+// The secret that both ends of one connection share.
 using TlsSecret = std::array<uint8_t, 16>;
 
-// What the connections of one side have in common. Thread-safe.
+// TlsContext: the settings that the connections of one side share. Thread-safe.
 class TlsContext {
  public:
   enum class Side { kConnects, kAccepts };
 
-  // Of connections with a secret. kInternal: OpenSSL lacks what is needed, or memory.
+  // A context for connections with a secret. kInternal: OpenSSL lacks an algorithm, or memory.
   static Result<std::shared_ptr<const TlsContext>> Create(Side side);
-  // Accepts peers whose certificates one of `ca` has signed, and speaks HTTP/2 with them. All are PEM: `cert` may have
-  // those between it and its CA. kConfig: OpenSSL cannot use them.
+  // A context that accepts peers whose certificates one of `ca` has signed, and speaks HTTP/2 with them. The arguments
+  // are PEM texts; `cert` may contain the certificates between it and its CA. kConfig: OpenSSL cannot use them.
   static Result<std::shared_ptr<const TlsContext>> Create(const std::string& cert, const std::string& key,
                                                           const std::string& ca);
 
   SSL_CTX* get() const { return context_.get(); }
   const BIO_METHOD* bio() const { return bio_.get(); }
-  // Of both ends, in place of a secret.
+  // Whether both ends have certificates, in place of a secret.
   bool has_certificates() const { return has_certificates_; }
 
  private:
@@ -55,7 +55,7 @@ class TlsContext {
   std::unique_ptr<BIO_METHOD, Freed<BIO_meth_free>> bio_;
 };
 
-// One connection. Used by one thread at a time. After an error the socket is to be closed.
+// TlsSession: the TLS of one connection. Used by one thread at a time. After an error the caller must close the socket.
 class TlsSession {
  public:
   // A handshake of more bytes than this is broken off: certificates take some thousand bytes, a chain more.
@@ -71,16 +71,16 @@ class TlsSession {
   static Result<std::unique_ptr<TlsSession>> Accept(std::shared_ptr<const TlsContext> context,
                                                     asio::ip::tcp::socket& socket, FindSecret find);
 
-  // Goes on with the handshake; true: the peer has proved that it has the secret, or its certificate's key.
-  // kPermission: the peer has not, or says so of this side; kProtocol: it does not speak such TLS, or says too much;
-  // kUnavailable: it closed.
+  // Goes on with the handshake. Returns true once the peer has proved that it has the secret, or its certificate's key;
+  // false when the handshake must wait for the socket. kPermission: one side does not accept the other's proof.
+  // kProtocol: the peer does not speak such TLS, or sends too much. kUnavailable: the peer closed.
   Result<bool> Handshake();
 
-  // The peer's, which was verified; null before the handshake's end, and with a secret.
+  // The peer's verified certificate; null before the handshake's end, and with a secret.
   const X509* certificate() const;
 
-  // As those of burst.h. What was sent may lie here encrypted while unsent() says so: another SendNow, with nothing
-  // perhaps, sends it. kCorrupt: something changed the bytes on their way.
+  // As the functions of burst.h. While unsent() is true, the session still has encrypted bytes that SendNow() counted
+  // as sent: another SendNow(), even of nothing, sends them. kCorrupt: the bytes were changed on their way.
   Result<size_t> SendNow(std::span<const iovec> pieces);
   Result<size_t> ReceiveNow(std::span<const iovec> pieces);
   bool unsent() const { return sent_ < out_.size(); }

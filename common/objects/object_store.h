@@ -51,12 +51,12 @@ class ObjectStore {
 
   virtual Status Write(const std::string& name, ByteView bytes, std::stop_token stop) = 0;
 
-  // An object that changes: nothing while its tag is `tag`, but waits `wait` for another. kNotFound: there is none,
-  // also after `wait`. kResourceExhausted: it is longer than kMaxTaggedBytes.
+  // Reads an object that changes, once its tag is another than `tag`; no value when it still has `tag` after `wait`.
+  // kNotFound: there is no object, also after `wait`. kResourceExhausted: it is longer than kMaxTaggedBytes.
   virtual Result<std::optional<TaggedObject>> ReadChanged(const std::string& name, const std::string& tag,
                                                           std::chrono::milliseconds wait, std::stop_token stop) = 0;
-  // Writes it where its tag is `tag` (empty: there is none), and answers the new one. kAborted: it was written
-  // meanwhile.
+  // Writes an object that changes if its tag is `tag` (empty: if there is no object), and returns the new tag.
+  // kAborted: another writer has written it since.
   virtual Result<std::string> Replace(const std::string& name, const std::string& tag, ByteView bytes,
                                       std::stop_token stop) = 0;
 
@@ -69,7 +69,7 @@ class ObjectStore {
 
   // All objects with names that begin with `prefix`, also the unfinished ones that killed writers left.
   virtual Result<std::vector<ListedObject>> List(const std::string& prefix, std::stop_token stop) = 0;
-  // One that is not there is removed.
+  // Removes the object. OK, too, when there is none.
   virtual Status Remove(const std::string& name, std::stop_token stop) = 0;
 };
 

@@ -61,16 +61,16 @@ Status CheckKeys(const http::Signing& keys, const std::string& where) {
 
 bool S3Credentials::AreGood() const {
   // A command may go on naming keys that end soon: it is not run for each request.
-  const int64_t due = std::max(found_.ends_unix_s - kEarly, std::min(found_.ends_unix_s, found_.unix_s + kSeldom));
-  const bool ended = found_.ends_unix_s != 0 && std::time(nullptr) > due;
-  const bool changed = !found_.file.empty() && os::StampOf(found_.file) != found_.stamp;
+  const int64_t due = std::max(loaded_.ends_unix_s - kEarly, std::min(loaded_.ends_unix_s, loaded_.unix_s + kSeldom));
+  const bool ended = loaded_.ends_unix_s != 0 && std::time(nullptr) > due;
+  const bool changed = !loaded_.file.empty() && os::StampOf(loaded_.file) != loaded_.stamp;
   return have_ && !ended && !changed;
 }
 
 Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
   MutexLock lock(mutex_);
   while (true) {
-    if (AreGood()) return found_.keys;
+    if (AreGood()) return loaded_.keys;
     if (!looking_) break;
     const uint64_t before = looks_;
     if (!changed_.wait(lock, stop, [&]() LS_REQUIRES(mutex_) { return looks_ != before; })) return NotNeeded();
@@ -78,28 +78,28 @@ Result<http::Signing> S3Credentials::Get(const std::stop_token& stop) {
   }
   looking_ = true;
   lock.unlock();
-  Result<Found> found = Find(stop);
+  Result<LoadedKeys> found = Find(stop);
   lock.lock();
   looking_ = false;
   ++looks_;
   failed_ = found.status();
   changed_.notify_all();
   if (!found.ok()) return found.status();
-  found_ = *std::move(found);
-  found_.unix_s = std::time(nullptr);
+  loaded_ = *std::move(found);
+  loaded_.unix_s = std::time(nullptr);
   have_ = true;
-  return found_.keys;
+  return loaded_.keys;
 }
 
 void S3Credentials::Refused(const http::Signing& used) {
   MutexLock lock(mutex_);
-  if (used.access_key == found_.keys.access_key && used.session_token == found_.keys.session_token) have_ = false;
+  if (used.access_key == loaded_.keys.access_key && used.session_token == loaded_.keys.session_token) have_ = false;
 }
 
-Result<S3Credentials::Found> S3Credentials::Find(const std::stop_token& stop) const {
+Result<S3Credentials::LoadedKeys> S3Credentials::Find(const std::stop_token& stop) const {
   std::string file = options_.file.empty() ? Environment({"AWS_SHARED_CREDENTIALS_FILE"}) : options_.file;
   if (!file.empty()) return FromFile(file, stop);
-  Found found;
+  LoadedKeys found;
   found.keys = {.access_key = Environment({"AWS_ACCESS_KEY_ID"}),
                 .secret_key = Environment({"AWS_SECRET_ACCESS_KEY"}),
                 .session_token = Environment({"AWS_SESSION_TOKEN"}),
@@ -115,8 +115,8 @@ Result<S3Credentials::Found> S3Credentials::Find(const std::stop_token& stop) co
                 "$AWS_SHARED_CREDENTIALS_FILE, or give a file in the URL, ?credentials=FILE");
 }
 
-Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path, const std::stop_token& stop) const {
-  Found found{.keys = {}, .file = path, .stamp = os::StampOf(path)};
+Result<S3Credentials::LoadedKeys> S3Credentials::FromFile(const std::string& path, const std::stop_token& stop) const {
+  LoadedKeys found{.keys = {}, .file = path, .stamp = os::StampOf(path)};
   const Result<std::string> text = os::ReadSecretFile(path, kMaxFile);
   if (!text.ok()) return Status(ErrorCode::kConfig, text.status().message());
   const std::string named = options_.profile.empty() ? Environment({"AWS_PROFILE"}) : options_.profile;
@@ -134,7 +134,7 @@ Result<S3Credentials::Found> S3Credentials::FromFile(const std::string& path, co
 }
 
 // AWS's protocol of a credential process: one JSON object on stdout.
-Status S3Credentials::RunCommand(const std::string& command, Found& found, const std::stop_token& stop) const {
+Status S3Credentials::RunCommand(const std::string& command, LoadedKeys& found, const std::stop_token& stop) const {
   os::StopSignal signal;
   const std::stop_callback on_stop(stop, [&] { signal.Set(); });
   LS_ASSIGN_OR_RETURN(const os::ShellOutcome run,

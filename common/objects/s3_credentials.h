@@ -25,28 +25,29 @@ class S3Credentials {
  public:
   explicit S3Credentials(S3CredentialsOptions options) : options_(std::move(options)) {}
 
-  // kConfig names what is missing or wrong, and no key. One caller looks; the others have what it finds.
+  // Returns the keys, and loads them first when they have changed or ended. One caller loads; the others wait for it.
+  // kConfig names the setting that is missing or wrong; no message has a key.
   Result<http::Signing> Get(const std::stop_token& stop);
-  // The store does not take `used` any more: the next Get reads them again.
+  // Records that the store refused `used`: the next Get() loads the keys again.
   void Refused(const http::Signing& used);
 
  private:
-  struct Found {
+  struct LoadedKeys {
     http::Signing keys;
-    std::string file;         // that they are of; empty: of none
+    std::string file;         // that the keys came from; empty: from the environment
     os::FileStamp stamp;      // of the file, when it was read
-    int64_t ends_unix_s = 0;  // 0: they do not
-    int64_t unix_s = 0;       // when they were found
+    int64_t ends_unix_s = 0;  // when the keys end; 0: never
+    int64_t unix_s = 0;       // when they were loaded
   };
   bool AreGood() const LS_REQUIRES(mutex_);
-  Result<Found> Find(const std::stop_token& stop) const;
-  Result<Found> FromFile(const std::string& path, const std::stop_token& stop) const;
-  Status RunCommand(const std::string& command, Found& found, const std::stop_token& stop) const;
+  Result<LoadedKeys> Find(const std::stop_token& stop) const;
+  Result<LoadedKeys> FromFile(const std::string& path, const std::stop_token& stop) const;
+  Status RunCommand(const std::string& command, LoadedKeys& found, const std::stop_token& stop) const;
 
   const S3CredentialsOptions options_;
   Mutex mutex_;
   std::condition_variable_any changed_;
-  Found found_ LS_GUARDED_BY(mutex_);
+  LoadedKeys loaded_ LS_GUARDED_BY(mutex_);
   bool have_ LS_GUARDED_BY(mutex_) = false;
   bool looking_ LS_GUARDED_BY(mutex_) = false;  // a caller is
   uint64_t looks_ LS_GUARDED_BY(mutex_) = 0;    // that are over

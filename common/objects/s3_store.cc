@@ -142,17 +142,17 @@ Status Wait(milliseconds time, const std::stop_token& stop) {
 }  // namespace
 
 Result<std::shared_ptr<ObjectStore>> S3Store::Open(const std::string& url, net::Networks plain) {
-  LS_ASSIGN_OR_RETURN(const S3Place place, ParseS3Url(url));
-  auto client = http::Client::Create({.url = place.base_url,
-                                      .ca_file = place.ca_file,
+  LS_ASSIGN_OR_RETURN(const S3Location location, ParseS3Url(url));
+  auto client = http::Client::Create({.url = location.base_url,
+                                      .ca_file = location.ca_file,
                                       .connect_timeout = milliseconds(5'000),
                                       .max_answer_bytes = kMaxTaggedBytes,
                                       .keep_connections = true,
                                       .plain = std::move(plain)});
   if (!client.ok()) return client.status().WithContext("endpoint");
   return std::shared_ptr<ObjectStore>(
-      new S3Store(*http::CheckUrl(Cat(place.base_url, "/", place.prefix)), place.prefix, *std::move(client),
-                  {.file = place.credentials_file, .profile = place.profile, .region = place.region}));
+      new S3Store(*http::CheckUrl(Cat(location.base_url, "/", location.prefix)), location.prefix, *std::move(client),
+                  {.file = location.credentials_file, .profile = location.profile, .region = location.region}));
 }
 
 std::string S3Store::plain_host() const {

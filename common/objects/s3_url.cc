@@ -13,13 +13,13 @@ namespace lockstep::objects {
 namespace {
 
 // The URL's own words.
-struct Written {
+struct UrlParts {
   std::string bucket;
   std::string prefix;
   std::map<std::string, std::string> settings;
 };
 
-Result<Written> ReadQuery(const std::string& url) {
+Result<UrlParts> ReadQuery(const std::string& url) {
   const auto wrong = [&](std::string_view why) {
     const std::string shown = WithoutPasswords(url);
     return Status(ErrorCode::kConfig, Cat("the URL ", CleanText(shown.substr(0, shown.find('?')), 200), " ", why));
@@ -27,12 +27,12 @@ Result<Written> ReadQuery(const std::string& url) {
   std::string_view rest = std::string_view(url).substr(std::string_view("s3://").size());
   const std::string_view query = rest.find('?') == rest.npos ? "" : rest.substr(rest.find('?') + 1);
   rest = rest.substr(0, rest.find('?'));
-  Written place{.bucket = std::string(rest.substr(0, rest.find('/'))), .prefix = {}, .settings = {}};
-  if (rest.find('/') != rest.npos) place.prefix = rest.substr(rest.find('/') + 1);
-  while (place.prefix.ends_with('/')) place.prefix.pop_back();
-  const bool named = place.bucket.size() >= 3 && IsPlain(place.bucket) && place.bucket.find('/') == std::string::npos;
+  UrlParts parts{.bucket = std::string(rest.substr(0, rest.find('/'))), .prefix = {}, .settings = {}};
+  if (rest.find('/') != rest.npos) parts.prefix = rest.substr(rest.find('/') + 1);
+  while (parts.prefix.ends_with('/')) parts.prefix.pop_back();
+  const bool named = parts.bucket.size() >= 3 && IsPlain(parts.bucket) && parts.bucket.find('/') == std::string::npos;
   if (!named) return wrong("names no bucket: s3://BUCKET/PREFIX");
-  if (!IsPlain(place.prefix)) return wrong("has a prefix with other characters than A-Z a-z 0-9 - _ . ~ /");
+  if (!IsPlain(parts.prefix)) return wrong("has a prefix with other characters than A-Z a-z 0-9 - _ . ~ /");
   for (std::string_view left = query; !left.empty();) {
     const std::string_view part = left.substr(0, left.find('&'));
     left = left.size() == part.size() ? "" : left.substr(part.size() + 1);
@@ -42,9 +42,9 @@ Result<Written> ReadQuery(const std::string& url) {
       return wrong(
           Cat("sets \"", CleanText(name, 40), "\"; it may set endpoint, region, style, ca, credentials, profile"));
     }
-    place.settings[name] = part.substr(part.find('=') + 1);
+    parts.settings[name] = part.substr(part.find('=') + 1);
   }
-  return place;
+  return parts;
 }
 
 }  // namespace
@@ -69,11 +69,11 @@ bool IsPlain(std::string_view name) {
   });
 }
 
-Result<S3Place> ParseS3Url(const std::string& url) {
-  LS_ASSIGN_OR_RETURN(Written place, ReadQuery(url));
+Result<S3Location> ParseS3Url(const std::string& url) {
+  LS_ASSIGN_OR_RETURN(UrlParts parts, ReadQuery(url));
   const auto setting = [&](const char* name, std::initializer_list<const char*> variables,
                            const std::string& otherwise) {
-    std::string value = place.settings[name].empty() ? Environment(variables) : place.settings[name];
+    std::string value = parts.settings[name].empty() ? Environment(variables) : parts.settings[name];
     return value.empty() ? otherwise : value;
   };
   const std::string region = setting("region", {"AWS_REGION", "AWS_DEFAULT_REGION"}, "us-east-1");
@@ -89,15 +89,15 @@ Result<S3Place> ParseS3Url(const std::string& url) {
   if (host == std::string::npos)
     return Status(ErrorCode::kConfig, Cat("endpoint=", CleanText(WithoutPasswords(endpoint), 200), " is no URL"));
   const std::string base = style == "path"
-                               ? Cat(endpoint, "/", place.bucket)
-                               : Cat(endpoint.substr(0, host + 3), place.bucket, ".", endpoint.substr(host + 3));
-  const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
-  return S3Place{.base_url = base,
-                 .prefix = prefix,
-                 .region = region,
-                 .ca_file = setting("ca", {"AWS_CA_BUNDLE"}, ""),
-                 .credentials_file = place.settings["credentials"],
-                 .profile = place.settings["profile"]};
+                               ? Cat(endpoint, "/", parts.bucket)
+                               : Cat(endpoint.substr(0, host + 3), parts.bucket, ".", endpoint.substr(host + 3));
+  const std::string prefix = parts.prefix.empty() ? "" : parts.prefix + "/";
+  return S3Location{.base_url = base,
+                    .prefix = prefix,
+                    .region = region,
+                    .ca_file = setting("ca", {"AWS_CA_BUNDLE"}, ""),
+                    .credentials_file = parts.settings["credentials"],
+                    .profile = parts.settings["profile"]};
 }
 
 }  // namespace lockstep::objects

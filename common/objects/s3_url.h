@@ -12,7 +12,7 @@
 
 namespace lockstep::objects {
 
-struct S3Place {
+struct S3Location {
   std::string base_url;  // of the bucket
   std::string prefix;    // empty, or ends with '/'
   std::string region;
@@ -28,7 +28,7 @@ struct S3Place {
 //   ca           PEM file; $AWS_CA_BUNDLE; else the system's
 //   credentials  file, and profile in it: s3_credentials.h
 // kConfig names what is wrong. REQUIRES `url` to begin with "s3://".
-Result<S3Place> ParseS3Url(const std::string& url);
+Result<S3Location> ParseS3Url(const std::string& url);
 
 // Whether it has nothing that is escaped in a URL, and in what is signed.
 bool IsPlain(std::string_view name);

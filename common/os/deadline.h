@@ -17,13 +17,13 @@ class Deadline {
   explicit Deadline(std::chrono::milliseconds timeout)
       : forever_(timeout < std::chrono::milliseconds::zero()), at_(Clock::now() + (forever_ ? kZero : timeout)) {}
 
-  // What is left as poll()'s timeout argument: 0 once passed, -1 for no deadline.
+  // The time left, as poll()'s timeout argument: 0 once passed, -1 for no deadline.
   int PollTimeoutMs() const {
     if (forever_) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, std::numeric_limits<int>::max()));
   }
-  // What is left, at least nothing. REQUIRES a deadline.
+  // The time left; zero once passed. REQUIRES a deadline.
   std::chrono::milliseconds Left() const { return std::chrono::milliseconds(PollTimeoutMs()); }
   bool Passed() const { return !forever_ && Clock::now() >= at_; }
 

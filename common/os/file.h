@@ -46,7 +46,7 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 // set-group-ID bit. An existing directory is left as it is.
 Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
-// What tells one content of a file, its permissions included, from the next without reading it. A path that cannot be
+// A stamp that changes with a file's content or permissions, found without reading the file. A path that cannot be
 // looked at has the default stamp.
 struct FileStamp {
   uint64_t device = 0;

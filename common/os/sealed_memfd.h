@@ -1,7 +1,7 @@
 // SealedMemfd: anonymous memory that is written once, from its begin to its end, and that cannot be changed afterwards,
 // neither its bytes nor its size: for another process, which may rely on what it has checked.
 //
-// It is written by system calls: the kernel clears no page of it first, and maps none of it here.
+// The memory is written by system calls: the kernel clears no page of it first, and maps none of it here.
 #pragma once
 
 #include <cstddef>

@@ -29,9 +29,9 @@ class MappedSegment {
   uint64_t bytes() const { return data_.get_deleter().bytes; }
   std::span<std::byte> span() const { return {data(), bytes()}; }
   int fd() const { return fd_.get(); }
-  // Keeps the mapping and gives the descriptor back: for segments that are many.
+  // Keeps the mapping and closes the descriptor: for segments that are many.
   void CloseFd() { fd_ = UniqueFd(); }
-  // The same, and the descriptor is the caller's.
+  // Keeps the mapping and gives the descriptor to the caller.
   UniqueFd TakeFd() { return std::move(fd_); }
 
  private:

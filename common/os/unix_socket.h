@@ -25,7 +25,7 @@ namespace lockstep::os {
 // The most descriptors that one message carries.
 inline constexpr size_t kMaxPassedFds = 8;
 
-// What a wait asks several times a second: true ends it, as kDeadline. Empty: not asked.
+// A wait calls this several times a second; true ends the wait with kDeadline. Empty: never called.
 using Interrupted = std::function<bool()>;
 
 struct PeerCredentials {
@@ -67,7 +67,7 @@ class UnixConnection {
 
   bool valid() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
-  // What is left is not connected.
+  // Gives the descriptor to the caller. The connection is not connected any more.
   UniqueFd TakeFd() { return std::move(fd_); }
 
   // Sends all of `bytes`; `fds` travel with the first of them and stay the caller's.

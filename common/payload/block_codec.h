@@ -32,7 +32,7 @@ struct Changes {
   }
 };
 
-// The same, in memory that the caller owns.
+// Changes in memory that the caller owns.
 struct ChangeView {
   std::span<const uint32_t> positions;
   std::span<const uint64_t> steps;

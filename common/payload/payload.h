@@ -1,8 +1,9 @@
 // Payload: one immutable delta from version `base` to version `target` of a run: header, entry per differing block,
 // data.
 //
-// It is one contiguous piece of memory in the format of FORMAT.md, made once and served to any number of receivers. A
-// receiver assembles the same object from the frames it gets. Blocks without an entry are equal in both versions.
+// A payload is one contiguous piece of memory in the format of FORMAT.md, made once and served to any number of
+// receivers. A receiver assembles the same object from the frames it gets. Blocks without an entry are equal in both
+// versions.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,7 @@ inline bool IsRaw(const PayloadEntry& entry) {
   return entry.codec == static_cast<uint8_t>(Codec::kRaw);
 }
 
-// What names a delta, before its entries are known.
+// The names of a delta, before its entries are known.
 struct PayloadIdentity {
   RunId run;
   Version base = 0;

@@ -1,5 +1,5 @@
-// What two programs of Lockstep say of themselves before they rely on each other: name, release, protocol. One line of
-// text says it, the same on gRPC, on the rank socket and in an engine rank's ATTACH:
+// Peer: how a program of Lockstep names itself to another before they rely on each other: name, release, protocol. One
+// line of text says it, the same on gRPC, on the rank socket and in an engine rank's ATTACH:
 //
 //   trainer_agent/0.2.0 protocol=1
 //
@@ -16,7 +16,7 @@
 
 namespace lockstep::peer {
 
-// What this build speaks: protocol.cc has the number.
+// The protocol that this build speaks: protocol.cc has the number.
 extern const uint32_t kProtocol;
 
 // A line that a peer sends is no longer than this.

@@ -30,23 +30,23 @@ std::optional<asio::ip::address> AnswerAddress(const grpc::ClientContext& contex
 
 // The channel of a client to HOST:PORT, or to a socket of this host, unix:PATH, which is plaintext. Thread-safe.
 //
-// One that found no daemon is not used again. gRPC 1.51 can lose a channel's credentials for ever, when what watches
-// certificates for a lost connection leaves while that for the next one comes: all calls fail from then on ("Failed to
+// A channel that found no daemon is not used again. gRPC 1.51 can lose a channel's credentials for ever, when the
+// certificates' watcher of a lost connection leaves while that of the next one comes: all later calls fail ("Failed to
 // create security handshaker").
 //
-// A socket is connected to here, not by gRPC, which would come back to another process that listens at the path by
+// LastingChannel connects to a socket itself. gRPC would reconnect to any other process that listens at the path by
 // then.
 class LastingChannel {
  public:
   explicit LastingChannel(std::string address, TlsOptions tls = {})
       : address_(std::move(address)), tls_(std::move(tls)) {}
 
-  // For one call, or one stream. An error is of a socket only: kUnavailable where no process listens, kPermission where
-  // one does that may be an impostor (os::CheckListener); it has not been told anything.
+  // Returns a channel for one call, or one stream. Only a socket has errors: kUnavailable when no process listens,
+  // kPermission when the listener may be an impostor (os::CheckListener). Nothing was sent to it then.
   Result<std::shared_ptr<grpc::Channel>> Get();
-  // Whether the channels are to a socket. They are connected from the start, and gRPC knows no state of them.
+  // Whether the channels are to a socket. Such channels are connected from the start, and gRPC knows no state of them.
   bool to_socket() const { return address_.starts_with(kUnixScheme); }
-  // How that ended.
+  // Reports how the call or stream over `channel` ended.
   void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status);
   // `status` as an error of ours. If no connection came up, its message says why, and what to do.
   Status Explain(const grpc::Status& status) const;

@@ -48,7 +48,7 @@ std::string Refusal(uint32_t stream, std::string_view why) {
                                 Field("grpc-message", why.substr(0, 1024)));
   std::string frame;
   for (const int shift : {16, 8, 0}) frame += static_cast<char>(block.size() >> shift);
-  frame += {static_cast<char>(FrameHeader::kHeaders), static_cast<char>(kEndStreamAndHeaders)};
+  frame += {static_cast<char>(Http2FrameHeader::kHeaders), static_cast<char>(kEndStreamAndHeaders)};
   for (const int shift : {24, 16, 8, 0}) frame += static_cast<char>(stream >> shift);
   return Cat(frame, block);
 }
@@ -58,15 +58,15 @@ asio::awaitable<void> Dismiss(net::PeerStream& peer, std::string_view why) {
   constexpr std::chrono::seconds kTime{1};
   constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
   if (!(co_await peer.WriteAll(AsBytes(kSettings), kTime)).ok()) co_return;
-  FrameReader frames(kPrefaceBytes);
+  Http2FrameReader frames(kPrefaceBytes);
   std::array<std::byte, 4096> buffer;
   uint32_t stream = 0;
   while (stream == 0) {
     const Result<size_t> got = peer.ReceiveNow(std::array{iovec{buffer.data(), buffer.size()}});
     if (!got.ok()) co_return;
     ByteView said = ByteView(buffer).first(*got);
-    while (const std::optional<FrameHeader> frame = frames.Next(said)) {
-      if (frame->type == FrameHeader::kHeaders) stream = frame->stream;
+    while (const std::optional<Http2FrameHeader> frame = frames.Next(said)) {
+      if (frame->type == Http2FrameHeader::kHeaders) stream = frame->stream;
     }
     if (*got == 0 && !(co_await peer.UntilReady(asio::socket_base::wait_read, kTime)).ok()) co_return;
   }
@@ -77,7 +77,7 @@ asio::awaitable<void> Dismiss(net::PeerStream& peer, std::string_view why) {
   (void)co_await peer.ReadExact(buffer, kTime);  // a reset would take the answer with it
 }
 
-net::Places::Limits PlacesOf(size_t connections) {
+net::ConnectionSlots::Limits ConnectionLimits(size_t connections) {
   const size_t most = std::max<size_t>(MostDescriptors() / kDescriptorsOfOne / kShare, 2);
   const size_t all = std::min(connections, most);
   return {.all = all, .per_address = (all + 1) / 2};
@@ -101,8 +101,8 @@ Result<std::unique_ptr<GrpcPort>> GrpcPort::Listen(Options options) {
 
 GrpcPort::GrpcPort(Options options)
     : options_(std::move(options)),
-      shaking_(PlacesOf(options_.connections)),
-      places_(PlacesOf(options_.connections)),
+      shaking_(ConnectionLimits(options_.connections)),
+      connection_slots_(ConnectionLimits(options_.connections)),
       slots_(io_.context(), options_.calls, [this] { LogFull(); }),
       io_(1, [](std::string_view what) {
         telemetry::LogError("port_exception", {ErrorCode::kInternal, std::string(what)});
@@ -111,7 +111,7 @@ GrpcPort::GrpcPort(Options options)
 GrpcPort::~GrpcPort() {
   Stop();
   const auto until = std::chrono::steady_clock::now() + kLastWords;
-  while (places_.taken() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kLook);
+  while (connection_slots_.taken() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kLook);
   io_.Stop();
 }
 
@@ -148,7 +148,7 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
   const auto leave = [weak = std::weak_ptr(relay)] {
     if (const auto displaced = weak.lock()) displaced->End();
   };
-  relay->place.emplace(shaking_.Enter(address, leave));
+  relay->slot.emplace(shaking_.Enter(address, leave));
   if (const Status shaken = co_await Shake(*relay); !shaken.ok()) {
     // A peer that left was refused nothing.
     if (shaken.code() != ErrorCode::kUnavailable && shaken.code() != ErrorCode::kCancelled) {
@@ -160,7 +160,7 @@ asio::awaitable<void> GrpcPort::Serve(asio::ip::tcp::socket connection, int list
     const Status admitted = options_.admit(relay->certified->certificate());
     if (!admitted.ok()) co_return co_await Dismiss(relay->peer, admitted.message());
   }
-  relay->place.emplace(places_.Enter(address, leave));
+  relay->slot.emplace(connection_slots_.Enter(address, leave));
   HandOver(*relay, listening);
   if (relay->server.is_open()) StartRelay(relay);
 }

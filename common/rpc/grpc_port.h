@@ -12,9 +12,9 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/net/connection_slots.h"
 #include "common/net/io_threads.h"
 #include "common/net/networks.h"
-#include "common/net/places.h"
 #include "common/rpc/peer_certificate.h"
 #include "common/rpc/relay.h"
 #include "common/rpc/tcp_port.h"
@@ -52,11 +52,11 @@ class GrpcPort {
 
   int bound_port() const { return port_->bound_port(); }
 
-  // The server that `builder` builds has the connections. To be called once, before Start().
+  // Has the server that `builder` builds serve the connections. To be called once, before Start().
   void ServeBy(grpc::ServerBuilder& builder);
   // Accepts from now on. REQUIRES that the server runs.
   void Start();
-  // No peer gets in any more, and those that are in stay. To be called before the server shuts down; idempotent.
+  // Lets no further peer in; connected peers stay. To be called before the server shuts down; idempotent.
   void Stop();
 
  private:
@@ -67,8 +67,8 @@ class GrpcPort {
   void LogFull();
 
   const Options options_;
-  net::Places shaking_;  // peers of which it is not known yet who they are displace no others
-  net::Places places_;
+  net::ConnectionSlots shaking_;  // until the handshake is over: strangers displace only strangers
+  net::ConnectionSlots connection_slots_;
   Mutex mutex_;
   bool stopped_ LS_GUARDED_BY(mutex_) = false;
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> server_ LS_GUARDED_BY(mutex_);

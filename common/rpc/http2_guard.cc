@@ -52,7 +52,7 @@ void CallSlots::ReturnLater(size_t slots) {
   timer->async_wait([this, timer, slots](const asio::error_code&) { Return(slots); });
 }
 
-std::optional<FrameHeader> FrameReader::Next(ByteView& bytes) {
+std::optional<Http2FrameHeader> Http2FrameReader::Next(ByteView& bytes) {
   while (!bytes.empty()) {
     const auto skipped = static_cast<size_t>(std::min<uint64_t>(skipped_, bytes.size()));
     skipped_ -= skipped;
@@ -63,7 +63,7 @@ std::optional<FrameHeader> FrameReader::Next(ByteView& bytes) {
     if (filled_ < header_.size()) continue;
     filled_ = 0;
     const auto& h = header_;
-    const FrameHeader header{
+    const Http2FrameHeader header{
         .payload_bytes = uint32_t{h[0]} << 16 | uint32_t{h[1]} << 8 | h[2],
         .type = h[3],
         .flags = h[4],
@@ -81,18 +81,18 @@ Http2Guard::~Http2Guard() {
 
 Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
   ByteView rest = bytes;
-  while (const std::optional<FrameHeader> frame = from_peer_.Next(rest)) {
-    const bool of_request = frame->type == FrameHeader::kData || frame->type == FrameHeader::kHeaders ||
-                            frame->type == FrameHeader::kContinuation;
-    if (of_request) unanswered_ += FrameHeader::kBytes + frame->payload_bytes;
+  while (const std::optional<Http2FrameHeader> frame = from_peer_.Next(rest)) {
+    const bool of_request = frame->type == Http2FrameHeader::kData || frame->type == Http2FrameHeader::kHeaders ||
+                            frame->type == Http2FrameHeader::kContinuation;
+    if (of_request) unanswered_ += Http2FrameHeader::kBytes + frame->payload_bytes;
     if (unanswered_ > limits_.unanswered_bytes) {
       return TooMuch(Cat("its peer said more than ", limits_.unanswered_bytes, " bytes that no request of ours has"));
     }
     // gRPC passes over the streams of servers, and makes calls of lower numbers after them.
-    if (frame->type == FrameHeader::kHeaders && frame->stream % 2 == 0) {
+    if (frame->type == Http2FrameHeader::kHeaders && frame->stream % 2 == 0) {
       return TooMuch(Cat("its peer used the number of a stream that no client has, ", frame->stream));
     }
-    if (frame->type == FrameHeader::kHeaders && frame->stream > last_stream_) {
+    if (frame->type == Http2FrameHeader::kHeaders && frame->stream > last_stream_) {
       if (calls_.size() >= limits_.calls) return TooMuch(Cat("its peer made more than ", limits_.calls, " calls"));
       last_stream_ = frame->stream;
       beginning_ = frame;
@@ -101,7 +101,7 @@ Result<Http2Guard::Passed> Http2Guard::FromPeer(ByteView bytes) {
     const auto call = calls_.find(frame->stream);
     if (call == calls_.end()) continue;
     if (frame->ends_stream()) call->second.whole = true;
-    if (frame->type != FrameHeader::kResetStream) continue;
+    if (frame->type != Http2FrameHeader::kResetStream) continue;
     if (!call->second.answered) slots_->ReturnLater(1);
     calls_.erase(call);
   }
@@ -118,14 +118,14 @@ asio::awaitable<Status> Http2Guard::Begin() {
 }
 
 void Http2Guard::FromServer(ByteView bytes) {
-  while (const std::optional<FrameHeader> frame = from_server_.Next(bytes)) {
-    const bool of_call = frame->type == FrameHeader::kData || frame->type == FrameHeader::kHeaders ||
-                         frame->type == FrameHeader::kResetStream;
+  while (const std::optional<Http2FrameHeader> frame = from_server_.Next(bytes)) {
+    const bool of_call = frame->type == Http2FrameHeader::kData || frame->type == Http2FrameHeader::kHeaders ||
+                         frame->type == Http2FrameHeader::kResetStream;
     if (!of_call || frame->stream == 0) continue;
     unanswered_ = 0;
     const auto call = calls_.find(frame->stream);
     if (call == calls_.end()) continue;
-    const bool ends = frame->ends_stream() || frame->type == FrameHeader::kResetStream;
+    const bool ends = frame->ends_stream() || frame->type == Http2FrameHeader::kResetStream;
     // What a handler answers begins with headers. gRPC ends a call by itself with one frame, while the call may still
     // be in its queue.
     if (!call->second.answered) {

@@ -23,13 +23,13 @@ std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, size_t payload) 
   return frame + std::string(payload, '\xff');
 }
 std::string Headers(uint32_t stream, uint8_t flags = 0) {
-  return Frame(FrameHeader::kHeaders, flags, stream, 20);
+  return Frame(Http2FrameHeader::kHeaders, flags, stream, 20);
 }
 std::string Reset(uint32_t stream) {
-  return Frame(FrameHeader::kResetStream, 0, stream, 4);
+  return Frame(Http2FrameHeader::kResetStream, 0, stream, 4);
 }
 std::string WholeRequest(uint32_t stream) {
-  return Headers(stream) + Frame(FrameHeader::kData, FrameHeader::kEndStream, stream, 7);
+  return Headers(stream) + Frame(Http2FrameHeader::kData, Http2FrameHeader::kEndStream, stream, 7);
 }
 
 // A guard, and its port's thread, which runs while something is waited for.
@@ -89,7 +89,7 @@ TEST_CASE("A peer has so many calls at a time; those that are answered, or that 
     CHECK_THAT(port.Say(guard, Headers(17)).status(), FailsWith(ErrorCode::kResourceExhausted, "more than 8 calls"));
   }
   SECTION("one was answered") {
-    guard.FromServer(AsBytes(std::string_view(Headers(3) + Headers(3, FrameHeader::kEndStream))));
+    guard.FromServer(AsBytes(std::string_view(Headers(3) + Headers(3, Http2FrameHeader::kEndStream))));
     CHECK(port.Say(guard, Headers(17)).ok());
   }
   SECTION("one was refused") {
@@ -131,7 +131,7 @@ TEST_CASE("Calls that end without an answer of a handler keep their slots for a 
     guard.FromServer(AsBytes(std::string_view(Reset(1) + Reset(3))));
   }
   SECTION("gRPC refuses them") {
-    const uint8_t end = FrameHeader::kEndStream;
+    const uint8_t end = Http2FrameHeader::kEndStream;
     guard.FromServer(AsBytes(std::string_view(Headers(1, end) + Headers(3, end))));
   }
   const auto began = Clock::now();
@@ -173,18 +173,18 @@ TEST_CASE("A peer says so many bytes of requests before it is answered, and gRPC
   Http2Guard guard(kLimits, &port.slots);
   REQUIRE(port.Say(guard, std::string(kPreface) + Headers(1)).ok());
   const std::string settings = Frame(4, 1, 0, 0) + Frame(8, 0, 0, 4) + Frame(6, 1, 0, 8);
-  REQUIRE(port.Say(guard, Frame(FrameHeader::kData, 0, 1, 2000)).ok());
+  REQUIRE(port.Say(guard, Frame(Http2FrameHeader::kData, 0, 1, 2000)).ok());
   guard.FromServer(AsBytes(std::string_view(settings)));
   SECTION("no answer") {
-    CHECK_THAT(port.Say(guard, Frame(FrameHeader::kData, 0, 1, 2100)).status(),
+    CHECK_THAT(port.Say(guard, Frame(Http2FrameHeader::kData, 0, 1, 2100)).status(),
                FailsWith(ErrorCode::kResourceExhausted, "more than 4096 bytes"));
   }
   SECTION("an answer") {
     guard.FromServer(AsBytes(std::string_view(Headers(1))));
-    CHECK(port.Say(guard, Frame(FrameHeader::kData, 0, 1, 2100)).ok());
+    CHECK(port.Say(guard, Frame(Http2FrameHeader::kData, 0, 1, 2100)).ok());
   }
   SECTION("a frame that says that it is large") {
-    const std::string large = Frame(FrameHeader::kHeaders, 0, 3, 16'000'000).substr(0, FrameHeader::kBytes);
+    const std::string large = Frame(Http2FrameHeader::kHeaders, 0, 3, 16'000'000).substr(0, Http2FrameHeader::kBytes);
     CHECK_THAT(port.Say(guard, large).status(), FailsWith(ErrorCode::kResourceExhausted, "more than 4096 bytes"));
   }
   SECTION("frames of no request") {

@@ -1,4 +1,4 @@
-// What the certificate of a peer says, from the TLS handshake of its connection to the calls that come over it.
+// Passes a peer's certificate on from the TLS handshake of its connection to the calls that come over it.
 //
 // TLS ends before gRPC (grpc_port.h), which knows a connection only by the name of the socket that it came by. So each
 // connection with a certificate gets a name that is given once, and this finds the certificate by it.
@@ -44,7 +44,7 @@ class CertifiedPeer {
 
 // Whether a call from `peer` (ServerContext::peer()) came over a connection with a certificate.
 bool HasCertificate(const std::string& peer);
-// That certificate; nothing when its connection has ended.
+// The certificate of the connection that a call from `peer` came over; no value when the connection has ended.
 std::optional<PeerCertificate> CertificateOf(const std::string& peer);
 
 }  // namespace lockstep::rpc

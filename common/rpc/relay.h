@@ -7,14 +7,14 @@
 #include <memory>
 #include <optional>
 
+#include "common/net/connection_slots.h"
 #include "common/net/peer_stream.h"
-#include "common/net/places.h"
 #include "common/rpc/http2_guard.h"
 #include "common/rpc/peer_certificate.h"
 
 namespace lockstep::rpc {
 
-// One connection's; shared by the coroutines that carry. All of its handlers run on one thread.
+// The relay of one connection, shared by the coroutines that carry its bytes. All of its handlers run on one thread.
 struct Relay {
   Relay(asio::ip::tcp::socket connection, const Http2Guard::Limits& limits, CallSlots* slots)
       : peer(std::move(connection)), server(peer.socket().get_executor()), guard(limits, slots) {}
@@ -22,9 +22,9 @@ struct Relay {
   net::PeerStream peer;
   asio::local::stream_protocol::socket server;  // its other end is gRPC's
   Http2Guard guard;
-  std::function<void(const Status&)> refused;  // called when a peer is cut off for what it said
+  std::function<void(const Status&)> refused;  // called when the peer broke a limit and is cut off
   std::optional<CertifiedPeer> certified;
-  std::optional<net::Places::Place> place;
+  std::optional<net::ConnectionSlots::Slot> slot;
 
   void End() {
     guard.Leave();
@@ -34,7 +34,7 @@ struct Relay {
   }
 };
 
-// Until one side has closed, and the other has got what it said. REQUIRES both ends to be connected.
+// Carries bytes until one side has closed and the other has received all of its bytes. REQUIRES both to be connected.
 void StartRelay(const std::shared_ptr<Relay>& relay);
 
 }  // namespace lockstep::rpc

@@ -45,7 +45,7 @@ class TcpPort {
   // Accepts from now on; peers that came before have waited. Without descriptors they wait on. REQUIRES that the
   // context runs, or will.
   void Start(Serve serve);
-  // No peer gets in any more, and those that are in stay. Idempotent. REQUIRES not to be called by the context's
+  // Lets no further peer in; connected peers stay. Idempotent. REQUIRES not to be called by the context's
   // thread.
   void Stop();
 

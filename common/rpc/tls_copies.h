@@ -1,5 +1,6 @@
-// Internal to common/rpc: PEM files, as they are when they can be used: for servers as a TLS context, for clients as
-// copies that gRPC watches. It would take whatever it finds in the files, and then reach no peer.
+// TlsCopies: the last usable content of a daemon's PEM files: as a TLS context for servers, as copies that gRPC watches
+// for clients. gRPC would use the files themselves even when they are of no use, and then reach no peer. Internal to
+// common/rpc.
 #pragma once
 
 #include <array>
@@ -18,14 +19,14 @@ namespace lockstep::rpc {
 
 class TlsCopies {
  public:
-  // Those of `tls`, one for all that use the same files, so that what is wrong with them is said once; from its first
-  // use to the process's end. REQUIRES PrepareTls(tls) before.
+  // Returns the copies of the files of `tls`, which live until the process ends. All callers with the same files share
+  // one, so that an error of the files is logged once. REQUIRES PrepareTls(tls) before.
   static const TlsCopies& Of(const TlsOptions& tls);
 
   std::string cert() const { return PathOf(cert_); }
   std::string key() const { return PathOf(key_); }
   std::string ca() const { return PathOf(ca_); }
-  // For connections that are accepted from now on. REQUIRES that the files could be used at least once.
+  // The context for connections that are accepted from now on. REQUIRES that the files could be used at least once.
   std::shared_ptr<const net::TlsContext> context() const;
 
  private:

@@ -61,7 +61,7 @@ struct Span {
 class Moment {
  public:
   Moment() = default;  // now
-  // One that is past, by the clock that is never set.
+  // A past moment; `then` is of the clock that is never set.
   explicit Moment(std::chrono::steady_clock::time_point then) : steady_(then) { unix_ns_ -= NanosSince(); }
 
   int64_t unix_ns() const { return unix_ns_; }
@@ -86,7 +86,7 @@ class Timeline {
   explicit Timeline(std::function<void(const Span&)> added) : capacity_(kCapacity), added_(std::move(added)) {}
 
   void Add(Span span);
-  // Those of `model` (empty: all) towards `version` (0: all), in the order in which they ended.
+  // Returns the spans of `model` (empty: all) towards `version` (0: all), in the order in which they ended.
   std::vector<Span> Select(std::string_view model, Version version) const;
   uint64_t dropped() const;
 
@@ -118,8 +118,8 @@ class SpanScope {
   const Moment begun_;
 };
 
-// What a daemon answers to GetTimeline: the spans that `request` selects, and its clock. A template over the messages
-// (proto/lockstep/v1/model.proto), so that this package needs none of them. `timeline` may be null.
+// Fills in a daemon's answer to GetTimeline: the spans that `request` selects, and its clock. A template over the
+// messages (proto/lockstep/v1/model.proto), so that this package needs none of them. `timeline` may be null.
 template <typename Request, typename Answer>
 void ReportTimeline(const Timeline* timeline, const Request& request, Answer& answer) {
   if (timeline != nullptr) {

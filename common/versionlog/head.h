@@ -1,6 +1,6 @@
-// The log's head (FORMAT.md): the one object that changes, and how it is read, as anything may have been written there.
+// The log's head (FORMAT.md), a v1::LogHead: the one object of a log that changes.
 //
-// A head is the message v1::LogHead. All that CheckHistory says holds for one from DecodeHead.
+// The reader trusts nothing that lies there. DecodeHead returns only heads whose histories pass CheckHistory.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ inline constexpr uint64_t kMaxPieceBytes = 256 << 20;
 // always a higher one for whoever takes the log over.
 bool IsEpoch(uint64_t epoch);
 
-// What an object is, and the directory that it lies in.
+// The kinds of objects; each kind is also the directory that its objects lie in.
 inline constexpr std::string_view kLayout = "layout";
 inline constexpr std::string_view kManifest = "manifest";
 inline constexpr std::string_view kDelta = "delta";
@@ -48,12 +48,12 @@ Result<v1::LogHead> DecodeHead(ByteView bytes, std::string_view model, const Tru
 // can be made. kProtocol names the rule that is broken.
 Status CheckHistory(const v1::LogHistory& history, bool whole);
 
-// That a history goes with the layout that it names, so that its numbers may be used with it; `whole` as above.
-// kProtocol.
+// OK when the history's numbers fit `layout`, the layout that it names, and may be used with it. `whole` as for
+// CheckHistory. kProtocol otherwise.
 Status CheckLayout(const v1::LogHistory& history, const model::ModelLayout& layout, bool whole);
 
-// Whether `next` may be taken by a reader that has taken `seen`. kState: it is of another log, older, or of another run
-// in the same epoch.
+// OK when a reader that has taken `seen` may take `next`. kState: `next` is of another log, older, or of another run in
+// the same epoch.
 Status CheckFollows(const v1::LogHead& seen, const v1::LogHead& next);
 
 // A file that remembers a head across restarts: as much of it as CheckFollows needs. Its directory is made.

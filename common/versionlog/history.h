@@ -1,4 +1,4 @@
-// What a history of the log (v1::LogHistory, FORMAT.md) is good for, and how it is kept small.
+// Functions over a history of the log (v1::LogHistory, FORMAT.md): what readers find in it, and what writers drop.
 //
 // REQUIRES of every history: CheckHistory (head.h).
 #pragma once
@@ -22,7 +22,7 @@ const v1::LogChunk* FindChunk(const v1::LogHistory& history, uint32_t index, Ver
 // The digest of the version's manifest; nothing: it is none of this history.
 std::optional<ManifestDigest> FindDigest(const v1::LogHistory& history, Version version);
 
-// What a reader takes that holds nothing newer: the version that the writer was rolled back to, or the newest.
+// The version that a reader takes: the one that the writer was rolled back to, or the newest.
 const v1::LogVersion& Offered(const v1::LogHistory& history);
 
 // Bytes of the deltas from `version` on.
@@ -34,8 +34,8 @@ uint64_t StepBytes(const v1::LogHistory& history, Version version);
 inline constexpr uint64_t kMostSteps = 4096;
 std::vector<uint32_t> DueChunks(const v1::LogHistory& history, uint64_t data_bytes);
 
-// The oldest version is one less old, and what nothing else needs is not named any more. False: there is only the
-// newest. REQUIRES a chunk of each index.
+// Drops the oldest version, and the objects that no other version needs. Returns false, and changes nothing, when only
+// the newest is left. REQUIRES a chunk of each index.
 bool DropOldest(v1::LogHistory& history);
 
 // An object that a history names.

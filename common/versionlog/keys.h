@@ -23,7 +23,7 @@ class SigningKey {
   static Result<SigningKey> Read(const std::string& path);
 
   v1::LogSignature Sign(ByteView bytes) const;
-  // What trusts this key alone.
+  // Returns the trusted keys of a reader that trusts this key alone.
   class TrustedKeys Verifier() const;
 
  private:
@@ -42,7 +42,7 @@ class TrustedKeys {
   static Result<TrustedKeys> Read(const std::string& path);
 
   bool empty() const { return keys_.empty(); }
-  // As the file has them now; an error as of Read.
+  // Reads the file again and returns its keys. Errors as Read.
   Result<TrustedKeys> Current() const;
   // kPermission: none of `signatures` is that of a trusted key over `bytes`. OK where there are no keys.
   Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const;

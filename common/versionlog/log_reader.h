@@ -1,8 +1,8 @@
-// LogReader: a model's log, read and proved: its head, layouts, deltas, and the blocks of any version that it has.
+// LogReader: reads and proves a model's log: its head, layouts and deltas, and the blocks of any version in it.
 //
-// Anything may have been written there: an object counts only once its SHA-256 is its name. An object that the head
-// named and that is not there makes the head be read again: kAborted, the log has moved on and what is wanted is to be
-// asked for again; kCorrupt, the object is lost. Every error names the object.
+// A reader trusts no object until its SHA-256 is its name. When an object that the head names is missing, the reader
+// reads the head again. The call then fails with kAborted when the new head no longer names the object: the caller must
+// ask again, by the new head. It fails with kCorrupt when the object is lost. Every error names the object.
 #pragma once
 
 #include <atomic>
@@ -33,20 +33,20 @@ inline constexpr uint64_t kLogMemoryBytes = 256 << 20;  // of deltas at once, un
 
 class BlockMaker;
 
-// Blocks of one version, made from a chunk and the deltas after it.
+// The blocks that a caller wants of one version. The reader makes each from a chunk and the deltas after it.
 struct BlocksToMake {
   std::vector<BlockIndex> blocks;  // rising
-  // Where the bytes of a block go, writable until the call returns; called by several threads.
+  // Returns the caller's memory for a block, writable until the reader's call returns. Called by several threads.
   std::function<std::span<std::byte>(BlockIndex)> place_of;
-  // Called for each block that was made, with its hash; by several threads.
+  // Called with each block that was made, and its hash, by several threads.
   std::function<Status(BlockIndex, uint64_t hash)> on_made;
 };
 
 // Thread-safe.
 class LogReader {
  public:
-  // `transfers` runs reads of the store, a thread each, `workers` what costs CPU; both outlive the reader. Of deltas
-  // that MakeBlocks reads, `memory_bytes` are in memory at once, and two at least.
+  // `transfers` runs the reads of the store, one on each thread, and `workers` the decoding and hashing; both outlive
+  // the reader. MakeBlocks keeps at most `memory_bytes` of deltas in memory, but always two deltas.
   LogReader(std::shared_ptr<objects::ObjectStore> store, std::string model, TrustedKeys trusted, WorkerPool& transfers,
             WorkerPool& workers, uint64_t memory_bytes = kLogMemoryBytes)
       : store_(std::move(store)),
@@ -58,42 +58,42 @@ class LogReader {
 
   const std::string& url() const { return store_->url(); }
 
-  // The head as it is now. kNotFound: there is none yet. kState, and it is not taken: it does not follow the one that
-  // was taken last (CheckFollows). kPermission without keys: other users may write it (ObjectStore::CheckOwn). Else as
-  // DecodeHead.
+  // Reads the head and takes it: later heads must follow it. kNotFound: there is none yet. kState: the head does not
+  // follow the one that was taken last (CheckFollows), and is not taken. kPermission without keys: other users may
+  // write the head (ObjectStore::CheckOwn). Other errors as DecodeHead.
   Result<Head> ReadHead(std::stop_token stop);
-  // The same, once it is another than `seen` (null: once there is one), or null when `wait` is over.
+  // As ReadHead, but waits until the head is another than `seen` (null: until there is one). Returns null after `wait`.
   Result<Head> AwaitHead(const Head& seen, std::chrono::milliseconds wait, std::stop_token stop);
-  // No head is taken that does not follow this one; of nothing, any is.
+  // Sets the head that later heads must follow; with no value, the next head may be any.
   void Remember(std::optional<v1::LogHead> seen);
 
   // `whole` as for CheckLayout.
   Result<std::shared_ptr<const model::ModelLayout>> ReadLayout(const v1::LogHistory& history, bool whole,
                                                                std::stop_token stop);
-  // xxh3-64 of each block of the newest version, and its digest's.
+  // Returns the xxh3-64 of each block of the newest version, checked against the version's digest.
   Result<std::vector<uint64_t>> ReadManifest(const v1::LogHistory& history, std::stop_token stop);
   // The payloads of `steps`, whole.
   Result<payload::DeltaChain> ReadSteps(const v1::LogHistory& history, const model::ModelLayout& layout,
                                         std::span<const v1::LogStep* const> steps, std::stop_token stop);
-  // Of `version`, oldest <= version <= newest. OK: every block was made. An error says why some were not; those that
-  // were are good.
+  // Makes the `wanted` blocks of `version`. OK: every block was made. An error says why some were not; blocks that
+  // on_made was called with are good. REQUIRES oldest <= version <= newest.
   Status MakeBlocks(const v1::LogHistory& history, const model::ModelLayout& layout, Version version,
                     const BlocksToMake& wanted, std::stop_token stop);
-  // The same of the newest version, also where the log moves on meanwhile: what was read is brought forward before the
-  // deltas that lead on from it go. `head` is, before a block is made, the one whose newest version it is of. kAborted:
-  // the log has another run or layout by now.
+  // Makes the `wanted` blocks of the newest version, even when the log moves on meanwhile: the reader brings the bytes
+  // that it has forward before their deltas leave the log. Sets `head`, before it calls on_made, to the head whose
+  // newest version the blocks are of. kAborted: the log has another run or layout by now.
   Status MakeNewest(Head& head, const model::ModelLayout& layout, const BlocksToMake& wanted, std::stop_token stop);
 
-  // The bytes of a chunk, in order. As they come they are not proved yet.
+  // Hands the bytes of a chunk to `take`, in order. They are proved only once the call has returned OK.
   Status ReadChunk(const v1::LogChunk& chunk, uint64_t bytes, const objects::ObjectStore::Take& take,
                    std::stop_token stop);
-  // OK: the object is there and has its name.
+  // Reads the object whole. OK when its SHA-256 is its name.
   Status CheckObject(std::string_view kind, const std::string& sha256, uint64_t bytes, std::stop_token stop);
 
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  // `before`: what was taken when the reading began.
+  // `before`: the head that was taken when the read began.
   Result<Head> Take(const objects::TaggedObject& object, const Head& before);
   Head taken() const;
   Status ReadObject(std::string_view kind, const std::string& sha256, uint64_t bytes,
@@ -102,7 +102,7 @@ class LogReader {
                                      const std::stop_token& stop);
   Status Missing(const std::string& name, const std::stop_token& stop);
   Status MovedOn() const;
-  // Asked for before each chunk: the history that names it. Null: no more chunks are to be read.
+  // Called before each chunk is read: returns the history that names the chunk; null ends the reading.
   using NextHistory = std::function<std::shared_ptr<const v1::LogHistory>()>;
   Status ReadChunks(BlockMaker& maker, const model::ModelLayout& layout, uint64_t chunk_bytes, Version version,
                     const NextHistory& next, const std::stop_token& stop);

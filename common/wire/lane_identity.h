@@ -19,7 +19,7 @@ struct LaneIdentity {  // 24 bytes, in the handshake as the identity of the pre-
 };
 static_assert(sizeof(LaneIdentity) == 24);
 
-// Nothing: it is none.
+// Decodes an identity; no value when `raw` is none.
 std::optional<LaneIdentity> ReadIdentity(ByteView raw);
 
 }  // namespace lockstep::wire

@@ -46,7 +46,7 @@ static_assert(sizeof(LocalAnswer) == 56);
 
 // kProtocol when magic, size or an enum value is wrong, saying which; kCorrupt when the check is.
 Status CheckLocalRequest(const LocalRequest& request);
-// Also when the tail is longer than what it may be for a model of `layout_blocks` blocks.
+// As CheckLocalRequest, and kProtocol when the tail is too long for a model of `layout_blocks` blocks.
 Status CheckLocalAnswer(const LocalAnswer& answer, uint32_t layout_blocks);
 
 }  // namespace lockstep::wire

@@ -132,9 +132,9 @@ asio::awaitable<Result<Pull::LaneLease>> LaneServer::LetIn(std::shared_ptr<net::
       still_there->socket().close(ignored);
     });
   };
-  const net::Places::Place place = waiting_.Enter(peer.address(), leave);
+  const net::ConnectionSlots::Slot slot = waiting_.Enter(peer.address(), leave);
   Result<Pull::LaneLease> pull = co_await Welcome(*stream);
-  if (pull.ok() || !place.lost()) co_return pull;
+  if (pull.ok() || !slot.lost()) co_return pull;
   co_return Status(ErrorCode::kResourceExhausted, "too many connections have not shown a ticket");
 }
 

@@ -11,11 +11,11 @@
 #include <chrono>
 #include <memory>
 
+#include "common/net/connection_slots.h"
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/networks.h"
 #include "common/net/peer_stream.h"
-#include "common/net/places.h"
 #include "common/rpc/tcp_port.h"
 #include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
@@ -32,7 +32,7 @@ struct LaneServerOptions {
   uint64_t bytes_per_s = 0;                         // of all lanes together; 0: no limit
   uint64_t receiver_bytes_per_s = 0;                // of the lanes of one receiver together; 0: no limit
   std::chrono::milliseconds hello_timeout{10'000};  // from the connection to the hello
-  net::Places::Limits waiting;
+  net::ConnectionSlots::Limits waiting;
   LaneTimeouts timeouts;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the server
 };
@@ -61,7 +61,7 @@ class LaneServer {
   const LaneServerOptions options_;
   PullTable* const pulls_;
   LaneLimits limits_;
-  net::Places waiting_;
+  net::ConnectionSlots waiting_;
   telemetry::LogLimit log_limit_;
   std::shared_ptr<const net::TlsContext> tls_;  // null: lanes are plain
   const std::shared_ptr<WakeupGate> gate_ = std::make_shared<WakeupGate>();

@@ -20,7 +20,7 @@ using Header = std::tuple<uint32_t, uint8_t, uint8_t, uint32_t>;
 
 std::vector<Header> HeadersOf(ByteView said, size_t piece) {
   std::vector<Header> headers;
-  rpc::FrameReader reader(0);
+  rpc::Http2FrameReader reader(0);
   while (!said.empty()) {
     ByteView now = said.first(std::min(piece, said.size()));
     said = said.subspan(now.size());

@@ -1,10 +1,10 @@
-#include "common/net/places.h"
+#include "common/net/connection_slots.h"
 
 #include <algorithm>
 
 namespace lockstep::net {
 
-Places::Place Places::Enter(const asio::ip::address& address, Leave leave) {
+ConnectionSlots::Slot ConnectionSlots::Enter(const asio::ip::address& address, Leave leave) {
   Leave put_out;
   MutexLock lock(mutex_);
   if (const auto other = InTheWayOf(address); other != taken_.end()) {
@@ -12,18 +12,18 @@ Places::Place Places::Enter(const asio::ip::address& address, Leave leave) {
     taken_.erase(other);
   }
   const uint64_t number = next_++;
-  taken_.emplace(number, Taken{address, std::move(leave)});
+  taken_.emplace(number, TakenSlot{address, std::move(leave)});
   lock.unlock();
   if (put_out) put_out();
   return {this, number};
 }
 
-size_t Places::taken() const {
+size_t ConnectionSlots::taken() const {
   MutexLock lock(mutex_);
   return taken_.size();
 }
 
-Places::Map::iterator Places::InTheWayOf(const asio::ip::address& address) {
+ConnectionSlots::Map::iterator ConnectionSlots::InTheWayOf(const asio::ip::address& address) {
   std::map<asio::ip::address, size_t> counts;
   for (const auto& [number, one] : taken_) ++counts[one.address];
   const bool too_many_alike = counts[address] >= limits_.per_address;
@@ -33,12 +33,12 @@ Places::Map::iterator Places::InTheWayOf(const asio::ip::address& address) {
   return std::ranges::find_if(taken_, [&](const Map::value_type& one) { return one.second.address == displaced; });
 }
 
-void Places::Free(uint64_t number) {
+void ConnectionSlots::Free(uint64_t number) {
   MutexLock lock(mutex_);
   taken_.erase(number);
 }
 
-bool Places::Has(uint64_t number) {
+bool ConnectionSlots::Has(uint64_t number) {
   MutexLock lock(mutex_);
   return taken_.contains(number);
 }
