@@ -17,7 +17,7 @@ namespace lockstep::ctl {
 namespace {
 
 // Values as CLI11 leaves them, before they are given their meaning.
-struct Words {
+struct RawArguments {
   std::string agent;
   std::vector<std::string> receivers;
   std::string health_service;
@@ -45,14 +45,14 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* about) {
   return app.add_subcommand(name, about)->fallthrough();  // global options may also stand behind the command
 }
 
-void AddCommands(CLI::App& app, Words& words) {
-  DaemonOptions& options = words.daemon;
+void AddCommands(CLI::App& app, RawArguments& raw) {
+  DaemonOptions& options = raw.daemon;
   // `owner`: the daemon that the command belongs to. Nothing: both daemons do it.
   const auto add = [&](Command command, std::optional<Daemon> owner, const char* name, const char* about) {
     CLI::App* added = AddCommand(app, name, about);
-    added->callback([&words, command, owner] {
-      words.daemon.command = command;
-      words.owner = owner;
+    added->callback([&raw, command, owner] {
+      raw.daemon.command = command;
+      raw.owner = owner;
     });
     return added;
   };
@@ -94,26 +94,26 @@ void AddCommands(CLI::App& app, Words& words) {
       ->add_option("model,--model", options.model, "The model")
       ->required();
   add(Command::kHealth, {}, "health", "Exit 0 when the daemon is serving, 69 when not")
-      ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
+      ->add_option("service,--service", raw.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(
       *AddCommand(app, "plan", "Which rank copies what, from a trainer's shape or its descriptions; asks no daemon"),
-      words.plan);
+      raw.plan);
   AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
-                     words.timeline);
+                     raw.timeline);
   AddCommand(app, "completion", "A script that completes commands and options: source <(lockstepctl completion bash)")
-      ->add_option("shell", words.shell, "bash, zsh or fish")
+      ->add_option("shell", raw.shell, "bash, zsh or fish")
       ->required();
   AddDoctorOptions(
       *AddCommand(app, "doctor",
                   "What of this host would keep daemons from working, and what corrects it; asks no daemon"),
-      words.doctor);
+      raw.doctor);
   AddLogOptions(
       *AddCommand(app, "log", "Versions in a directory, as a receiver with --archive writes them; asks no daemon"),
-      words.log);
+      raw.log);
 }
 
-Status CheckAsksNone(const Words& words, const char* command) {
-  if (words.agent.empty() && words.receivers.empty()) return OkStatus();
+Status CheckAsksNone(const RawArguments& raw, const char* command) {
+  if (raw.agent.empty() && raw.receivers.empty()) return OkStatus();
   return {ErrorCode::kUsage, Cat(command, " asks no daemon: leave --agent and --receiver out")};
 }
 
@@ -132,9 +132,9 @@ Daemon DaemonMeant() {
   return !Listens(UsualAgent()) && Listens(UsualReceiver()) ? Daemon::kReceiver : Daemon::kAgent;
 }
 
-std::string AddressOf(Daemon daemon, const Words& words) {
+std::string AddressOf(Daemon daemon, const RawArguments& raw) {
   const bool agent = daemon == Daemon::kAgent;
-  const std::string named = agent ? words.agent : words.receivers.empty() ? "" : words.receivers[0];
+  const std::string named = agent ? raw.agent : raw.receivers.empty() ? "" : raw.receivers[0];
   if (!named.empty()) return named;
   const std::string set = Environment(agent ? kAgentVariable : kReceiverVariable);
   if (!set.empty()) return set;
@@ -142,24 +142,24 @@ std::string AddressOf(Daemon daemon, const Words& words) {
 }
 
 // Decides which daemon the command goes to, and where that is: the one that is named, else its owner.
-Status ChooseDaemon(const Words& words, DaemonOptions& options) {
-  const bool agent = !words.agent.empty();
-  const bool receiver = !words.receivers.empty();
+Status ChooseDaemon(const RawArguments& raw, DaemonOptions& options) {
+  const bool agent = !raw.agent.empty();
+  const bool receiver = !raw.receivers.empty();
   const bool verify = options.command == Command::kVerify;
-  if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
+  if (raw.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
   if (agent && receiver && !verify) {
     return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
   const bool agents_verify = verify && !options.needs_engines;
-  if (words.owner == Daemon::kReceiver && agent && !receiver && !agents_verify) {
+  if (raw.owner == Daemon::kReceiver && agent && !receiver && !agents_verify) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
-  if (words.owner == Daemon::kAgent && receiver) {
+  if (raw.owner == Daemon::kAgent && receiver) {
     return {ErrorCode::kUsage, "only agents can do that: use --agent HOST:PORT"};
   }
-  options.daemon = receiver ? Daemon::kReceiver : agent ? Daemon::kAgent : words.owner ? *words.owner : DaemonMeant();
-  options.address = AddressOf(options.daemon, words);
-  if (agent && receiver) options.verify_agent = words.agent;
+  options.daemon = receiver ? Daemon::kReceiver : agent ? Daemon::kAgent : raw.owner ? *raw.owner : DaemonMeant();
+  options.address = AddressOf(options.daemon, raw);
+  if (agent && receiver) options.verify_agent = raw.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
     const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
@@ -188,20 +188,20 @@ std::string HealthService(const std::string& word, Daemon daemon) {
 
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out) {
   Invocation invocation;
-  Words words;
+  RawArguments raw;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
   app.set_version_flag("--version", Cat("lockstepctl ", kVersion, " (", telemetry::BuildRevision(), ")"));
-  app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, this host's]")
+  app.add_option("--agent", raw.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, this host's]")
       ->type_name("HOST:PORT|unix:PATH");
-  app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, this host's]")
+  app.add_option("--receiver", raw.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, this host's]")
       ->allow_extra_args(false)
       ->type_name("HOST:PORT|unix:PATH");
-  app.add_option("--tls-cert", words.tls.cert, "Own certificate, PEM; without, plaintext [$LOCKSTEP_TLS_CERT]")
+  app.add_option("--tls-cert", raw.tls.cert, "Own certificate, PEM; without, plaintext [$LOCKSTEP_TLS_CERT]")
       ->type_name("FILE");
-  app.add_option("--tls-key", words.tls.key, "Its private key, PEM [$LOCKSTEP_TLS_KEY]")->type_name("FILE");
-  app.add_option("--tls-ca", words.tls.ca, "What signed the daemons' certificates, PEM [$LOCKSTEP_TLS_CA]")
+  app.add_option("--tls-key", raw.tls.key, "Its private key, PEM [$LOCKSTEP_TLS_KEY]")->type_name("FILE");
+  app.add_option("--tls-ca", raw.tls.ca, "What signed the daemons' certificates, PEM [$LOCKSTEP_TLS_CA]")
       ->type_name("FILE");
-  app.add_option("--tls-server-name", words.tls.server_name,
+  app.add_option("--tls-server-name", raw.tls.server_name,
                  "DNS name, IP or URI that the daemon's certificate must have, when it is not the address's host "
                  "[$LOCKSTEP_TLS_SERVER_NAME]")
       ->type_name("NAME");
@@ -209,15 +209,15 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   app.add_flag("--man", man, "Print this as a manual page, for man -l -, and exit");
   app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch and top one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
-  const auto set_timeout = [&words](int64_t ms) {
-    words.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(ms);
+  const auto set_timeout = [&raw](int64_t ms) {
+    raw.daemon.timeout = raw.timeline.timeout = std::chrono::milliseconds(ms);
   };
   const std::map<std::string, int64_t> units = {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
   app.add_option_function<int64_t>("--timeout", set_timeout, "Give up after so long, such as 500ms, 30s or 2m")
       ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::UNIT_REQUIRED).description(""))
       ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000).description(""))
       ->type_name("TIME");
-  AddCommands(app, words);
+  AddCommands(app, raw);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
@@ -232,32 +232,32 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (app.got_subcommand("completion")) {
-    LS_ASSIGN_OR_RETURN(const std::string script, CompletionScript(app, words.shell));
+    LS_ASSIGN_OR_RETURN(const std::string script, CompletionScript(app, raw.shell));
     out << script << std::flush;
     return std::optional<Invocation>();
   }
   if (app.got_subcommand("plan")) {
-    LS_RETURN_IF_ERROR(CheckAsksNone(words, "plan"));
-    LS_RETURN_IF_ERROR(FinishPlanOptions(words.plan));
-    invocation.wanted = words.plan;
+    LS_RETURN_IF_ERROR(CheckAsksNone(raw, "plan"));
+    LS_RETURN_IF_ERROR(FinishPlanOptions(raw.plan));
+    invocation.wanted = raw.plan;
   } else if (app.got_subcommand("log")) {
-    LS_RETURN_IF_ERROR(CheckAsksNone(words, "log"));
-    invocation.wanted = words.log;
+    LS_RETURN_IF_ERROR(CheckAsksNone(raw, "log"));
+    invocation.wanted = raw.log;
   } else if (app.got_subcommand("doctor")) {
-    LS_RETURN_IF_ERROR(CheckAsksNone(words, "doctor"));
-    words.doctor.tls = ChooseTls(words.tls);
-    invocation.wanted = words.doctor;
+    LS_RETURN_IF_ERROR(CheckAsksNone(raw, "doctor"));
+    raw.doctor.tls = ChooseTls(raw.tls);
+    invocation.wanted = raw.doctor;
   } else if (app.got_subcommand("timeline")) {
-    words.timeline.tls = ChooseTls(words.tls);
-    LS_RETURN_IF_ERROR(rpc::PrepareTls(words.timeline.tls));
-    LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, words.timeline));
-    invocation.wanted = words.timeline;
+    raw.timeline.tls = ChooseTls(raw.tls);
+    LS_RETURN_IF_ERROR(rpc::PrepareTls(raw.timeline.tls));
+    LS_RETURN_IF_ERROR(FinishTimelineOptions(raw.agent, raw.receivers, invocation.json, raw.timeline));
+    invocation.wanted = raw.timeline;
   } else {
-    words.daemon.tls = ChooseTls(words.tls);
-    LS_RETURN_IF_ERROR(rpc::PrepareTls(words.daemon.tls));
-    LS_RETURN_IF_ERROR(ChooseDaemon(words, words.daemon));
-    words.daemon.health_service = HealthService(words.health_service, words.daemon.daemon);
-    invocation.wanted = words.daemon;
+    raw.daemon.tls = ChooseTls(raw.tls);
+    LS_RETURN_IF_ERROR(rpc::PrepareTls(raw.daemon.tls));
+    LS_RETURN_IF_ERROR(ChooseDaemon(raw, raw.daemon));
+    raw.daemon.health_service = HealthService(raw.health_service, raw.daemon.daemon);
+    invocation.wanted = raw.daemon;
   }
   return std::optional<Invocation>(std::move(invocation));
 }

@@ -1,4 +1,4 @@
-// What the command line of lockstepctl asks for, and what it does.
+// Parses the command line of lockstepctl, and carries it out.
 #pragma once
 
 #include <iosfwd>

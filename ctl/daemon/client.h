@@ -1,4 +1,4 @@
-// One daemon, as the commands call it: errors name the daemon and its address.
+// Client: the connection of a command to one daemon. Errors name the daemon and its address.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -58,7 +58,7 @@ class Client {
   const std::string& name() const { return name_; }
   // The answer to a call, without the daemon's name.
   Status Explain(const grpc::Status& answer) const { return channel_.Explain(answer); }
-  // For one call.
+  // Returns a channel for one call.
   Result<std::shared_ptr<grpc::Channel>> Channel() const {
     Result<std::shared_ptr<grpc::Channel>> channel = channel_.Get();
     if (!channel.ok()) return channel.status().WithContext(name_);

@@ -1,4 +1,4 @@
-// What one daemon is asked: every command of lockstepctl but plan and timeline.
+// The commands of lockstepctl that ask one daemon.
 #pragma once
 
 #include <chrono>

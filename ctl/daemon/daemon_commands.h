@@ -31,8 +31,8 @@ Result<std::string> ChooseModel(const DaemonOptions& options, const std::string&
   return Status(ErrorCode::kUsage, Cat(daemon, ": has several models, name one of:", names));
 }
 
-// What both daemons are asked in the same way. `DaemonClient` is AgentClient or ReceiverClient; the other two are the
-// messages of its GetStatus.
+// The commands that are the same for both daemons. `DaemonClient` is AgentClient or ReceiverClient; the other two are
+// the messages of its GetStatus.
 template <typename DaemonClient, typename StatusRequest, typename StatusResponse>
 class DaemonCommands {
  protected:
@@ -102,7 +102,7 @@ class DaemonCommands {
     return OkStatus();
   }
 
-  // Of `health_service`, or of the server as a whole. kNotFound when the daemon does not know that name.
+  // Prints the health of `health_service`, or of the whole server. kNotFound when the daemon does not know the service.
   Status CheckHealth() const {
     namespace health = grpc::health::v1;
     const std::string& service = options_.health_service;

@@ -1,5 +1,5 @@
-// What `verify` found: a daemon's bytes against its own manifest and, for a receiver, against the agent's, and the
-// memory of engines against its own.
+// The findings of `verify`. It compares a daemon's bytes with the daemon's manifest; a receiver's also with the agent's
+// manifest, and the memory of engines with the receiver's bytes.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace lockstep::ctl {
 
-// What the agent's manifest says about the version.
+// The agent's manifest of the version.
 struct AgentProof {
   std::string address;
   v1::VersionRef held;

@@ -13,7 +13,7 @@ namespace lockstep::ctl {
 std::string StatusText(const v1::AgentStatus& status);
 std::string StatusText(const v1::ReceiverStatus& status);
 
-// Which versions are there, and which deltas lead between them, as a table and as JSON:
+// A daemon's versions, and the deltas that lead between them, as a table and as JSON:
 // [{"model", "run", "version", "digest", "deltas": [...]}] of an agent,
 // [{"model", "newest_version", "current": held, "digest", "previous": held}] of a receiver.
 std::string VersionsText(const v1::AgentStatus& status);
@@ -24,7 +24,7 @@ Json VersionsJson(const v1::ReceiverStatus& status);
 
 std::string LayoutText(const model::ModelLayout& layout);
 
-// One line each, for streams.
+// The message on one line, for streams.
 std::string LineOf(const v1::VersionEvent& event);
 std::string LineOf(const v1::SyncRecord& record);
 

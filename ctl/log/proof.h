@@ -24,7 +24,7 @@ struct LogProof {
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,
                           WorkerPool& workers);
 
-// Makes `version` in `data`, the whole data section. The hashes of its blocks, when their digest is the head's.
+// Makes `version` in `data`, the whole data section. Returns the hashes of its blocks; their digest is the head's.
 Result<std::vector<uint64_t>> MakeVersion(versionlog::LogReader& reader, const v1::LogHistory& history,
                                           const model::ModelLayout& layout, Version version, std::span<std::byte> data);
 

@@ -1,8 +1,8 @@
 // The spans of several daemons on one clock, grouped by the version that they work towards, and as people, scripts and
 // viewers of traces read them.
 //
-// The clock is the first daemon's, the agent's. Another's is corrected only where the calls prove it to be another:
-// what they leave open would put spans of one machine out of order.
+// The clock is that of the first daemon, the agent. Another daemon's clock is corrected only when the calls prove that
+// it differs: a less certain correction could put spans of one machine out of order.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct ClockReading {
 // kProtocol for a clock that cannot be one.
 Result<ClockReading> ReadClock(int64_t called_unix_ns, int64_t took_ns, int64_t reported_unix_ns);
 
-// What one daemon answered.
+// The timeline of one daemon, and its clock.
 struct DaemonTimeline {
   std::string address;
   ClockReading clock;
@@ -62,8 +62,8 @@ struct JoinedTimeline {
   std::vector<OneVersion> versions;  // by their begin
 };
 
-// As far as `options` wants them. REQUIRES a daemon. kProtocol, naming the daemon, for spans that end before they begin
-// or lie where no clock is.
+// Joins the spans that `options` select. REQUIRES a daemon. kProtocol, naming the daemon, for spans that end before
+// they begin or lie where no clock is.
 Result<JoinedTimeline> Join(std::vector<DaemonTimeline> timelines, const TimelineOptions& options);
 
 // The place of a span's name in a version's way; unknown ones come last.
@@ -87,8 +87,8 @@ Json TimelineJson(const JoinedTimeline& timeline);
 // the pull that received it; where nothing was served, from the comparison that made what was pulled.
 Json TraceOf(const JoinedTimeline& timeline);
 
-// What OpenTelemetry's collectors take by HTTP (POST /v1/traces, OTLP in JSON). A version is a trace: a span of all of
-// it, and its stages inside. Spans that failed before their version was known are left out.
+// An OTLP document in JSON, for OpenTelemetry's collectors (POST /v1/traces). A version is a trace: one span of the
+// whole version, and its stages inside. Spans that failed before their version was known are left out.
 Json OtlpOf(const JoinedTimeline& timeline);
 
 }  // namespace lockstep::ctl
