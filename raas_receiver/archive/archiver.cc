@@ -250,7 +250,7 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
   }
   const auto delta = spool_->Next({current_.held.run, newest}, current_.held.version);
   if (!delta) return false;
-  const Result<Spool::Read> read = spool_->Get(*delta, *current_.layout);
+  const Result<Spool::SpooledDelta> read = spool_->Get(*delta, *current_.layout);
   const ErrorCode code = read.status().code();
   if (code == ErrorCode::kIo || code == ErrorCode::kResourceExhausted) return read.status();  // it may be whole
   const Status loaded = LoadHashes(stop);

@@ -48,16 +48,16 @@ struct ArchiverOptions {
 
 class Archiver {
  public:
-  // `replicas` outlives it. An error of the directory where deltas wait.
+  // `replicas` outlives the archiver. Returns the error of the spool's directory.
   static Result<std::unique_ptr<Archiver>> Create(ArchiverOptions options, replica::ReplicaPair& replicas);
-  // Stops, and waits for the call to the store that runs to be cancelled.
+  // Cancels the call to the store that runs, and waits for it.
   ~Archiver();
 
   // --- the session's thread ---
-  // `steps`, the last of which leads to a version that the trainer calls `label`, are about to be committed. What goes
-  // wrong is logged: the log then starts again.
+  // Puts `steps` into the spool. Called before the session commits them; the last one leads to a version with `label`.
+  // Logs its errors: the archiver then begins a new history.
   void Keep(const payload::DeltaChain& steps, const std::string& label);
-  // What is held is in step with the origin: it may be archived from now on.
+  // Allows the archiver to write. Called once the held version is in step with the origin.
   void InStep();
 
   // --- any thread ---
@@ -67,7 +67,7 @@ class Archiver {
   Archiver(ArchiverOptions options, replica::ReplicaPair& replicas, std::unique_ptr<Spool> spool);
 
   void Loop(const std::stop_token& stop);
-  // Each does one thing that is due, and answers whether there was one. The first that there was ends the turn.
+  // A task does one thing that is due, and returns whether there was one. A turn ends after the first that did.
   using Task = Result<bool> (Archiver::*)(const std::stop_token& stop);
   static const Task kTasks[];
   Result<bool> DoNext(const std::stop_token& stop);

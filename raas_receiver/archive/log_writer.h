@@ -1,7 +1,7 @@
 // LogWriter: writes a model's log (common/versionlog/FORMAT.md): objects first, then the head that names them.
 //
-// One writer owns a log: the one that took it over last, which raised its epoch. The others find out when they write
-// the head next.
+// One writer owns a log: the last one to take it over. Taking a log over raises the epoch of its head. An earlier owner
+// learns of that when it writes the head next.
 #pragma once
 
 #include <atomic>
@@ -36,34 +36,36 @@ struct LogWriterOptions {
 // Used by one thread, but for bytes_written.
 class LogWriter {
  public:
-  // `transfers` runs the writes, a thread each; it outlives this.
+  // `transfers` runs the writes, one on each thread; it outlives the writer.
   LogWriter(LogWriterOptions options, WorkerPool& transfers);
 
-  // Reads the head and writes it again with a higher epoch. Where there is none that goes on, the log begins anew: as
-  // the one that was written here before, if one was. kPermission, kCorrupt, kProtocol, kState: there is a head that is
-  // not to be built upon, and why; or, without a key, other users may write it.
+  // Reads the head, and writes it again with a higher epoch: this writer then owns the log. Begins an empty log when
+  // the store has no head or, with a key, none that the key has signed; the log keeps the id of the remembered one.
+  // kState: the head is of another log than the remembered one. kPermission: without a key, other users may write the
+  // head. kCorrupt, kProtocol: the head is damaged, or of another format.
   Status TakeOver(std::stop_token stop);
-  // As it was written last. REQUIRES TakeOver.
+  // The head as this writer last wrote it. REQUIRES TakeOver.
   const v1::LogHead& head() const { return head_; }
-  // Another writer was seen to have it.
+  // Whether another writer was found to own the log.
   bool taken_over() const { return taken_over_; }
 
-  // Writes `bytes` in pieces, side by side, but for those that lie there, and answers what the head calls them.
+  // Writes `bytes` as pieces of `piece_bytes`, several at a time, except for pieces that the log has. Returns the entry
+  // that names them in a head.
   Result<v1::LogBytes> Put(std::string_view kind, ByteView bytes, uint64_t piece_bytes, std::stop_token stop);
 
-  // Fills in the format, model, epoch, serial, writer and time of `next`, and makes it the head. With `new_epoch` the
-  // epoch rises. kAborted: another writer has taken the log over; the message names it if its head can be read. After
-  // any other error `next` may be the head or not: the next call finds out.
+  // Fills in the format, model, epoch, serial, writer and time of `next`, and writes it as the head. With `new_epoch`
+  // the epoch rises. kAborted: another writer has taken the log over; the message names it if its head can be read.
+  // After any other error the store may have `next` as its head or not; the next SetHead() finds out.
   Status SetHead(v1::LogHead next, bool new_epoch, std::stop_token stop);
 
-  // Removes what no head has named for the grace time. Does it now and then; what the store has that no head names, and
-  // what it lacks that the head names, it finds every hour, and first after TakeOver. What cannot be removed is logged
-  // and tried again later, as nothing is to wait for it; an error says that the log was taken over, or is gone. Answers
-  // whether something was found to be lost.
+  // Removes the objects that no head has named for the grace time. Lists the store on the first call after TakeOver and
+  // then hourly, to find objects that the head does not name, and named objects that are lost. Returns whether this
+  // call found lost ones where none were known. Logs objects that it cannot remove, and tries again later. Fails only
+  // when another writer has taken the log over, or the log is gone.
   Result<bool> RemoveUnnamed(std::stop_token stop);
-  // Whether the store lacks an object that `history` names, as far as is known.
+  // Whether the store lacks an object that `history` names, as far as this writer knows.
   bool HasLost(const v1::LogHistory& history) const;
-  // What was put and not named yet is of no use.
+  // Forgets the objects that were put and not named in a head: RemoveUnnamed() may remove them.
   void ForgetPut() { put_.clear(); }
 
   uint64_t bytes_written() const { return bytes_written_; }  // any thread
@@ -85,10 +87,10 @@ class LogWriter {
   v1::LogHead head_;
   std::string tag_;                  // of head_
   std::set<std::string> attempted_;  // heads that were sent since the last one that is known to be written
-  std::set<std::string> named_;      // by head_
-  std::set<std::string> put_;        // and not named yet
-  std::set<std::string> lost_;       // by the store, and named by head_
-  std::map<std::string, Clock::time_point> unnamed_;  // when to be removed
+  std::set<std::string> named_;      // objects that head_ names
+  std::set<std::string> put_;        // objects that were put and are not named yet
+  std::set<std::string> lost_;       // objects that head_ names and the store lacks
+  std::map<std::string, Clock::time_point> unnamed_;  // objects, and when to remove each
   Clock::time_point find_again_{};
   Clock::time_point remove_again_{};
 };

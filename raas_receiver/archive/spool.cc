@@ -127,7 +127,7 @@ std::optional<Spool::Delta> Spool::Next(const VersionRef& from, Version to) cons
   return next == leading.end() ? std::nullopt : std::optional(next->second);
 }
 
-Result<Spool::Read> Spool::Get(const Delta& delta, const model::ModelLayout& layout) const {
+Result<Spool::SpooledDelta> Spool::Get(const Delta& delta, const model::ModelLayout& layout) const {
   const std::string path = PathOf(delta);
   const os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
@@ -141,7 +141,7 @@ Result<Spool::Read> Spool::Get(const Delta& delta, const model::ModelLayout& lay
     return Status(ErrorCode::kCorrupt, Cat(path, " is not as long as its header says"));
   }
   const ByteView whole(*bytes);
-  Read read;
+  SpooledDelta read;
   read.label = std::string(AsText(whole.subspan(length)));
   LS_RETURN_IF_ERROR(model::CheckLabel(read.label));
   LS_ASSIGN_OR_RETURN(read.payload, payload::Payload::Open(layout, {whole.first(length), bytes}));

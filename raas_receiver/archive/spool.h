@@ -26,25 +26,26 @@ class Spool {
     uint64_t bytes = 0;
   };
 
-  // In `directory`, which is made where it is not there. What is in it already, of an earlier process, waits again.
+  // Opens the spool in `directory`, and makes the directory if it is missing. Deltas of an earlier process wait again.
   static Result<std::unique_ptr<Spool>> Open(std::string directory);
 
-  // kResourceExhausted, and nothing waits any more, when more than `max_bytes` would.
+  // Writes `delta` into the spool. kResourceExhausted when more than `max_bytes` would wait: all deltas are removed
+  // then.
   Status Add(const payload::Payload& delta, const std::string& label, uint64_t max_bytes);
 
-  // Those that wait, by rising base.
+  // The deltas that wait, by rising base.
   std::vector<Delta> deltas() const;
   uint64_t bytes() const;
-  // The first of those that lead from one version to another. There may be others of its base: they were put aside and
-  // not committed. Nothing: none leads there.
+  // Returns the first delta of those that lead from `from` to `to`; no value when none does. The spool may have other
+  // deltas from `from`, which were added and whose version was not committed.
   std::optional<Delta> Next(const VersionRef& from, Version to) const;
 
-  struct Read {
+  struct SpooledDelta {
     std::shared_ptr<const payload::Payload> payload;
     std::string label;  // of its target
   };
-  // kCorrupt: it is not what was added, as after a power cut.
-  Result<Read> Get(const Delta& delta, const model::ModelLayout& layout) const;
+  // Reads a delta back. kCorrupt: its file is not what Add() wrote, as after a power cut.
+  Result<SpooledDelta> Get(const Delta& delta, const model::ModelLayout& layout) const;
 
   void Remove(const Delta& delta);
   void Clear();

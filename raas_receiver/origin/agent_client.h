@@ -41,11 +41,11 @@ class AgentClient {
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model, std::stop_token stop);
-  // A standing one briefly: it is wanted for the sake of speed.
+  // Opens a pull. The deadline of a standing pull is short: a standing pull only saves time.
   Result<v1::PullPlan> OpenPull(v1::OpenPullRequest request, std::stop_token stop);
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest, std::stop_token stop);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes, std::stop_token stop);
-  // Briefly, and whatever stops: the agent should know how a pull ended.
+  // Tells the agent how a pull ended. Has a short deadline, and does not end at a stop.
   Status ClosePull(uint64_t pull_id, const VersionRef& held, const Status& outcome);
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
@@ -63,9 +63,9 @@ class AgentClient {
   template <typename Request, typename Response>
   Result<Response> Call(const char* name, Method<Request, Response> method, const Request& request,
                         std::chrono::milliseconds timeout, std::stop_token stop);
-  // For the call of that name.
+  // Returns the channel for the call of that name.
   Result<std::shared_ptr<grpc::Channel>> Channel(const char* call);
-  // kPermission when what answered is where it may not be spoken to in plaintext.
+  // kPermission when the answer came from an address where plaintext is not allowed.
   Status CheckPeer(const grpc::ClientContext& context) const;
   Status Explain(const char* call, const grpc::Status& status, const std::shared_ptr<grpc::Channel>& channel) const;
 
@@ -73,7 +73,7 @@ class AgentClient {
   const std::shared_ptr<rpc::LastingChannel> channel_;
 };
 
-// kProtocol for one that is not 16 bytes.
+// Decodes tickets. kProtocol when one is not 16 bytes.
 Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<std::string>& raw);
 
 }  // namespace lockstep::origin

@@ -14,7 +14,7 @@
 
 namespace lockstep::origin {
 
-// What an agent grants: a plan, and the ways to what it names.
+// A pull that an agent grants: the plan, and the lanes and socket to fetch it by.
 struct AgentPlan {
   Plan plan;
   pull::LanePeer lanes;      // none where the receiver is up to date

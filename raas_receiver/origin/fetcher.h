@@ -19,17 +19,18 @@ class Fetcher {
   // `model` is for logs.
   explicit Fetcher(std::string model) : model_(std::move(model)) {}
 
-  // What is fetched comes from `sources`, in this order; those before end. REQUIRES no fetch to run.
+  // Sets the sources of later fetches, in the order in which to ask them. Ends the earlier ones. REQUIRES no fetch to
+  // run.
   void Use(std::vector<std::shared_ptr<pull::BlockSource>> sources);
   // Ends the sources' connections.
   void Close() { Use({}); }
 
-  // OK: every block of `request`, or every step that `staging` misses, is there. kCancelled after Cancel. Otherwise why
-  // the last source could not bring the rest: what the others could not is logged for debugging. REQUIRES sources.
+  // Fetches every block of `request`, or every step that `staging` misses. kCancelled after Cancel. Otherwise returns
+  // the last source's error; the errors of the others are logged for debugging. REQUIRES sources.
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging);
   Status FetchDeltas(DeltaStaging& staging);
 
-  // Of the sources in use together. Any thread.
+  // The counters of all sources in use, added up. Any thread.
   pull::SourceCounters counters() const;
 
   // Makes the running and every later fetch end soon.

@@ -25,7 +25,7 @@ class FullStaging : public pull::BlockSink {
 
   // `blocks` are fetched next: they are missing until they come, whatever came before.
   void Expect(const std::vector<BlockIndex>& blocks);
-  // Those of the expected that have not come. REQUIRES no fetch to run.
+  // The expected blocks that have not come. REQUIRES no fetch to run.
   std::vector<BlockIndex> Missing() const;
 
   std::span<std::byte> Destination(const wire::FrameHeader& frame) override { return place_of_(frame.block); }

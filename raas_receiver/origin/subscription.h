@@ -1,7 +1,8 @@
 // Subscription: asks an agent for deltas while they are made. For AgentOrigin.
 //
-// After each sync the delta is asked for that starts at what is held; when the next version is announced its blocks are
-// here already, or on their way. It only ever spares a wait: what does not come so is pulled by other ways.
+// After each sync the session asks for the delta that starts at the held version. When the next version is announced,
+// its blocks are here already, or on their way. A subscription only saves time: blocks that do not come by it are
+// pulled.
 #pragma once
 
 #include <atomic>
@@ -20,12 +21,12 @@ namespace lockstep::origin {
 // from any.
 class Subscription final : public pull::BlockSource {
  public:
-  // What is given outlives this.
+  // The arguments outlive the subscription.
   Subscription(const AgentOriginOptions& options, AgentClient& agent, net::IoThreads& io)
       : options_(options), agent_(agent), io_(io) {}
 
-  // Asks for the delta from there on, over lanes that are opened when there are none. Waits for no more than a call to
-  // the agent.
+  // Asks for the delta that follows from.held; opens lanes when there are none. Waits for one call to the agent at
+  // most.
   void Ask(const Want& from, std::stop_token stop);
   // Whether a delta was asked for, and not yet taken.
   bool asked() const { return standing_ != nullptr && !base_.nothing(); }
@@ -34,11 +35,11 @@ class Subscription final : public pull::BlockSource {
 
   std::string_view name() const override { return "streaming"; }
   Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override;
-  // Of the one step that was asked for: waits for the rest of it as long as it keeps coming.
+  // Fetches the one step that was asked for. Waits for the rest of it as long as it keeps coming.
   Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override;
-  // Ends the fetch in progress; what was asked for does not come any more.
+  // Ends the fetch in progress, and gives the delta up that was asked for.
   void Cancel() override;
-  // Of the delta that was asked for last.
+  // The counters of the delta that was asked for last.
   pull::SourceCounters counters() const override;
 
  private:

@@ -14,7 +14,7 @@ inline v1::VersionRef ToProto(const VersionRef& held) {
   return proto;
 }
 
-// Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
+// Returns an empty VersionRef when the version is 0, whatever the run. kProtocol for a run that is not 16 bytes.
 inline Result<VersionRef> FromProto(const v1::VersionRef& held) {
   if (held.version() == 0) return VersionRef{};
   LS_ASSIGN_OR_RETURN(const auto run, Bytes16(held.run()));

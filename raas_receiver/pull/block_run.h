@@ -1,4 +1,4 @@
-// What a pull asks a lane for, and the rules that the answer must keep.
+// BlockRun: one request to a lane. RunProgress: the rules that the answer must keep.
 //
 // Everything a peer sends is hostile until RunProgress has admitted it: a block outside the run, out of order or twice,
 // of another version or payload than asked for, of a size that its block cannot have.
@@ -44,7 +44,7 @@ std::vector<BlockRun> RunsOf(const StreamRequest& request, uint32_t lanes);
 
 // kProtocol, naming the block and the rule that its frame breaks.
 Status Broken(const wire::FrameHeader& frame, std::string_view rule);
-// What a raw block's frame must say, else Broken. OK for one that is coded.
+// Checks the frame of a raw block; errors are Broken()'s. OK for the frame of a coded block.
 Status CheckRaw(const wire::FrameHeader& frame, const model::ModelLayout& layout);
 
 // The answer to one run as it comes in. Blocks come in rising order, and of a full run every one; of a streaming delta,
@@ -64,7 +64,7 @@ class RunProgress {
   // Takes the kRequestEnd frame. kProtocol when blocks are missing.
   Status Finish(const wire::FrameHeader& frame) const;
 
-  // What has still to be asked for when the lane broke.
+  // The run to ask for again when the lane broke: the blocks that have not come. No value when all have.
   std::optional<BlockRun> Rest() const;
 
  private:

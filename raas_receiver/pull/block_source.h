@@ -1,9 +1,8 @@
-// BlockSource: what a pull of an agent gets blocks and deltas from: the agent's memory on the same host, a delta that
-// was sent while it was made, the agent's lanes. What is no agent is another origin (raas_receiver/origin/origin.h).
+// BlockSource: the interface of what an agent's pull gets blocks and deltas from. There are three: the agent's memory
+// on the same host, a delta that was sent while it was made, and the agent's lanes.
 //
-// A pull asks its sources in order, each for what those before it did not bring, and does not know which is which. What
-// came is in the sink, checked; it stays good when the source fails afterwards. That a source does not have something
-// is therefore no error of the sync: only what the last one could not bring is.
+// A pull asks its sources in order, each for what those before it did not bring. Blocks that came are in the sink,
+// checked, and stay good when their source fails afterwards. So only an error of the last source fails the pull.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ struct FullRequest {
   bool exact = false;              // no other version than `version`
 };
 
-// One delta, as the agent's plan names it.
+// A delta, as the agent's plan names it.
 struct DeltaStep {
   uint64_t payload_id = 0;
   Version base = 0;
@@ -54,7 +53,7 @@ struct SourceCounters {
   uint64_t bytes_per_s = 0;     // of the link, while blocks came; 0: not known
 };
 
-// One thread fetches; Cancel and counters may be called from any.
+// One thread fetches; Cancel and counters may be called from any thread.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
@@ -62,9 +61,9 @@ class BlockSource {
   // For logs.
   virtual std::string_view name() const = 0;
 
-  // Puts every block of `request` into `sink`. OK: all of them are there. kCancelled after Cancel. Any other: why some
-  // are not there, which may be asked of another source. Nothing calls the sink after the return. REQUIRES a sink with
-  // a destination for every block.
+  // Puts every block of `request` into `sink`. kCancelled after Cancel. Any other error says why some blocks are not
+  // there; the caller may ask another source for them. The sink is not called after the return. REQUIRES a sink with a
+  // destination for every block.
   virtual Status FetchBlocks(const FullRequest& request, BlockSink& sink) = 0;
 
   // Puts every step of `request` into `sink`, entry by entry or whole. Outcomes as those of FetchBlocks; a step that

@@ -27,7 +27,7 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
  private:
   // The whole life: Serve, and after a failure back off, take a new ticket, Serve again.
   asio::awaitable<void> Run();
-  // One connection, until it fails (never OK) or the queue stops (OK).
+  // Serves one connection. Returns its error when it fails, and OK when the queue stops.
   asio::awaitable<Status> Serve();
   asio::awaitable<Status> Open();
   Bytes NextRequests();

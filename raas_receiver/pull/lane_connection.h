@@ -43,12 +43,12 @@ class LaneConnection {
   // Reads what follows the header of a kError frame: the agent's code and words, in `refusal`.
   asio::awaitable<Status> ReadRefusal(const wire::FrameHeader& frame, Status& refusal);
 
-  // When bytes last came in, or Touch was called: something was asked for just then.
+  // When bytes last came in, or Touch was called, which a lane does when it asks for something.
   std::chrono::steady_clock::time_point last_byte() const { return last_byte_; }
   void Touch() { last_byte_ = std::chrono::steady_clock::now(); }
 
   asio::ip::tcp::socket& socket() { return stream_.socket(); }
-  // What is in progress ends with an error.
+  // Closes the connection. Calls in progress end with an error.
   void Close();
 
   // Adds the lane, its pull and the agent's address to `status`.

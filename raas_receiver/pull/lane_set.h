@@ -1,13 +1,13 @@
-// The data plane of one pull: N lanes that share a queue of block runs.
+// LaneSet: the lanes of one pull, which share a queue of block runs.
 //
-// A fetch hands runs to the lanes and returns when every block has arrived, checked, at the sink. There may be several
-// (the deltas, what a full pull has to catch up, a repair); lanes connect for the first one and stay connected in
-// between. Each lane keeps as many requests outstanding as the link swallows, so load spreads by itself; on a near link
-// only the first few lanes are opened. A lane that breaks, stalls or breaks the rules returns what it has not received
-// to the queue, and is opened again with a new ticket; when it has failed too often without receiving anything it is
-// abandoned, and the fetch fails only when no lane is left.
+// A fetch hands runs to the lanes and returns when the sink has every block, checked. A pull may fetch several times
+// (deltas, the blocks that a full pull must catch up, a repair). The lanes connect for the first fetch and stay
+// connected between fetches. Each lane keeps as many requests outstanding as the link needs, so the load spreads by
+// itself; on a near link only the first few lanes are opened.
 //
-// The sink is called by I/O threads.
+// A lane that fails, stalls or breaks a rule returns the blocks that it has not received to the queue, and is opened
+// again with a new ticket. A lane that has failed too often without receiving a block is abandoned. A fetch fails only
+// when no lane is left. I/O threads call the sink.
 #pragma once
 
 #include <chrono>
@@ -30,16 +30,16 @@ namespace lockstep::pull {
 struct LaneOptions {
   LanePeer peer;
   size_t outstanding = 2;                             // requests per lane at least; more on links that hold more
-  std::chrono::milliseconds silence_timeout{30'000};  // no 64 KiB, where more is due, for so long: the lane is broken
+  std::chrono::milliseconds silence_timeout{30'000};  // a lane that owes more and brings no 64 KiB for so long fails
   std::chrono::milliseconds first_backoff{100};       // doubled with every failure in a row
   int attempts = 5;                                   // failures in a row before a lane is abandoned
-  // Requests wait for what is still to be made: each lane has one of its own, and waits for its answer for as
-  // long as that takes. A lane that is lost is the end of what is waited for.
+  // Whether the lanes are those of a standing pull: each lane makes one request for blocks that are still to be made,
+  // and waits for the answer without a limit. A lane that is lost ends the fetch.
   bool standing = false;
 };
 
-// New tickets for `lanes` broken lanes; fewer are allowed. Called on the thread that fetches. kNotFound: the pull
-// is over.
+// Returns new tickets for `lanes` broken lanes, or fewer. Called on the thread that fetches. kNotFound: the pull is
+// over.
 using RenewTickets = std::function<Result<std::vector<Ticket>>(size_t lanes)>;
 
 class LaneSet final : public BlockSource {
@@ -54,15 +54,14 @@ class LaneSet final : public BlockSource {
   Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
   Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
 
-  // What both of them come to. OK: every block of `runs` is in the sink. The agent's own error when it refused a
-  // request; the lanes live on then. Otherwise what the last lane died of, naming peer, lane and block, and the set is
-  // of no more use.
+  // Fetches every block of `runs` into `sink`. Returns the agent's own error when the agent refused a request; the
+  // lanes live on then. Any other error is the last lane's, names peer, lane and block, and means that no lane is left.
   Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
-  // The same in two: Post returns at once; REQUIRES nothing else to be in work. Wait answers kDeadline, too, when
-  // nothing came for `patience` (none: as long as it takes): it may be called again.
+  // Fetch() in two calls. Post() returns at once. Wait() returns as Fetch(), or kDeadline when nothing came for
+  // `patience` (no value: no limit); the caller may then wait again. REQUIRES the fetch before to have ended.
   void Post(const std::vector<BlockRun>& runs, BlockSink& sink);
   Status Wait(std::optional<std::chrono::milliseconds> patience = std::nullopt);
-  // As RunQueue's.
+  // As RunQueue::lost().
   Status lost() const { return queue_->lost(); }
 
   void Cancel() override { queue_->Stop(); }

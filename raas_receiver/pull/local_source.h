@@ -1,9 +1,9 @@
 // The local path of one pull: on the agent's host, blocks and deltas are copied out of its memory instead of travelling
 // on lanes (common/wire/FORMAT.md, "The local path").
 //
-// Whatever fails here is no error of the pull: what does not come from here is asked of the next source. Nothing is
-// believed before its hash was checked in our own memory: the trainer may write into what we read at any moment, and
-// files are read, never mapped, so that a truncation cannot hurt us.
+// A failure of this source does not fail the pull, which asks the next source for the rest. The source copies a block
+// into our own memory before it checks the hash, because the trainer may write into the agent's memory at any moment.
+// It reads files and never maps them, so that a truncation cannot hurt us.
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,7 @@ class LocalSource final : public BlockSource {
   void Cancel() override;
   SourceCounters counters() const override;
 
-  // What broke the connection: every later fetch answers it. OK while it is of use.
+  // Why the connection broke; every later fetch returns that. OK while the connection works.
   const Status& status() const { return status_; }
 
  private:

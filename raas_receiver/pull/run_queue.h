@@ -19,11 +19,11 @@
 
 namespace lockstep::pull {
 
-// What the queue needs of a lane. Called by any thread; returns at once.
+// RunConsumer: a lane, as the queue sees it. Any thread may call it; its calls return at once.
 class RunConsumer {
  public:
   virtual ~RunConsumer() = default;
-  virtual void Wake() = 0;  // there may be work, or an end to it
+  virtual void Wake() = 0;  // called when there may be a run to take, or the queue stops
   virtual void GiveTicket(Result<Ticket> ticket) = 0;
 };
 
@@ -49,23 +49,23 @@ class RunQueue {
 
   // --- lanes ---
   bool stopping() const;
-  // Lanes that stand by come in once the link proved long, or a lane was abandoned.
+  // Has spare lanes open. Called when the link proved long, or a lane was abandoned.
   void WantSpares();
   bool spares_wanted() const;
-  // A run to ask for, of a standing pull this lane's own; the lane owes a Return or Refuse for it.
+  // Takes a run to ask for; of a standing pull, the run of this lane. The lane must call Return or Refuse for it.
   std::optional<BlockRun> Take(uint32_t lane = 0);
   BlockSink& sink() const { return *sink_; }  // REQUIRES a run taken
   void Count(uint64_t payload_bytes, Clock::time_point now);
-  // What has still to be asked for of a run; nothing: it is done.
+  // Gives a taken run back: `rest` is what must be asked for again; no value: the run is done.
   void Return(std::optional<BlockRun> rest);
-  // The agent will not answer the run.
+  // Fails the current Post with `why`. Called when the agent refused a taken run.
   void Refuse(Status why);
   void WantTicket(std::shared_ptr<RunConsumer> lane);
-  // The lane ends: by Stop when OK, else abandoned because of `status`.
+  // Removes the lane: OK after Stop(); else it is abandoned because of `status`.
   void Leave(Status status);
 
   SourceCounters counters() const;
-  // Why the last lane that was abandoned was, of a standing pull the first one; OK: none was.
+  // Why the last lane was abandoned; of a standing pull, the first one. OK: none was.
   Status lost() const;
 
  private:

@@ -1,8 +1,8 @@
-// StandingPull: a standing pull. Its lanes bring the blocks of the next delta while the trainer still writes it
+// StandingPull: a pull whose lanes bring the blocks of the next delta while the trainer still writes it
 // (common/wire/FORMAT.md, "Streaming deltas").
 //
-// Nothing depends on it. When a lane is lost, the receiver pulls the delta as any other, and opens a new standing pull.
-// Its lanes are idle between versions, for hours; the system's keepalive finds peers that are gone.
+// A standing pull only saves time. When a lane is lost, the receiver pulls the delta as any other, and opens a new
+// standing pull. The lanes may be idle for hours between versions; the system's keepalive finds peers that are gone.
 #pragma once
 
 #include <chrono>
@@ -29,13 +29,13 @@ class StandingPull : private BlockSink {
   // REQUIRES at least one ticket; `io` outlives this.
   StandingPull(net::IoThreads& io, LanePeer peer);
 
-  // Asks every lane for its share of the delta from `base` on, and forgets what came before. Waits for nothing.
-  // REQUIRES the answer to what was asked before to have ended (Take), and no lane to be lost.
+  // Asks every lane for its share of the delta from `base` on, and discards blocks that came before. Does not wait.
+  // REQUIRES Take() to have ended the delta that was asked for before, and no lane to be lost.
   void Ask(Version base);
-  // All blocks of the delta that was asked for, each once and with its hashes, of one target, their bytes together at
-  // most the model's. kDeadline when nothing came for `patience`: nothing is being made. kAborted: the version was
-  // aborted. kState: the agent has another newest version. After both the lanes may be asked again. Any other: this is
-  // of no more use.
+  // Waits for the delta that was asked for and returns all of its blocks, each once and with its hashes; their bytes
+  // are at most the model's. kDeadline: nothing came for `patience`; Take() may be called again. kAborted: the version
+  // was aborted. kState: the agent has another newest version. After kAborted and kState, Ask() may be called again.
+  // After any other error this pull is of no more use.
   Result<Delta> Take(std::chrono::milliseconds patience);
   // Why a lane was lost, the first one; OK: none was.
   Status lost() const { return lanes_.lost(); }

@@ -39,7 +39,7 @@ enum class Fault {
   kStall,
 };
 
-// That of the error which a receiver says when a lane does so.
+// The code of the error that a receiver returns when a lane does so.
 inline ErrorCode CodeOf(Fault fault) {
   switch (fault) {
     case Fault::kNone:

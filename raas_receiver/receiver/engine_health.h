@@ -1,5 +1,5 @@
-// Which engines may be sent requests: what health tells of each by a name of its own, so that no router sends requests
-// to weights of before the run, or to those that are too old.
+// EngineHealth: decides which engines may be sent requests. Each engine has a health service of its own, so that no
+// router sends requests to weights from before the run, or to weights that are too old.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,9 @@ class EngineHealth {
   EngineHealth(bool follows, std::chrono::milliseconds unready_after)
       : follows_(follows), unready_after_(unready_after) {}
 
-  // What is to be told now. An engine that is there no more is told as not serving, for good. gRPC forgets no service,
-  // and engines that join choose their names: after kMostServices a new engine counts for its model alone.
+  // Returns what each service must report now. An engine that is gone is reported as not serving, for good. gRPC
+  // forgets no service, and joining engines choose their names: beyond kMostServices an engine counts for its model
+  // alone.
   static constexpr size_t kMostServices = 1024;
   Serving Update(const v1::ReceiverModel& model);
 

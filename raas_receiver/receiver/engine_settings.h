@@ -1,4 +1,4 @@
-// How a receiver's engines are configured: what each says, and what holds for those that say nothing else.
+// How a receiver's engines are configured: by one [[engine]] table each, and by defaults for what a table does not set.
 #pragma once
 
 #include <chrono>
@@ -13,22 +13,22 @@
 
 namespace lockstep::receiver {
 
-// One engine.
+// The settings of one engine.
 struct EngineSettings {
   std::string model;  // that it gets; empty: every one
   session::EngineConfig engine;
   engines::EngineOptions driver;
 };
 
-// As they are written.
-class WrittenEngines {
+// Reads the engines' settings from flags and [[engine]] tables.
+class EngineOptionsReader {
  public:
   // Adds the flags --engine and --engine-*.
   void AddTo(config::ConfigParser& parser);
-  // What they come to, one for each; without any, one of kind "none". `models`: that are followed. kConfig names
-  // the setting and what it wants.
+  // Returns the settings of each engine; of one engine of kind "none" when no engine is configured. `models`: the
+  // models that the receiver follows. kConfig names the setting and what it must be. REQUIRES `parser` to have parsed.
   Result<std::vector<EngineSettings>> Read(const config::ConfigParser& parser, const std::vector<std::string>& models);
-  // Of a server of which nothing is written; its URL is anything. Errors as above.
+  // Returns the settings of an engine without a table; its URL means nothing. Errors as Read().
   Result<EngineSettings> Others(const config::ConfigParser& parser) const;
 
  private:

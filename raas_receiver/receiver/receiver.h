@@ -41,10 +41,10 @@ class Receiver {
   Status OpenModels();
   std::string RememberedPath(std::string_view what, const std::string& model, const objects::ObjectStore& log) const;
   std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model);
-  // Null: none is written.
+  // Opens the archive of `model`; null when none is configured.
   Result<std::unique_ptr<archive::Archiver>> OpenArchive(const std::string& model, replica::ReplicaPair& replicas);
   Status Listen();
-  // Health and the service manager's watchdog follow from what it finds.
+  // Reloads the access policy, sets health by the state of the sessions, and notifies the service manager's watchdog.
   void Tick();
   std::string MetricsPage() const;
   void Drain();

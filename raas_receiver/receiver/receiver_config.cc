@@ -26,7 +26,7 @@ using config::ConfigParser;
 using std::chrono::milliseconds;
 
 // Settings that are not kept as they are written.
-struct Written {
+struct RawSettings {
   std::vector<std::string> sources = {"auto"};
   std::string log_keys;
   std::string archive;
@@ -35,7 +35,7 @@ struct Written {
   std::string health_listen;
   std::string metrics_listen;
   std::string control_socket = "auto";
-  WrittenEngines engines;
+  EngineOptionsReader engines;
   std::vector<std::string> allow_engines;
 };
 
@@ -60,7 +60,7 @@ std::string VersionText() {
              replica::kReplicaStateFormat);
 }
 
-void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
+void AddOptions(ConfigParser& parser, RawSettings& to, ReceiverConfig& config) {
   constexpr std::chrono::days kDay{1};
   constexpr std::chrono::minutes kMostReaderGrace{5};  // a session that waits for longer counts as stuck
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
@@ -171,7 +171,7 @@ Result<std::vector<std::pair<uint16_t, uint16_t>>> ReadPorts(const ConfigParser&
   return ports;
 }
 
-Status CheckEngines(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
+Status CheckEngines(const ConfigParser& parser, RawSettings& written, ReceiverConfig& config) {
   LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, config.models));
   const EngineSettings& first = config.engines.front();
   config.admission.open = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
@@ -247,7 +247,7 @@ Status CheckStateDir(const ConfigParser& parser, ReceiverConfig& config) {
   return OkStatus();
 }
 
-Status CheckSources(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+Status CheckSources(const ConfigParser& parser, const RawSettings& written, ReceiverConfig& config) {
   for (const std::string& given : written.sources) {
     const std::string text = given == "auto" ? Cat("unix:", os::FindSocket(os::kAgentPlace, "control.sock")) : given;
     Source source{.text = text};
@@ -269,7 +269,7 @@ Status CheckSources(const ConfigParser& parser, const Written& written, Receiver
   return OkStatus();
 }
 
-Status CheckArchive(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+Status CheckArchive(const ConfigParser& parser, const RawSettings& written, ReceiverConfig& config) {
   if (!written.archive_key.empty()) {
     auto key = versionlog::SigningKey::Read(written.archive_key);
     if (!key.ok()) return key.status().WithContext(parser.WrittenAs("archive-key"));
@@ -289,7 +289,7 @@ Status CheckArchive(const ConfigParser& parser, const Written& written, Receiver
                                   " decides what this receiver signs; name the keys that have signed it")};
 }
 
-Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& config) {
+Status Check(const ConfigParser& parser, RawSettings& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
   LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
@@ -329,7 +329,7 @@ Status Check(const ConfigParser& parser, Written& written, ReceiverConfig& confi
 }  // namespace
 
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
-  Written written;
+  RawSettings written;
   ReceiverConfig config;
   ConfigParser parser({.program = "raas_receiver",
                        .about = "Keeps the replicas of an inference server in lock step with a trainer.",

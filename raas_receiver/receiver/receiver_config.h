@@ -70,7 +70,8 @@ struct ReceiverConfig {
   std::string log_format = "auto";
 };
 
-// Nothing when --help and the like were answered: exit with 0. kUsage or kConfig names the setting and what it wants.
+// Returns no value when --help or the like was answered: exit with 0. kUsage or kConfig names the setting, and what it
+// must be.
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv);
 
 }  // namespace lockstep::receiver

@@ -1,4 +1,4 @@
-// What the receiver tells Prometheus (docs/metrics.md has the page).
+// The receiver's metrics for Prometheus (docs/metrics.md has the page).
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace lockstep::receiver {
 
-// What the table reads, made for each scrape.
+// The values that the table reads, made for each scrape.
 struct ReceiverFacts {
   v1::ReceiverStatus status;
   std::optional<uint64_t> root_free_bytes;                               // nothing: it cannot be looked at

@@ -23,10 +23,10 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   ReceiverService(std::string name, std::string instance, access::AccessControl* access, const Sessions& sessions,
                   session::SyncFeed& feed, const telemetry::Timeline& timeline);
 
-  // Status says so from now on.
+  // Makes status say that the receiver drains.
   void SetDraining() { draining_ = true; }
 
-  // What GetStatus answers.
+  // Returns the answer to GetStatus.
   v1::ReceiverStatus Describe() const;
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,

@@ -1,4 +1,4 @@
-// The applied deltas that are still kept: they bring the other replica and engines' memory forward.
+// KeptDeltas: applied deltas, kept to bring the other replica and engines' memory forward.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace lockstep::replica {
 
-// One consecutive chain, the newest of it within a byte budget. Thread-safe.
+// Keeps one chain of consecutive deltas, of which the oldest go beyond a byte budget. Thread-safe.
 class KeptDeltas {
  public:
-  // `keep_older`: also those that both replicas have.
+  // `keep_older`: keeps deltas also when both replicas have them applied.
   KeptDeltas(uint64_t max_bytes, bool keep_older) : max_bytes_(max_bytes), keep_older_(keep_older) {}
 
   // `steps` led from `base` to the version committed last; none after a full pull.
   void Add(const payload::DeltaChain& steps, const VersionRef& base);
 
-  // From the one version to the other, oldest first. Empty: not all of them are kept.
+  // Returns the deltas that lead from `from` to `to`, oldest first; none when one of them is missing.
   payload::DeltaChain Between(const VersionRef& from, const VersionRef& to) const;
 
  private:

@@ -1,5 +1,5 @@
-// What a receiver finds in its directory when it starts: two replicas, proved by hashing them, and which one is
-// current.
+// Recovery: finds the two replicas in a receiver's directory when it starts, proves them by hashing, and decides which
+// one is current.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ struct Replica {
   std::string name;                   // its published directory; empty: it is not published
 };
 
-// What was found in a replica that is not what it is called.
+// Blocks of a replica that do not have their hashes.
 struct Damage {
   VersionRef held;                 // what the replica holds, or held
-  std::vector<BlockIndex> blocks;  // that do not have their hash, rising; none: it is not known which
+  std::vector<BlockIndex> blocks;  // rising; empty: it is not known which
   std::string_view by;             // who found it: a log's field
   Status what;                     // kCorrupt
 };

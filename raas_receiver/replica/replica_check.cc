@@ -9,18 +9,17 @@
 
 namespace lockstep::replica {
 
-// REQUIRES that the bytes of the replica cannot change meanwhile.
-void ReplicaPair::Found(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by) {
+void ReplicaPair::MarkDamaged(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks,
+                              std::string_view by) {
   if (!blocks.empty() && !damaged_[replica].exchange(true)) Report(held, std::move(blocks), by);
 }
 
-// Of blocks whose copies lack their hash, those that lack it themselves. REQUIRES as Found.
-void ReplicaPair::FoundOf(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied,
-                          std::string_view by) {
+void ReplicaPair::MarkDamagedAmong(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied,
+                                   std::string_view by) {
   std::erase_if(copied, [&](BlockIndex block) {
     return model::BlockHash(replicas_[replica].file.block(block)) == state.manifest.block_hashes[block];
   });
-  Found(replica, state.manifest.held, std::move(copied), by);
+  MarkDamaged(replica, state.manifest.held, std::move(copied), by);
 }
 
 void ReplicaPair::Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by) {
@@ -38,12 +37,12 @@ std::vector<Damage> ReplicaPair::TakeDamage() {
   return std::exchange(damage_, {});
 }
 
-ReplicaPair::Checked ReplicaPair::Check(size_t index, BlockIndex first, uint64_t bytes) {
+ReplicaPair::CheckedBlocks ReplicaPair::Check(size_t index, BlockIndex first, uint64_t bytes) {
   const Replica& replica = replicas_[index];
   if (!replica.whole || damaged_[index]) return {};
   const ReplicaState& state = *replica.whole;
   const uint32_t blocks = state.layout->block_count();
-  Checked checked{.of_bytes = 2 * state.layout->data_bytes()};
+  CheckedBlocks checked{.of_bytes = 2 * state.layout->data_bytes()};
   std::vector<BlockIndex> bad;
   BlockIndex block = first;
   for (; block < blocks && checked.bytes < bytes; ++block) {
@@ -53,7 +52,7 @@ ReplicaPair::Checked ReplicaPair::Check(size_t index, BlockIndex first, uint64_t
   }
   checked.next = block < blocks ? block : 0;
   checked.damaged = !bad.empty();
-  Found(index, state.manifest.held, std::move(bad), "scrub");
+  MarkDamaged(index, state.manifest.held, std::move(bad), "scrub");
   return checked;
 }
 
@@ -72,7 +71,7 @@ Result<VerifyReport> ReplicaPair::Verify() {
   VerifyReport report{
       state.manifest.held, state.manifest.digest, model::ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
   report.bad_blocks = Differing(hashes, state.manifest.block_hashes);
-  Found(index, state.manifest.held, report.bad_blocks, "verify");
+  MarkDamaged(index, state.manifest.held, report.bad_blocks, "verify");
   report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);
   return report;
 }
@@ -104,7 +103,7 @@ Result<VersionRef> ReplicaPair::CopyCurrent(uint64_t offset, std::span<std::byte
     if (model::BlockHash(to.subspan(range.offset - offset, range.bytes)) == state.manifest.block_hashes[block]) {
       return OkStatus();
     }
-    FoundOf(index, state, {block}, "archive");
+    MarkDamagedAmong(index, state, {block}, "archive");
     return {ErrorCode::kCorrupt, Cat("block ", block, " of version ", state.manifest.held.version, " is damaged")};
   };
   LS_RETURN_IF_ERROR(pool_.ParallelTry(blocks, check));

@@ -12,10 +12,10 @@
 
 namespace lockstep::replica {
 
-// What an operator chose by a rollback.
+// An operator's rollback.
 struct Rollback {
-  VersionRef version;  // nothing: none was chosen
-  bool skip = false;   // it is not made current again until a newer one was; else it stays current until a pull
+  VersionRef version;  // version 0: there is no rollback
+  bool skip = false;   // `version` is not made current before a newer one was; else it stays current until a pull
 
   bool operator==(const Rollback&) const = default;
 };
@@ -42,17 +42,17 @@ class ReplicaDirectory {
   // Directory of deltas that wait to be archived.
   std::string SpoolPath() const { return scratch_ + "/to-archive"; }
 
-  // Room that is kept for writing a version down, in place of what was kept before. kResourceExhausted.
+  // Reserves `bytes` on disk, in place of an earlier reserve, for writing a version down later. kResourceExhausted.
   Status KeepRoom(uint64_t bytes) const;
-  void GiveRoom() const;  // it is needed now
+  void GiveRoom() const;  // frees the reserve, so that a version can be written down
 
   // Whether a file's lease tells of processes that have it mapped (ReplicaFile::Claim).
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
-  // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
+  // The notes of what engines last took, and of the rollback. Empty when a note is missing or cannot be read.
   std::map<std::string, VersionRef> served() const;  // by engine; of this boot of the host alone
   Status MarkServed(const std::string& engine, const VersionRef& held) const;
-  // No engine is known to serve `held` any more; nothing: no engine to serve anything.
+  // Removes the notes of engines that serve `held`; with version 0, the notes of all engines.
   Status ForgetServed(const VersionRef& held) const;
   Rollback rollback() const;
   Status MarkRollback(const Rollback& rollback) const;

@@ -1,4 +1,5 @@
-// One replica's memory: a whole safetensors file image, mapped shared, that engines open through its published name.
+// ReplicaFile: one replica's memory: a whole safetensors file image, mapped shared, that engines open through its
+// published name.
 //
 // A file that a reader may have open or mapped is never written. The kernel knows of readers: a write lease
 // (F_SETLEASE) is refused while any other open file description of the file exists, and a mapping holds one. So this
@@ -6,8 +7,8 @@
 // process that manages to open the file in between (through /proc, say) waits in open() until then, and sees whole
 // content.
 //
-// Not every file system keeps to that: overlayfs grants the lease while a file is mapped, if its descriptor is closed.
-// Where LeasesSeeMappings() is false nothing may be claimed, and every version gets a new file.
+// Some file systems do not refuse the lease: overlayfs grants it while a file is mapped, if its descriptor is closed.
+// Where LeasesSeeMappings() is false no file may be claimed, and every version gets a new file.
 #pragma once
 
 #include <chrono>
@@ -37,11 +38,11 @@ class ReplicaFile {
   // The file at `path`. kCorrupt when its size or safetensors header is not the layout's.
   static Result<ReplicaFile> Open(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
 
-  // Takes the room that the file, at `path`, lacks for `layout`, and changes nothing; Reshape() finds it.
-  // kResourceExhausted as above.
+  // Reserves the room that the file, at `path`, lacks for `layout`, for a later Reshape(). Changes no content.
+  // kResourceExhausted as Create().
   Status ReserveFor(const std::string& path, const model::ModelLayout& layout) const;
-  // Memory of `layout`, with the header of that and data unspecified. After an error there is no file. REQUIRES it to
-  // be claimed.
+  // Makes the file one of `layout`: writes the header, and leaves the data unspecified. After an error there is no
+  // file. REQUIRES the file to be claimed.
   Status Reshape(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
 
   bool valid() const { return segment_.valid(); }
@@ -54,9 +55,9 @@ class ReplicaFile {
   // are. A page costs more to get from the system than to write: do this while there is nothing better to do.
   bool Warm(uint64_t bytes, WorkerPool& pool);
 
-  // True: no other process has the file and none can get it; it may be written until Release(). False: a reader still
-  // had it when `grace` was over, or this filesystem has no leases; the file must be replaced. REQUIRES its published
-  // names to be gone, and LeasesSeeMappings() of its directory.
+  // Claims the file for writing. True: no other process has the file, and none can open it before Release(). False: a
+  // reader still had it when `grace` was over, or this filesystem has no leases; the caller must replace the file.
+  // REQUIRES its published names to be gone, and LeasesSeeMappings() of its directory.
   bool Claim(std::chrono::milliseconds grace);
   void Release();
 

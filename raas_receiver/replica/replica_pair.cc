@@ -243,7 +243,7 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
     chain.clear();
   } else if (!led) {
     bad = CopyBlocks(*base.layout, base.manifest.block_hashes, from, to, pool_);
-    FoundOf(static_cast<size_t>(current_), base, bad, "sync");
+    MarkDamagedAmong(static_cast<size_t>(current_), base, bad, "sync");
     chain.clear();
   }
   const bool stepped = !chain.empty();

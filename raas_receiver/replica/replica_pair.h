@@ -1,22 +1,21 @@
-// The two replicas of one model, and what engines see of them.
+// ReplicaPair: the two replicas of one model, and the directory tree by which engines open them.
 //
-// One replica is current: whole, verified, published under <root>/<model>/current. The other is the target: it stays
-// what it was, an older whole version to roll back to, until the next sync brings it forward or fills it again. A sync
-// is
+// One replica is current: whole, verified, published under <root>/<model>/current. The other is the target: it keeps an
+// older whole version, to roll back to, until the next sync brings it forward or fills it again. A sync is
 //
 //   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
 //   [damaged blocks written again, whole, into target_block()]
 //   Commit(...)           or   Abandon()
 //
-// Killed at any instant, a receiver comes back with a whole version or none (FORMAT.md). Whatever fails between, the
-// current replica is untouched. Where there is no room for what a sync needs it fails with kResourceExhausted before
-// the target is touched (FORMAT.md, "Room").
+// A receiver that is killed at any instant comes back with a whole version or none (FORMAT.md). A sync that fails
+// leaves the current replica as it was. A sync that lacks room on disk fails with kResourceExhausted before it changes
+// the target (FORMAT.md, "Room").
 //
-// Whatever finds that a block of a replica does not have its hash marks that replica: from then on nothing is made from
-// it unseen, no rollback leads to it, and PublishedVersion says so. The mark stays until the replica holds another
-// version.
+// A replica is marked as damaged when a check finds that one of its blocks does not have its hash. Syncs then check the
+// blocks that they take from it, no rollback leads to it, and PublishedVersion says so. The mark stays until the
+// replica holds another version.
 //
-// Threads: one thread, the session's, drives the syncs; what may be called from any is marked so.
+// One thread, the session's, drives the syncs. Calls that any thread may make are marked so.
 #pragma once
 
 #include <array>
@@ -57,12 +56,12 @@ struct ReplicaOptions {
 };
 
 struct PublishedVersion {
-  VersionRef held;  // nothing: there is no such version
+  VersionRef held;  // version 0: there is no such version
   ManifestDigest digest;
   std::shared_ptr<const model::ModelLayout> layout;
   std::string path;               // the published directory, absolute
   int64_t committed_unix_ns = 0;  // when the trainer committed it
-  std::string label;              // what the trainer calls it; empty: nothing
+  std::string label;              // by the trainer; empty: none
   bool damaged = false;           // some block is known not to have its hash
 };
 
@@ -76,88 +75,90 @@ struct VerifyReport {
 
 class ReplicaPair {
  public:
-  // Takes over <root>/<model>/ (ReplicaDirectory::Open, RecoverReplicas). REQUIRES `pool` to outlive it.
+  // Takes over <root>/<model>/; errors are those of ReplicaDirectory::Open and RecoverReplicas. REQUIRES `pool` to
+  // outlive the pair.
   static Result<std::unique_ptr<ReplicaPair>> Open(ReplicaOptions options, WorkerPool& pool);
 
   // --- any thread ---
   PublishedVersion current() const;
   PublishedVersion previous() const;  // what SwitchToOther would make current
-  // Files replaced because a reader still had them, or because it cannot be known whether one has.
+  // How many files were replaced because a reader still had them, or may have had them.
   uint64_t replaced() const { return replaced_; }
   bool rewrites_files() const { return directory_.leases_see_mappings(); }
-  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are kept.
+  // Returns the kept deltas between two versions, in either order, oldest first; none when one is missing.
   payload::DeltaChain DeltasBetween(const VersionRef& one, const VersionRef& other) const;
-  // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
-  // attachments is not as it travelled.
+  // Recomputes the current replica's hashes from its bytes, and marks damage. kState when there is no current version;
+  // kCorrupt when one of its attachments is not as it was pulled.
   Result<VerifyReport> Verify();
-  // The current version's hashes; of nothing when nothing is held.
+  // The current version's manifest; an empty one when there is no current version.
   model::Manifest manifest() const;
-  // Copies whole blocks of the current version, from `offset` of its data section on, and answers which version that
-  // is. kState: nothing is held, or none of that length. kCorrupt: a block does not have its hash.
+  // Copies whole blocks of the current version, from `offset` of its data section on, and returns that version. kState:
+  // there is no current version, or it is shorter. kCorrupt: a block does not have its hash.
   Result<VersionRef> CopyCurrent(uint64_t offset, std::span<std::byte> to);
   const ReplicaDirectory& directory() const { return directory_; }
 
   // --- the session's thread ---
-  // `found` is called from any thread after damage was found. Before other threads use this.
+  // Has `found` called, on any thread, after damage was found. Call before other threads use the pair.
   void SetDamageFound(std::function<void()> found) { damage_found_ = std::move(found); }
-  // What was found since the last call; at first, what was found at the start. Each replica's first damage alone.
+  // Returns the damage that was found since the last call, or since the start: for each version of a replica, the
+  // first.
   std::vector<Damage> TakeDamage();
-  // Hashes some blocks of replica 0 or 1, about `bytes`, from block `first` on. One that is not whole, or known to be
-  // damaged, has none.
-  struct Checked {
-    BlockIndex next = 0;    // block to go on with; 0: that was the last
+  // Hashes about `bytes` of replica 0 or 1, from block `first` on, and marks damage. Hashes nothing of a replica that
+  // is not whole, or is marked as damaged.
+  struct CheckedBlocks {
+    BlockIndex next = 0;    // block to go on with; 0: the last one was hashed
     uint64_t bytes = 0;     // hashed
-    uint64_t of_bytes = 0;  // that both replicas have
-    bool damaged = false;   // it was found to be
+    uint64_t of_bytes = 0;  // of both replicas together
+    bool damaged = false;   // this call found damage
   };
-  Checked Check(size_t replica, BlockIndex first, uint64_t bytes);
-  // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move:
-  // kResourceExhausted, with what they need together and what is free. Then neither has any.
+  CheckedBlocks Check(size_t replica, BlockIndex first, uint64_t bytes);
+  // Reserves the memory of both replicas, where they have none, before any byte of the model is pulled.
+  // kResourceExhausted, with the bytes needed and free, when they do not fit; then neither replica has memory.
   Status Allocate(const std::shared_ptr<const model::ModelLayout>& layout);
-  // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second. False when there is nothing
-  // left.
+  // Warms some of the target's memory (ReplicaFile::Warm), for less than a second. Returns false when all is warm.
   bool WarmTarget();
 
-  // The next two have kResourceExhausted while the target is still what it was.
+  // BringForward and BeginFull fail with kResourceExhausted only before they change the target.
 
-  // Makes the target equal to the current version with `steps`, if any, applied. Answers the damaged blocks, rising: of
-  // a current version that is damaged those that are whole in neither replica, and those of ApplyChain. REQUIRES steps
-  // to be consecutive and start at the current version, verified against their digests.
+  // Makes the target equal to the current version with `steps`, if any, applied. Returns the blocks, rising, that came
+  // out wrong: the caller must write them whole before Commit. REQUIRES steps to be consecutive, to start at the
+  // current version, and to be verified against their digests.
   Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
 
-  // Makes the target writable memory of `layout`, content unspecified, and no version.
+  // Makes the target writable memory of `layout`, with unspecified content. The target holds no version from then on.
   Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
-  // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
+  // Applies to each block of a full target the steps from the block's version on. Returns blocks as BringForward.
   std::vector<BlockIndex> CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions);
 
-  // Records the target as whole, publishes it and makes it current. The caller has checked every block hash of
-  // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
+  // Records the target as whole, publishes it and makes it current. `steps` led to it from the version before; empty
+  // after a full pull. REQUIRES that the caller has checked every block of the target against `manifest`.
   Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
                 std::string label = {});
-  // What was written is of no use; the memory is kept for the next attempt.
+  // Ends a sync without a commit. The target holds no version, and keeps its memory for the next sync.
   void Abandon() { EndWriting(); }
 
-  // Makes the other replica's version current. kState when it holds no whole one, or a damaged one.
+  // Makes the target's version current. kState when the target is not whole, or is damaged.
   Status SwitchToOther();
-  // The other replica holds nothing from here on, and is not published.
+  // Withdraws the target's version. The target holds none from then on.
   Status DropOther();
-  // What an engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
-  // the engine does so when it comes back, but not across reboots, which no engine survives.
+  // Returns the version that `engine` was last marked to serve. The marks outlive a restart, so that a receiver that
+  // was killed before it notified an engine does so when it comes back. They do not outlive a reboot, as no engine
+  // does.
   VersionRef served(const std::string& engine) const { return directory_.served()[engine]; }
   Status MarkServed(const std::string& engine, const VersionRef& held) { return directory_.MarkServed(engine, held); }
-  // What was chosen, across restarts, and still counts: a version that stays is current, one that is skipped is not.
-  // Any thread.
+  // Returns the operator's rollback, which outlives restarts, while it counts: while the version that stays is current,
+  // or the version that is skipped is not. Any thread.
   Rollback rollback() const;
-  // Remembers the choice, and SwitchToOther() where it says so.
+  // Notes the rollback, and calls SwitchToOther() where the rollback changes the current version.
   Status RollBack(const Rollback& chosen);
-  // Nothing is chosen any more; an error says that a restart may not know.
+  // Ends the rollback. After an error a restart may still find it.
   Status EndRollback();
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
-  // The data section of the current version, and of the one that SwitchToOther would make current; empty when there is
-  // none. It stays as it is until the next sync begins.
+  // The data sections of the current version, and of the one that SwitchToOther would make current; empty when there is
+  // none. Their bytes do not change before the next sync begins.
   std::span<const std::byte> current_data() const;
   std::span<const std::byte> previous_data() const;
 
@@ -179,8 +180,11 @@ class ReplicaPair {
   void DropFile(size_t replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(size_t replica) const;
-  void Found(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
-  void FoundOf(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied, std::string_view by);
+  // Marks the replica as damaged and reports `blocks`, unless there are none or it is marked. `by` names the finder in
+  // logs. REQUIRES that the bytes of the replica cannot change meanwhile; so does MarkDamagedAmong.
+  void MarkDamaged(size_t replica, const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
+  // Of the blocks `copied`, whose copies lack their hash, marks those that lack it in the replica itself.
+  void MarkDamagedAmong(size_t replica, const ReplicaState& state, std::vector<BlockIndex> copied, std::string_view by);
   void Report(const VersionRef& held, std::vector<BlockIndex> blocks, std::string_view by);
 
   size_t target_index() const { return current_ == 0 ? 1 : 0; }
@@ -197,8 +201,7 @@ class ReplicaPair {
   std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;
-  // Of each replica's bytes as they are now: some block is known not to have its hash. Set while the bytes cannot
-  // change, by one that reads them.
+  // The marks of the replicas: some block is known not to have its hash. Set by MarkDamaged() alone.
   std::array<std::atomic<bool>, 2> damaged_{};
   std::function<void()> damage_found_;
   Mutex damage_mutex_;                                       // taken last

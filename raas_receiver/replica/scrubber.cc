@@ -9,7 +9,7 @@ constexpr uint64_t kPiece = 4 << 20;
 
 bool Scrubber::Step(ReplicaPair& replicas) {
   if (!pace_.due()) return false;
-  const ReplicaPair::Checked checked = replicas.Check(replica_, next_, kPiece);
+  const ReplicaPair::CheckedBlocks checked = replicas.Check(replica_, next_, kPiece);
   next_ = checked.next;
   if (next_ == 0) replica_ = 1 - replica_;
   bytes_ += checked.bytes;

@@ -19,9 +19,9 @@ class Scrubber {
   explicit Scrubber(std::chrono::milliseconds round) : pace_(round) {}
 
   // --- the session's thread ---
-  // How long there is nothing to do for Step.
+  // How long Step() has nothing to do.
   std::chrono::milliseconds UntilDue() const { return pace_.UntilDue(); }
-  // Hashes the next piece when it is due, in a few milliseconds. Whether it found damage, which `replicas` tell of.
+  // Hashes the next piece when it is due, in a few milliseconds. Returns whether it found damage; `replicas` report it.
   bool Step(ReplicaPair& replicas);
 
   // --- any thread ---
@@ -30,8 +30,8 @@ class Scrubber {
  private:
   ScrubPace pace_;
   std::atomic<uint64_t> bytes_ = 0;
-  size_t replica_ = 0;   // what comes next,
-  BlockIndex next_ = 0;  // and where in it
+  size_t replica_ = 0;   // that the next piece is of
+  BlockIndex next_ = 0;  // the first block of the next piece
 };
 
 }  // namespace lockstep::replica

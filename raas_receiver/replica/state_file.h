@@ -1,4 +1,4 @@
-// What one replica file holds, written down next to it (FORMAT.md, "replica-K.state").
+// The state file: says which version a replica file holds, and lies next to it (FORMAT.md, "replica-K.state").
 //
 // The file exists only while its replica is whole: it is removed before the replica's first byte changes and written
 // after the last one was verified. So a decoded state is a claim about the replica's bytes, to be proved by hashing
@@ -40,7 +40,7 @@ struct ReplicaState {
   std::string label = {};         // what the trainer calls that version; empty: nothing
 };
 
-// What EncodeReplicaState needs at most for a version of `layout`.
+// The most bytes that EncodeReplicaState makes of a version of `layout`.
 uint64_t MaxReplicaStateBytes(const model::ModelLayout& layout);
 
 Bytes EncodeReplicaState(const ReplicaState& state);

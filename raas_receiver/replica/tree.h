@@ -1,4 +1,5 @@
-// What engines see of a model: one directory per whole version and the `current` symlink (FORMAT.md).
+// VersionTree: the tree by which engines open a model: a directory for each whole version, and the symlink `current`
+// (FORMAT.md).
 //
 // Every change is one rename, so an observer sees a version's directory with all of its content or not at all. Not
 // thread-safe: one session owns it. Paths are absolute.
@@ -30,7 +31,7 @@ class VersionTree {
   // Makes `name` appear, in place of what was there. It has the file at `weights`, hard-linked, which holds `version`;
   // the attachments of `version`; model::kVersionFile; and links to the assets whose names are not taken.
   Status Publish(std::string_view name, const std::string& weights, const ReplicaState& version);
-  // Makes `name` vanish. Nothing there is OK.
+  // Makes `name` vanish. OK, too, when there is none.
   Status Withdraw(std::string_view name);
   // True when `name` holds the very file at `weights`, and CheckTexts is OK.
   bool Publishes(std::string_view name, const std::string& weights, const ReplicaState& version) const;
@@ -40,9 +41,9 @@ class VersionTree {
   // Adds to `name` assets that were added to the asset directory since it was published.
   Status LinkAssets(std::string_view name) const;
 
-  // The commit: from here on `current` names `name`.
+  // Makes `current` name `name`. This is the commit of a version.
   Status SwitchCurrent(std::string_view name);
-  // What `current` names; empty when there is no such link.
+  // The name that `current` has; empty when there is no such link.
   std::string CurrentName() const;
   Status RemoveCurrent();
 
