@@ -82,7 +82,7 @@ struct StridedRange {
   auto operator<=>(const StridedRange&) const = default;
 };
 
-// What a replica or a slot holds: one whole version of one run, or nothing (version 0).
+// The content of a replica or a slot: one whole version of one run, or nothing (version 0).
 struct VersionRef {
   RunId run;
   Version version = 0;

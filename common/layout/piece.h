@@ -47,8 +47,8 @@ Pieces Box(Extents source, Extents target, Extents size);
 Pieces Compose(const Pieces& first, const Pieces& second);
 // B→A.
 Pieces Inverse(const Pieces& pieces);
-// The same relation in its canonical boxes, sorted by target: each as long as can be in the last dimension, then in the
-// one before it, and so on. Equal relations become equal lists, however they were cut.
+// Returns the same relation in canonical boxes, sorted by target: each as long as can be in the last dimension, then in
+// the one before it, and so on. Equal relations become equal lists, however they were cut.
 Pieces Normalize(Pieces pieces);
 
 // Whether every piece lies within `source_shape` on its source side and `target_shape` on its target side. kBadData

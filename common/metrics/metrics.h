@@ -1,5 +1,5 @@
-// What a daemon tells Prometheus: each metric is a row of a table, which makes both the page that is scraped and the
-// one that people read (docs/metrics.md).
+// A daemon's metrics: each is a row of a table, which makes both the page that Prometheus scrapes and the one that
+// people read (docs/metrics.md).
 //
 // Labels are from closed sets: models, stages, events, names of engines. No peer and no tensor is one.
 #pragma once

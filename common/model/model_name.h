@@ -1,4 +1,4 @@
-// What a model may be called: its name is also a directory's name, on both ends.
+// The rule for names of models: a model's name is also a directory's name, on both ends.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// What lies in the directory of a version, as engines load it: the names of its files, and the small ones.
+// The files in the directory of a version, as engines load it: their names, and the content of the small ones.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline constexpr std::string_view kVersionFile = "lockstep.json";
 // The attachment that makes a layout a PEFT adapter's.
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 
-// What the tensors' file is called: "model.safetensors", or "adapter_model.safetensors" of an adapter.
+// The name of the tensors' file: "model.safetensors", or "adapter_model.safetensors" of an adapter.
 std::string_view WeightsFile(const ModelLayout& layout);
 
 // The small files, name to content: the layout's attachments, and kVersionFile.

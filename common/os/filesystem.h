@@ -1,4 +1,4 @@
-// What file system a path is on, and how much room it has.
+// The file system that a path is on, and how much room it has.
 #pragma once
 
 #include <cstdint>

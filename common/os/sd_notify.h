@@ -1,5 +1,4 @@
-// What a Type=notify service reports to systemd: one datagram each to $NOTIFY_SOCKET, nothing at all when that is
-// unset.
+// Reports of a Type=notify service to systemd, each a datagram to $NOTIFY_SOCKET. Does nothing when that is unset.
 //
 // Thread-safe. Never blocks and never fails: a manager that does not listen is no reason to stop serving.
 #pragma once

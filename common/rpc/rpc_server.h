@@ -22,8 +22,8 @@ namespace lockstep::rpc {
 inline constexpr int kMaxAnswerBytes = 256 << 20;
 inline constexpr int kMaxRequestBytes = 1 << 20;
 
-// What gRPC prints has a form of its own, in the middle of logs that are read by machines. Whatever went wrong comes
-// back as a status, too.
+// Silences gRPC's own log, whose lines would stand among lines that machines read. gRPC returns every error as a
+// status, too.
 void DropGrpcLog();
 
 // Thread-safe. The destructor ends calls in progress at once; Drain() first for a gentle end.

@@ -14,8 +14,8 @@ struct TlsFiles {
   std::string ca;
 };
 
-// What the files hold, when `cert` and `ca` begin with a certificate and `key`, which others may not read, is the
-// private key of `cert`. kConfig names the file and what to do.
+// Reads the files. kConfig, naming the file and what to do, unless `cert` and `ca` begin with a certificate, and `key`
+// is the private key of `cert` and not readable by others.
 Result<TlsFiles> ReadTlsFiles(const std::string& cert, const std::string& key, const std::string& ca);
 
 // The end of the first certificate of `path`. kConfig names the file.

@@ -1,4 +1,4 @@
-// What the agent tells Prometheus (docs/metrics.md has the page).
+// The agent's metrics for Prometheus (docs/metrics.md has the page).
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace lockstep::agent {
 
-// What the table reads, made for each scrape.
+// The values that the table reads, made for each scrape.
 struct AgentFacts {
   v1::AgentStatus status;
   std::optional<uint64_t> segments_free_bytes;  // nothing: they have no directory, or it cannot be looked at

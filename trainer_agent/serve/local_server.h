@@ -1,7 +1,7 @@
 // The local path of pulls (common/wire/FORMAT.md), for receivers of this host.
 //
-// It hands out descriptors and no bytes: of the slot that holds a version, and of the files of deltas. A connection
-// costs a thread and, while it lasts, keeps its pull from expiring only as far as the receiver asks for something; it
+// The server hands out descriptors and no bytes: of the slot that holds a version, and of the files of deltas. Each
+// connection costs a thread. A connection keeps its pull from expiring only when the receiver asks for something, and
 // never holds the trainer up.
 #pragma once
 

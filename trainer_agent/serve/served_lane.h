@@ -1,6 +1,6 @@
 // ServedLane: one admitted lane, from its first request to its end.
 //
-// It reads requests and ends each of them; pull_answers.h and StreamingAnswers send what is asked for.
+// The lane reads requests and ends each of them; pull_answers.h and StreamingAnswers send what is asked for.
 #pragma once
 
 #include <asio.hpp>

@@ -1,7 +1,7 @@
-// One receiver's stream of versions: the newest one at once, then each that follows, until the call is cancelled or the
-// catalog closes. A reader that is slow misses versions in between, never the newest.
+// VersionStream: sends one receiver the newest version at once, then each that follows, until the call is cancelled or
+// the catalog closes. A reader that is slow misses versions in between, never the newest.
 //
-// It costs no thread: gRPC and the catalog's watch call it. It owns itself, from the begin of the call to its end.
+// A stream costs no thread: gRPC and the catalog's watch call it. It owns itself from the begin of the call to its end.
 #pragma once
 
 #include <functional>
