@@ -34,8 +34,7 @@ void JoinGaps(const uint8_t* controls, size_t count, uint32_t gap_bits, uint32_t
 // of `steps`.
 void JoinSteps(const uint8_t* controls, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps);
 
-// The code of one step, and the step of one code, for escaped changes. REQUIRES code < 2^(8·unit) − 1, step as in
-// SplitSteps.
+// The code of one step, and back, for escaped changes. REQUIRES code < 2^(8·unit) − 1, step as in SplitSteps.
 uint64_t CodeOfStep(uint64_t step, uint32_t unit);
 uint64_t StepOfCode(uint64_t code, uint32_t unit);
 

@@ -1,4 +1,4 @@
-// Http2Guard: bounds the calls and bytes that one peer can make gRPC keep. It reads the headers of the HTTP/2 frames
+// Http2Guard: bounds the calls and bytes that one peer can make gRPC keep. The guard reads the headers of HTTP/2 frames
 // that pass between the two (RFC 9113). Internal to common/rpc.
 //
 // gRPC 1.51 makes a call of some 12 kB for each HEADERS frame, and queues the call until a thread has time. When the

@@ -22,8 +22,7 @@ namespace lockstep::rpc {
 inline constexpr int kMaxAnswerBytes = 256 << 20;
 inline constexpr int kMaxRequestBytes = 1 << 20;
 
-// Silences gRPC's own log, whose lines would stand among lines that machines read. gRPC returns every error as a
-// status, too.
+// Silences gRPC's own log, which would mix with lines that machines read. gRPC returns every error as a status, too.
 void DropGrpcLog();
 
 // Thread-safe. The destructor ends calls in progress at once; Drain() first for a gentle end.

@@ -29,8 +29,7 @@ class Spool {
   // Opens the spool in `directory`, and makes the directory if it is missing. Deltas of an earlier process wait again.
   static Result<std::unique_ptr<Spool>> Open(std::string directory);
 
-  // Writes `delta` into the spool. kResourceExhausted when more than `max_bytes` would wait: all deltas are removed
-  // then.
+  // Writes `delta` into the spool. kResourceExhausted when more than `max_bytes` would wait; the spool is empty then.
   Status Add(const payload::Payload& delta, const std::string& label, uint64_t max_bytes);
 
   // The deltas that wait, by rising base.

@@ -19,8 +19,7 @@ class Fetcher {
   // `model` is for logs.
   explicit Fetcher(std::string model) : model_(std::move(model)) {}
 
-  // Sets the sources of later fetches, in the order in which to ask them. Ends the earlier ones. REQUIRES no fetch to
-  // run.
+  // Sets the sources of later fetches, in the order to ask them. Ends the earlier ones. REQUIRES no fetch to run.
   void Use(std::vector<std::shared_ptr<pull::BlockSource>> sources);
   // Ends the sources' connections.
   void Close() { Use({}); }

@@ -1,6 +1,5 @@
 // Origin: the interface of whatever a session's versions come from. A session watches its origin for newer versions and
-// pulls them, and does not know of what kind the origin is. A trainer's agent is one kind (agent_origin.h), a log
-// another (log_origin.h).
+// pulls them, and does not know of what kind the origin is. An origin is an agent (agent_origin.h) or a log.
 #pragma once
 
 #include <cstdint>
@@ -117,13 +116,11 @@ class Origin {
   virtual Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) = 0;
 
   // Allows the origin to send the delta that follows `from` while the delta is made, so that a later pull has it
-  // sooner. With version 0 as from.held, the origin stops sending. Never waits for the delta; a failure only costs
-  // time.
+  // sooner. With version 0 as from.held, the origin stops sending. Never waits for the delta; failure costs only time.
   virtual void Follow(const Want& from, std::stop_token stop) = 0;
 
   // Reports what is held and served to the origin; fills in the receiver's name. Returns why no newer version will
-  // come, as far as the origin knows; empty when it knows of no reason. After an error the origin may not have the
-  // report.
+  // come, as far as the origin knows; empty when it knows of no reason. After an error the origin may lack it.
   virtual Result<std::string> Report(v1::ReportRequest report, std::stop_token stop) = 0;
 };
 

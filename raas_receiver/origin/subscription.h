@@ -1,8 +1,7 @@
 // Subscription: asks an agent for deltas while they are made. For AgentOrigin.
 //
 // After each sync the session asks for the delta that starts at the held version. When the next version is announced,
-// its blocks are here already, or on their way. A subscription only saves time: blocks that do not come by it are
-// pulled.
+// its blocks are here already, or on their way. A subscription only saves time: blocks that it lacks are pulled.
 #pragma once
 
 #include <atomic>
@@ -25,8 +24,7 @@ class Subscription final : public pull::BlockSource {
   Subscription(const AgentOriginOptions& options, AgentClient& agent, net::IoThreads& io)
       : options_(options), agent_(agent), io_(io) {}
 
-  // Asks for the delta that follows from.held; opens lanes when there are none. Waits for one call to the agent at
-  // most.
+  // Asks for the delta that follows from.held; opens lanes when there are none. Waits for one call to the agent.
   void Ask(const Want& from, std::stop_token stop);
   // Whether a delta was asked for, and not yet taken.
   bool asked() const { return standing_ != nullptr && !base_.nothing(); }

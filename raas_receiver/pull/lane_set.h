@@ -7,7 +7,7 @@
 //
 // A lane that fails, stalls or breaks a rule returns the blocks that it has not received to the queue, and is opened
 // again with a new ticket. A lane that has failed too often without receiving a block is abandoned. A fetch fails only
-// when no lane is left. I/O threads call the sink.
+// when the agent refuses a request, or no lane is left. I/O threads call the sink.
 #pragma once
 
 #include <chrono>
@@ -38,8 +38,7 @@ struct LaneOptions {
   bool standing = false;
 };
 
-// Returns new tickets for `lanes` broken lanes, or fewer. Called on the thread that fetches. kNotFound: the pull is
-// over.
+// Returns new tickets for `lanes` broken lanes, or fewer. The fetching thread calls it. kNotFound: the pull is over.
 using RenewTickets = std::function<Result<std::vector<Ticket>>(size_t lanes)>;
 
 class LaneSet final : public BlockSource {

@@ -23,8 +23,7 @@ class EngineHealth {
       : follows_(follows), unready_after_(unready_after) {}
 
   // Returns what each service must report now. An engine that is gone is reported as not serving, for good. gRPC
-  // forgets no service, and joining engines choose their names: beyond kMostServices an engine counts for its model
-  // alone.
+  // forgets no service, and joining engines choose names: beyond kMostServices an engine counts for its model alone.
   static constexpr size_t kMostServices = 1024;
   Serving Update(const v1::ReceiverModel& model);
 

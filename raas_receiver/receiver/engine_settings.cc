@@ -50,8 +50,8 @@ Status CheckLoad(const std::string& where, const std::string& load) {
 
 }  // namespace
 
-void EngineOptionsReader::AddValues(config::ConfigParser& parser, Values& to, const std::string& prefix,
-                                    const std::string& where) {
+void EngineSettingsReader::AddValues(config::ConfigParser& parser, Values& to, const std::string& prefix,
+                                     const std::string& where) {
   constexpr milliseconds kLeast{1};
   constexpr std::chrono::days kDay{1};
   parser.Add(prefix + "load", &to.load,
@@ -78,7 +78,7 @@ void EngineOptionsReader::AddValues(config::ConfigParser& parser, Values& to, co
              kDay);
 }
 
-void EngineOptionsReader::AddTo(config::ConfigParser& parser) {
+void EngineSettingsReader::AddTo(config::ConfigParser& parser) {
   parser.Add("engine", &engines_,
              Cat("an engine that is notified of every version, [NAME=][KIND:]URL or [NAME=]hook:COMMAND, KIND ",
                  engines::DriverKindNames(&engines::EngineOptions::url),
@@ -86,7 +86,7 @@ void EngineOptionsReader::AddTo(config::ConfigParser& parser) {
   AddValues(parser, defaults_, "engine-", "; for engines whose table does not say");
 }
 
-Result<EngineSettings> EngineOptionsReader::ReadOne(const config::ConfigTable& table) const {
+Result<EngineSettings> EngineSettingsReader::ReadOne(const config::ConfigTable& table) const {
   EngineSettings settings;
   if (!table.is_table()) {
     const Status read = ReadText(table.text(), settings.engine.name, settings.driver);
@@ -107,8 +107,8 @@ Result<EngineSettings> EngineOptionsReader::ReadOne(const config::ConfigTable& t
   return Check(table.written_as(), values, std::move(settings));
 }
 
-Result<EngineSettings> EngineOptionsReader::Check(const std::string& where, const Values& values,
-                                                  EngineSettings settings) const {
+Result<EngineSettings> EngineSettingsReader::Check(const std::string& where, const Values& values,
+                                                   EngineSettings settings) const {
   const auto refuse = [&](const auto&... why) { return Status(ErrorCode::kConfig, Cat(where, ": ", why...)); };
   const std::string& name = settings.engine.name;
   if (name.empty() || name.size() > 64 || !std::ranges::all_of(name, IsNameCharacter)) {
@@ -137,7 +137,7 @@ Result<EngineSettings> EngineOptionsReader::Check(const std::string& where, cons
   return settings;
 }
 
-Result<EngineSettings> EngineOptionsReader::Others(const config::ConfigParser& parser) const {
+Result<EngineSettings> EngineSettingsReader::Others(const config::ConfigParser& parser) const {
   Values values = defaults_;
   values.check.clear();  // what is written in place is compared without
   EngineSettings settings;
@@ -147,8 +147,8 @@ Result<EngineSettings> EngineOptionsReader::Others(const config::ConfigParser& p
 }
 
 // A server holds one model. Another one that belongs to it, such as an adapter, is loaded by a hook.
-Status EngineOptionsReader::CheckModel(const std::string& where, const EngineSettings& settings,
-                                       const std::vector<std::string>& models) {
+Status EngineSettingsReader::CheckModel(const std::string& where, const EngineSettings& settings,
+                                        const std::vector<std::string>& models) {
   if (!settings.model.empty() && std::ranges::find(models, settings.model) == models.end()) {
     return {ErrorCode::kConfig, Cat(where, ": model ", CleanText(settings.model, 80), " is not followed")};
   }
@@ -159,8 +159,8 @@ Status EngineOptionsReader::CheckModel(const std::string& where, const EngineSet
               " are followed; name it in its [[engine]] table, as model = \"", models.front(), "\"")};
 }
 
-Result<std::vector<EngineSettings>> EngineOptionsReader::Read(const config::ConfigParser& parser,
-                                                              const std::vector<std::string>& models) {
+Result<std::vector<EngineSettings>> EngineSettingsReader::Read(const config::ConfigParser& parser,
+                                                               const std::vector<std::string>& models) {
   std::vector<EngineSettings> engines;
   std::set<std::string> names, urls;
   LS_RETURN_IF_ERROR(CheckLoad(parser.WrittenAs("engine-load"), defaults_.load));

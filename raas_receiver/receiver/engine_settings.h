@@ -21,7 +21,7 @@ struct EngineSettings {
 };
 
 // Reads the engines' settings from flags and [[engine]] tables.
-class EngineOptionsReader {
+class EngineSettingsReader {
  public:
   // Adds the flags --engine and --engine-*.
   void AddTo(config::ConfigParser& parser);

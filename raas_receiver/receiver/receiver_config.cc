@@ -35,7 +35,7 @@ struct RawSettings {
   std::string health_listen;
   std::string metrics_listen;
   std::string control_socket = "auto";
-  EngineOptionsReader engines;
+  EngineSettingsReader engines;
   std::vector<std::string> allow_engines;
 };
 
@@ -171,11 +171,11 @@ Result<std::vector<std::pair<uint16_t, uint16_t>>> ReadPorts(const ConfigParser&
   return ports;
 }
 
-Status CheckEngines(const ConfigParser& parser, RawSettings& written, ReceiverConfig& config) {
-  LS_ASSIGN_OR_RETURN(config.engines, written.engines.Read(parser, config.models));
+Status CheckEngines(const ConfigParser& parser, RawSettings& raw, ReceiverConfig& config) {
+  LS_ASSIGN_OR_RETURN(config.engines, raw.engines.Read(parser, config.models));
   const EngineSettings& first = config.engines.front();
   config.admission.open = config.engines.size() == 1 && first.engine.in_place && first.driver.kind == "none";
-  LS_ASSIGN_OR_RETURN(config.admission.ports, ReadPorts(parser, written.allow_engines));
+  LS_ASSIGN_OR_RETURN(config.admission.ports, ReadPorts(parser, raw.allow_engines));
   const bool in_place = std::ranges::any_of(config.engines, [](const auto& each) { return each.engine.in_place; });
   if (config.engine_socket.empty() && (in_place || !config.admission.ports.empty())) {
     if (config.control_socket.empty()) {
@@ -185,7 +185,7 @@ Status CheckEngines(const ConfigParser& parser, RawSettings& written, ReceiverCo
     }
     config.engine_socket = fs::path(config.control_socket).parent_path() / "engine.sock";
   }
-  LS_ASSIGN_OR_RETURN(const EngineSettings others, written.engines.Others(parser));
+  LS_ASSIGN_OR_RETURN(const EngineSettings others, raw.engines.Others(parser));
   config.admission.config = others.engine;
   config.admission.driver = others.driver;
   if (!config.engine_socket.empty()) config.engine_socket = Absolute(config.engine_socket);
@@ -247,8 +247,8 @@ Status CheckStateDir(const ConfigParser& parser, ReceiverConfig& config) {
   return OkStatus();
 }
 
-Status CheckSources(const ConfigParser& parser, const RawSettings& written, ReceiverConfig& config) {
-  for (const std::string& given : written.sources) {
+Status CheckSources(const ConfigParser& parser, const RawSettings& raw, ReceiverConfig& config) {
+  for (const std::string& given : raw.sources) {
     const std::string text = given == "auto" ? Cat("unix:", os::FindSocket(os::kAgentPlace, "control.sock")) : given;
     Source source{.text = text};
     if (text.find("://") != std::string::npos) {
@@ -262,55 +262,55 @@ Status CheckSources(const ConfigParser& parser, const RawSettings& written, Rece
     config.sources.push_back(std::move(source));
   }
   if (config.sources.empty()) return {ErrorCode::kUsage, "no source; give one with --source HOST:PORT"};
-  if (written.log_keys.empty()) return OkStatus();
-  auto keys = versionlog::TrustedKeys::Read(written.log_keys);
+  if (raw.log_keys.empty()) return OkStatus();
+  auto keys = versionlog::TrustedKeys::Read(raw.log_keys);
   if (!keys.ok()) return keys.status().WithContext(parser.WrittenAs("log-keys"));
   config.log_keys = *std::move(keys);
   return OkStatus();
 }
 
-Status CheckArchive(const ConfigParser& parser, const RawSettings& written, ReceiverConfig& config) {
-  if (!written.archive_key.empty()) {
-    auto key = versionlog::SigningKey::Read(written.archive_key);
+Status CheckArchive(const ConfigParser& parser, const RawSettings& raw, ReceiverConfig& config) {
+  if (!raw.archive_key.empty()) {
+    auto key = versionlog::SigningKey::Read(raw.archive_key);
     if (!key.ok()) return key.status().WithContext(parser.WrittenAs("archive-key"));
     config.archive.key = *std::move(key);
   }
-  if (written.archive.empty()) return OkStatus();
-  LS_ASSIGN_OR_RETURN(config.archive.store, OpenLog(parser, "archive", written.archive, config));
+  if (raw.archive.empty()) return OkStatus();
+  LS_ASSIGN_OR_RETURN(config.archive.store, OpenLog(parser, "archive", raw.archive, config));
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
   if (reads_it) {
-    return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", written.archive, " is a source, too")};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", raw.archive, " is a source, too")};
   }
   const auto log = std::ranges::find_if(config.sources, [](const Source& each) { return each.log != nullptr; });
-  if (written.archive_key.empty() || log == config.sources.end() || !config.log_keys.empty()) return OkStatus();
+  if (raw.archive_key.empty() || log == config.sources.end() || !config.log_keys.empty()) return OkStatus();
   return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive-key"), ": without --log-keys whoever can write ", log->text,
                                   " decides what this receiver signs; name the keys that have signed it")};
 }
 
-Status Check(const ConfigParser& parser, RawSettings& written, ReceiverConfig& config) {
+Status Check(const ConfigParser& parser, RawSettings& raw, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
-  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !written.listen.empty()));
-  LS_RETURN_IF_ERROR(CheckSources(parser, written, config));
-  LS_RETURN_IF_ERROR(CheckArchive(parser, written, config));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(parser, config.tls, !raw.listen.empty()));
+  LS_RETURN_IF_ERROR(CheckSources(parser, raw, config));
+  LS_RETURN_IF_ERROR(CheckArchive(parser, raw, config));
   LS_RETURN_IF_ERROR(CheckStateDir(parser, config));
-  if (!written.listen.empty()) {
+  if (!raw.listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.listen,
-                        net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
+                        net::CheckListenAddress(parser.WrittenAs("listen"), raw.listen,
                                                 config.tls.files.configured() || !config.tls.plain.empty()));
   }
-  if (!written.health_listen.empty()) {
+  if (!raw.health_listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.health_listen,
-                        net::CheckListenAddress(parser.WrittenAs("health-listen"), written.health_listen, true));
+                        net::CheckListenAddress(parser.WrittenAs("health-listen"), raw.health_listen, true));
   }
-  if (!written.metrics_listen.empty()) {
+  if (!raw.metrics_listen.empty()) {
     LS_ASSIGN_OR_RETURN(config.metrics_listen,
-                        net::CheckListenAddress(parser.WrittenAs("metrics-listen"), written.metrics_listen, true));
+                        net::CheckListenAddress(parser.WrittenAs("metrics-listen"), raw.metrics_listen, true));
   }
   const os::Directories usual = os::PlaceToServe(os::kReceiverPlace);
-  if (written.control_socket == "auto") written.control_socket = usual.sockets + "/control.sock";
-  if (written.control_socket != "none") config.control_socket = Absolute(written.control_socket);
+  if (raw.control_socket == "auto") raw.control_socket = usual.sockets + "/control.sock";
+  if (raw.control_socket != "none") config.control_socket = Absolute(raw.control_socket);
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", config.assets, " is not a directory")};
   }
@@ -323,21 +323,21 @@ Status Check(const ConfigParser& parser, RawSettings& written, ReceiverConfig& c
                 ", and each would have the others among its files; move one")};
   }
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
-  return CheckEngines(parser, written, config);
+  return CheckEngines(parser, raw, config);
 }
 
 }  // namespace
 
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
-  RawSettings written;
+  RawSettings raw;
   ReceiverConfig config;
   ConfigParser parser({.program = "raas_receiver",
                        .about = "Keeps the replicas of an inference server in lock step with a trainer.",
                        .version = VersionText()});
-  AddOptions(parser, written, config);
+  AddOptions(parser, raw, config);
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == config::ParseOutcome::kExit) return std::optional<ReceiverConfig>();
-  LS_RETURN_IF_ERROR(Check(parser, written, config));
+  LS_RETURN_IF_ERROR(Check(parser, raw, config));
   return std::optional(std::move(config));
 }
 

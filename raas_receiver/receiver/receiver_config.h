@@ -70,8 +70,7 @@ struct ReceiverConfig {
   std::string log_format = "auto";
 };
 
-// Returns no value when --help or the like was answered: exit with 0. kUsage or kConfig names the setting, and what it
-// must be.
+// Returns no value when --help or the like was answered: exit with 0. kUsage or kConfig names the setting.
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv);
 
 }  // namespace lockstep::receiver

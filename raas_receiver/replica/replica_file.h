@@ -1,5 +1,5 @@
-// ReplicaFile: one replica's memory: a whole safetensors file image, mapped shared, that engines open through its
-// published name.
+// ReplicaFile: the memory of a replica: a safetensors file image, mapped shared, which engines open by a published
+// name.
 //
 // A file that a reader may have open or mapped is never written. The kernel knows of readers: a write lease
 // (F_SETLEASE) is refused while any other open file description of the file exists, and a mapping holds one. So this

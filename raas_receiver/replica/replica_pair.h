@@ -100,8 +100,7 @@ class ReplicaPair {
   // --- the session's thread ---
   // Has `found` called, on any thread, after damage was found. Call before other threads use the pair.
   void SetDamageFound(std::function<void()> found) { damage_found_ = std::move(found); }
-  // Returns the damage that was found since the last call, or since the start: for each version of a replica, the
-  // first.
+  // Returns the damage found since the last call, or since the start: the first of each version of a replica.
   std::vector<Damage> TakeDamage();
   // Hashes about `bytes` of replica 0 or 1, from block `first` on, and marks damage. Hashes nothing of a replica that
   // is not whole, or is marked as damaged.
@@ -143,8 +142,7 @@ class ReplicaPair {
   // Withdraws the target's version. The target holds none from then on.
   Status DropOther();
   // Returns the version that `engine` was last marked to serve. The marks outlive a restart, so that a receiver that
-  // was killed before it notified an engine does so when it comes back. They do not outlive a reboot, as no engine
-  // does.
+  // was killed before it notified an engine does so afterwards. The marks do not outlive a reboot, as no engine does.
   VersionRef served(const std::string& engine) const { return directory_.served()[engine]; }
   Status MarkServed(const std::string& engine, const VersionRef& held) { return directory_.MarkServed(engine, held); }
   // Returns the operator's rollback, which outlives restarts, while it counts: while the version that stays is current,

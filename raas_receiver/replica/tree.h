@@ -1,5 +1,4 @@
-// VersionTree: the tree by which engines open a model: a directory for each whole version, and the symlink `current`
-// (FORMAT.md).
+// VersionTree: the tree that engines read: a directory for each whole version, and the symlink `current` (FORMAT.md).
 //
 // Every change is one rename, so an observer sees a version's directory with all of its content or not at all. Not
 // thread-safe: one session owns it. Paths are absolute.

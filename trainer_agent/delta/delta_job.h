@@ -24,8 +24,8 @@ namespace lockstep::delta {
 
 struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
-  // The blocks that differ from the base; none without a base, or when too dense. Raw blocks may lend bytes of
-  // DeltaInput::target.
+  // The blocks that differ from the base; none without a base, or when too dense. Raw ones may lend bytes of the
+  // target.
   std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks;
   size_t blocks_unread = 0;  // hashes taken from the base, as reported unchanged
   bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes

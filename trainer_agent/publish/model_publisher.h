@@ -61,10 +61,10 @@ class ModelPublisher {
   //     joined it (told once); or it was committed once and lost with an earlier agent.
   //   kCancelled: after Stop(), or `gone` was true.
   Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
-  // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A
-  // block whose every byte is kUnchanged is not read, provided that the draft has a base.
+  // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A block
+  // whose every byte is kUnchanged is not read, provided that the draft has a base.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
-  // Commits the version for `rank`; the last rank's call hands it to the diff. `label` is this rank's label of the
+  // Commits `rank`'s part of the version; the last rank's call commits the version. `label` is this rank's label of the
   // version; empty: this rank gives none.
   //   kBadData: bytes are missing or were reported twice; or `label` is no label, or differs from another rank's.
   //   kAborted: another rank aborted the version, or its base was withdrawn.

@@ -72,8 +72,7 @@ class ReceiverReports {
   // Records that a pull of `receiver` began (empty outcome) or ended. A pull names no instance: OfPull does nothing
   // when several processes of the owner have the name, because each of them reports for itself.
   void OfPull(const ReceiverKey& receiver, const VersionRef& held, const std::string& outcome);
-  // Replaces what the receiver last said. kBadData when the model or the name is none, or the instance's length is
-  // wrong.
+  // Replaces the receiver's last report. kBadData: the model's or receiver's name, or the instance, is malformed.
   Status Report(const ReceiverKey& receiver, const VersionRef& held, const VersionRef& served,
                 const std::string& last_error, std::vector<EngineReport> engines = {});
 
