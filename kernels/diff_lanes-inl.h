@@ -37,7 +37,7 @@ class LaneChanges {
   }
 
  private:
-  // The unit of comparison. Single bytes travel as pairs: a step of 0 then says which of the two is the same.
+  // A lane of the comparison. Single bytes travel as pairs: a step of 0 then says which of the two is the same.
   using Lane = std::conditional_t<sizeof(Unit) == 1, uint16_t, Unit>;
 
   struct Sink {

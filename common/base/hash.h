@@ -1,5 +1,5 @@
 // The one hash of the project: xxh3, 64 bits for blocks and frames, 128 bits for names of layouts and versions.
-// The hash guards against accidents, not against an adversary that may choose both inputs; TLS authenticates peers.
+// The hash guards against accidents, not against an adversary that chooses both inputs: peers are authenticated apart.
 #pragma once
 
 #include <array>
