@@ -9,7 +9,7 @@
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "raas_receiver/engines/driver_kind.h"
-#include "raas_receiver/session/engine_route.h"
+#include "raas_receiver/session/engine.h"
 
 namespace lockstep::receiver {
 

@@ -5,7 +5,6 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/origin/version_ref_proto.h"
 
 namespace lockstep::session {
 namespace {
@@ -19,35 +18,8 @@ constexpr milliseconds kCheck{1'000};
 // Between loads because it did not, although it answered all the time: a server that keeps changing its mind is not to
 // load without end.
 constexpr milliseconds kBetweenLosses{60'000};
-// Waits between loads that fail.
+// Between loads that fail, at first.
 constexpr milliseconds kFirstWait{1'000};
-constexpr milliseconds kLongestWait{60'000};
-constexpr int kMostUnusedNamed = 16;
-// After a pause in vain readers have so many times its duration.
-constexpr int kReadingPerPause = 4;
-
-void Fill(const targets::EngineReport& report, v1::RankGroup& proto) {
-  proto.set_name(report.engine);
-  proto.set_world(report.world);
-  proto.set_attached(report.attached);
-  *proto.mutable_serving() = origin::ToProto(report.serving());
-  proto.set_waiting(report.waiting);
-  proto.set_asleep(report.asleep);
-  proto.set_comparing(report.comparing);
-  proto.set_parameters(report.parameters);
-  proto.set_target_bytes(report.target_bytes);
-  proto.set_last_prepare_us(static_cast<uint64_t>(report.last_prepare.count()));
-  proto.set_last_pause_us(static_cast<uint64_t>(report.last_pause.count()));
-  proto.set_last_written_bytes(report.last_written_bytes);
-  proto.set_commits(report.commits);
-  proto.set_failures(report.failures);
-  proto.set_last_error(report.last_error);
-  proto.set_unused(static_cast<uint32_t>(report.unused.size()));
-  for (const std::string& name : report.unused) {
-    if (proto.unused_tensors_size() == kMostUnusedNamed) break;
-    proto.add_unused_tensors(name);
-  }
-}
 
 milliseconds Until(std::chrono::steady_clock::time_point when) {
   return std::chrono::ceil<milliseconds>(when - std::chrono::steady_clock::now());
@@ -60,9 +32,10 @@ Engine::Engine(const EngineContext& context, EngineConfig config, std::unique_pt
       config_(std::move(config)),
       driver_(std::move(driver)),
       backoff_(in_place() ? Backoff() : Backoff(kLongestWait, kFirstWait)),
-      targets_(TargetsOptions()),
-      route_(in_place() ? NewInPlaceRoute(context_, *driver_, targets_)
-                        : NewDirectoryRoute(context_, config_, *driver_, targets_)) {
+      owes_resume_(over_http()),
+      loaded_(in_place() ? VersionRef() : context_.replicas.served(config_.name)),
+      proved_(!over_http()),
+      targets_(TargetsOptions()) {
   targets_.SetChanged([this] {
     ranks_changed_ = true;
     context_.changed.Notify();
@@ -90,82 +63,37 @@ targets::EngineTargetsOptions Engine::TargetsOptions() {
   return options;
 }
 
-std::string Engine::LateAttempt() const {
-  MutexLock lock(mutex_);
-  if (!attempt_ || config_.late_after.count() == 0) return {};
-  const auto lasts = Clock::now() - attempt_->begun;
-  if (lasts < config_.late_after) return {};
-  const std::string engine = in_place() && !over_http() ? "ranks in place" : "engine " + driver_->label();
-  return Cat(engine, ": version ", attempt_->with.current.version.held.version, " is not served after ",
-             std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
-}
-
-v1::EngineState Engine::State(const std::vector<targets::EngineReport>& groups, const VersionRef& served,
-                              bool failing) const {
-  if (attempt_) {
-    if (!in_place()) return v1::ENGINE_STATE_LOADING;
-    return route_->Paused() ? v1::ENGINE_STATE_WRITING : v1::ENGINE_STATE_PREPARING;
-  }
-  if (failing) return v1::ENGINE_STATE_FAILING;
-  if (std::ranges::any_of(groups, [](const auto& group) { return group.asleep > 0; })) return v1::ENGINE_STATE_ASLEEP;
-  return served.nothing() ? v1::ENGINE_STATE_WAITING : v1::ENGINE_STATE_SERVING;
-}
-
-std::string Engine::error() const {
-  const Status trouble = route_->Trouble();
-  MutexLock lock(mutex_);
-  return last_error_.empty() && !trouble.ok() ? trouble.ToString() : last_error_;
-}
-
-void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
-  const std::vector<targets::EngineReport> groups = targets_.Describe();
-  for (const targets::EngineReport& group : groups) {
-    v1::RankGroup& proto = *model.add_rank_groups();
-    Fill(group, proto);
-    proto.set_engine(name());
-  }
-  const uint64_t failures = driver_->failures() + failures_;
-  model.set_engine_failures(model.engine_failures() + failures);
-  v1::Engine& engine = *model.add_engines();
-  engine.set_name(name());
-  engine.set_kind(std::string(driver_->kind()));
-  engine.set_url(driver_->where());
-  engine.set_in_place(in_place());
-  engine.set_late(late());
-  const VersionRef served = this->served();
-  const bool lacks = in_place() && (counts || made()) && !context_.replicas.current().held.nothing();
-  const auto absence = lacks ? targets_.absence() : std::nullopt;
-  const std::string error = this->error();
-  const std::string last_error = !absence ? error : error.empty() ? absence->text : Cat(error, "; ", absence->text);
-  *engine.mutable_served() = origin::ToProto(served);
-  engine.set_failures(failures);
-  MutexLock lock(mutex_);
-  const int64_t since = absence ? absence->since_unix_ns : silent_since_ns_.load();
-  const int64_t last_error_unix_ns = last_error_.empty() ? since : last_error_unix_ns_;
-  engine.set_state(State(groups, served, !error.empty()));
-  engine.set_served_since_unix_ns(served_since_unix_ns_);
-  engine.set_last_pause_us(last_pause_us_);
-  engine.set_last_written_bytes(last_written_bytes_);
-  engine.set_last_error(last_error);
-  engine.set_last_error_unix_ns(last_error_unix_ns);
-  const bool ended = absence && !counts;  // it may have ended for good
-  if (!last_error.empty() && !ended && last_error_unix_ns > model.last_error_unix_ns()) {
-    model.set_last_error(last_error);
-    model.set_last_error_unix_ns(last_error_unix_ns);
-  }
-}
-
 VersionRef Engine::served() const {
-  {
-    MutexLock lock(mutex_);
-    if (doubted_) return {};
+  MutexLock lock(mutex_);
+  return Served();
+}
+
+// In place: what all of its ranks are wholly at. Of a server that is paused, what it was at before: what was written
+// since it serves once it is resumed.
+VersionRef Engine::Served() const {
+  if (!in_place()) {
+    if (!driver_->notifies()) return context_.replicas.current().held;
+    return proved_ ? loaded_ : VersionRef();
   }
-  return route_->served();
+  if (doubted_) return {};
+  if (!owes_resume_) return InMemory();
+  return targets_.lost() ? VersionRef() : paused_at_;
 }
 
 bool Engine::Behind() const {
+  MutexLock lock(mutex_);
+  return IsBehind();
+}
+
+bool Engine::IsBehind() const {
   const replica::PublishedVersion current = context_.replicas.current();
-  return !current.held.nothing() && !current.damaged && route_->Behind(current.held);
+  return !current.held.nothing() && !current.damaged && Lacks(current.held);
+}
+
+// Whether it lacks `current`, and can be given it. Never where no engine is notified.
+bool Engine::Lacks(const VersionRef& current) const {
+  if (!in_place()) return driver_->notifies() && loaded_ != current;
+  return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
 }
 
 Engine::Clock::time_point Engine::NextChange() const {
@@ -227,7 +155,7 @@ void Engine::Give(const std::optional<EngineAttempt>& given) {
 
 bool Engine::TakeBack() {
   MutexLock lock(mutex_);
-  if (comparing_ || ReadsPrevious()) return false;
+  if (state_ == State::kComparing || ReadsPrevious()) return false;
   taken_back_ = true;
   return true;
 }
@@ -252,7 +180,7 @@ void Engine::Doubt(const VersionRef& damaged) {
     const bool given = attempt_ && attempt_->with.current.version.held == damaged;
     if (given && CancelAttempt(/*gives_way=*/false)) driver_->Cancel();
   }
-  if (!in_place()) route_->Doubt(damaged);  // its ranks' memory is the thread's
+  if (!in_place()) DoubtLoaded(damaged);
   targets_.Wake();
 }
 
@@ -294,7 +222,7 @@ std::optional<EngineOutcome> Engine::OutcomeOf(uint64_t number) const {
 bool Engine::RanksReadPrevious() const {
   const replica::PublishedVersion previous = context_.replicas.previous();
   return !previous.held.nothing() && !previous.damaged && previous.held != context_.replicas.current().held &&
-         route_->RanksRead(previous.held);
+         in_place() && targets_.Reads(previous.held);
 }
 
 bool Engine::ReadsPrevious() const {
@@ -303,7 +231,9 @@ bool Engine::ReadsPrevious() const {
   if (attempt_) {
     if (attempt_->with.current.version.path == previous.path) return true;
     const std::optional<EngineVersions>& before = attempt_->with.before;
-    if (before && before->version.path == previous.path && route_->AttemptReadsBefore()) return true;
+    // In place it may be read until the pause. A server may be made to return to it.
+    const bool reads = in_place() ? state_ != State::kPausing : over_http();
+    if (before && before->version.path == previous.path && reads) return true;
   }
   // Ranks are given nothing while the current version is damaged: its repair does not wait for them.
   return !late() && !context_.replicas.current().damaged && RanksReadPrevious();
@@ -315,35 +245,41 @@ void Engine::Loop() {
   while (true) {
     TakeDoubts();
     Track();
-    switch (Next()) {
-      case Work::kEnd:
-        return;
-      case Work::kRest:
+    const std::optional<State> next = Next();
+    if (!next) return;
+    switch (*next) {
+      case State::kResting:
         targets_.Rest(UntilDue());
         break;
-      case Work::kAsk:
+      case State::kAsking:
         Ask();
         break;
-      case Work::kCompare:
+      case State::kComparing:
         Compare();
         break;
-      case Work::kServe:
+      default:
         Serve();
-        break;
     }
   }
 }
 
-Engine::Work Engine::Next() {
+std::optional<Engine::State> Engine::Next() {
   MutexLock lock(mutex_);
-  if (ends_) return Work::kEnd;
+  if (ends_) return std::nullopt;
   BeginIfDue();
-  if (attempt_) return Work::kServe;
-  if (!taken_back_ && !compares_.empty()) {
-    comparing_ = true;
-    return Work::kCompare;
+  if (attempt_) {
+    state_ = in_place() ? State::kPreparing : State::kLoading;
+  } else if (!taken_back_ && !compares_.empty()) {
+    state_ = State::kComparing;
+  } else {
+    state_ = AskDue() ? State::kAsking : State::kResting;
   }
-  return AskDue() ? Work::kAsk : Work::kRest;
+  return state_;
+}
+
+void Engine::Enter(State state) {
+  MutexLock lock(mutex_);
+  state_ = state;
 }
 
 // In Give, too: a sync that follows at once finds the attempt under way.
@@ -355,19 +291,19 @@ void Engine::BeginIfDue() {
 
 // Whether it is behind, and the wait after its last failure is over.
 bool Engine::Due() const {
-  if (taken_back_ || !given_ || retired_ || cancelled_ || !Behind()) return false;
+  if (taken_back_ || !given_ || retired_ || cancelled_ || !IsBehind()) return false;
   if (context_.replicas.current().path != given_->current.version.path) return false;  // another is given soon
   const bool fresh = given_->number != tried_;
   if (Rests() && !(fresh && given_->at_once)) return false;
   if (fresh && !late()) return true;
-  const bool answers_first = over_http() && (late() || Silent());
+  const bool answers_first = over_http() && (late() || !silence_.ok());
   return Clock::now() >= serve_again_ && (!answers_first || answers_);
 }
 
 // A server is asked now and then, and ranks that came to compare are answered.
 bool Engine::AskDue() const {
   if (cancelled_) return false;
-  const bool asks = over_http() && (!in_place() || (late() && Behind())) && Clock::now() >= check_again_;
+  const bool asks = over_http() && (!in_place() || (late() && IsBehind())) && Clock::now() >= check_again_;
   return asks || (!in_place() && ranks_changed_);
 }
 
@@ -411,18 +347,31 @@ void Engine::TakeDoubts() {
     doubts = doubts_;
   }
   if (doubts.empty()) return;
-  for (const VersionRef& damaged : doubts) route_->Doubt(damaged);
+  if (in_place()) targets_.Doubt();  // whatever it was written from: deltas lead on from what was wrong
+  for (const VersionRef& damaged : doubts) {
+    if (!in_place()) DoubtLoaded(damaged);
+  }
   MutexLock lock(mutex_);
   doubts_.erase(doubts_.begin(), doubts_.begin() + static_cast<ptrdiff_t>(doubts.size()));
   doubted_ = doubted_ && !doubts_.empty();
 }
 
+// Asks the server whether it still serves what it was given, and answers ranks that came to compare. One that does not
+// answer serves nothing; one that was restarted serves its own weights.
 void Engine::Ask() {
   check_again_ = Clock::now() + kCheck;
   ranks_changed_ = false;
-  const bool silent = Silent();
-  const Result<bool> serves = route_->Check();
-  if (!silent && Silent()) silent_since_ns_ = telemetry::UnixNanos();
+  bool silent = false;
+  {
+    MutexLock lock(mutex_);
+    silent = !silence_.ok();
+  }
+  Result<bool> serves = true;
+  if (!in_place()) {
+    serves = StillServes();
+  } else if (const Status answers = driver_->Answers(); !answers.ok()) {
+    serves = answers;
+  }
   {
     MutexLock lock(mutex_);
     answers_ = serves.ok();
@@ -434,94 +383,23 @@ void Engine::Ask() {
   context_.changed.Notify();
 }
 
+// kState for what no memory is to be compared with: no version, or one that is damaged.
+Status Engine::CheckComparable(const replica::PublishedVersion& version) {
+  if (version.held.nothing()) return {ErrorCode::kState, "no version is held"};
+  if (!version.damaged) return OkStatus();
+  return {ErrorCode::kState, Cat("version ", version.held.version, " was found damaged: it is compared with nothing")};
+}
+
 void Engine::Compare() {
-  const Result<size_t> compared = route_->Verify();
+  const Result<size_t> compared = in_place() ? CompareWritten() : CompareLoaded();
   std::vector<std::promise<Result<size_t>>> wanted;
   {
     MutexLock lock(mutex_);
     wanted.swap(compares_);
-    comparing_ = false;
+    state_ = State::kResting;
   }
   for (auto& one : wanted) one.set_value(compared);
   context_.changed.Notify();
-}
-
-void Engine::Serve() {
-  std::optional<EngineAttempt> with;
-  {
-    MutexLock lock(mutex_);
-    with = attempt_->with;
-    if (with->number != tried_ && !late()) backoff_.Reset();
-    tried_ = with->number;
-    answers_ = false;
-  }
-  const VersionRef& held = with->current.version.held;
-  EngineOutcome outcome;
-  {
-    telemetry::SpanScope span(context_.timeline, {.name = "engine",
-                                                  .model = context_.model,
-                                                  .run = held.run,
-                                                  .version = held.version,
-                                                  .transfer = with->transfer});
-    const telemetry::Moment begun;
-    outcome = route_->Serve(*with);
-    outcome.version = held;
-    outcome.number = with->number;
-    outcome.total_us = begun.MicrosSince();
-    span.span().bytes = outcome.written_bytes;
-  }
-  Take(std::move(outcome));
-  context_.changed.Notify();
-}
-
-void Engine::Take(EngineOutcome outcome) {
-  {
-    MutexLock lock(mutex_);
-    const bool counted = driver_->failures() > attempt_->failures;
-    outcome.status = Explain(std::move(outcome.status), *attempt_);
-    const bool failed = !outcome.status.ok() && outcome.status.code() != ErrorCode::kCancelled;
-    if (in_place() && failed && !counted) ++failures_;
-  }
-  route_->Took(outcome);
-  TakeDoubts();
-  const replica::PublishedVersion current = context_.replicas.current();
-  outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
-  failed_ = !outcome.status.ok();
-  if (outcome.status.ok()) behind_ = Clock::time_point();
-  const VersionRef served = this->served();
-  MutexLock lock(mutex_);
-  SetNextTry(outcome);
-  if (!cancelled_) driver_->Reset();  // by whatever it was cancelled
-  attempt_.reset();
-  taken_back_ = true;  // a sync that waited for the end goes first
-  last_error_ = outcome.status.ok() ? std::string() : outcome.status.ToString();
-  last_error_unix_ns_ = outcome.status.ok() ? 0 : telemetry::UnixNanos();
-  if (outcome.status.ok()) last_pause_us_ = in_place() ? outcome.pause_us : outcome.total_us;
-  if (outcome.status.ok()) last_written_bytes_ = outcome.written_bytes;
-  if (std::exchange(last_served_, served) != served) served_since_unix_ns_ = telemetry::UnixNanos();
-  outcome_ = std::move(outcome);
-}
-
-void Engine::SetNextTry(const EngineOutcome& outcome) {
-  if (outcome.status.ok()) {
-    backoff_.Reset();
-    serve_again_ = {};
-    return;
-  }
-  // A server that does not answer is given it as soon as it does. Each attempt pauses one again that serves the version
-  // before.
-  serve_again_ = Silent() ? Clock::time_point() : Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
-  if (!in_place() || over_http()) return;
-  const auto rest = kReadingPerPause * std::chrono::microseconds(outcome.pause_us);
-  pause_again_ = Clock::now() + std::min<std::chrono::microseconds>(rest, kLongestWait);
-}
-
-Status Engine::Explain(Status status, const Attempt& attempt) const {
-  if (!attempt.gave_way || status.code() != ErrorCode::kCancelled) return status;
-  return {ErrorCode::kDeadline,
-          Cat("engine ", driver_->label(), ": version ", attempt.with.current.version.held.version,
-              " was not served within ", std::chrono::duration<double>(config_.late_after).count(),
-              " s (--engine-late-after), and a newer version waited")};
 }
 
 }  // namespace lockstep::session

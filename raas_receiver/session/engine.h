@@ -6,11 +6,15 @@
 // one that failed, asks its server whether that still serves, answers ranks that attach. What was given is for one
 // attempt: when that has ended the session gives again, or syncs first.
 //
-//   the thread   does                                               then
-//   Resting      waits for a rank, for the session, or for a time   Asking, Comparing, Serving
-//   Asking       asks the server, and answers ranks that compare    Resting
-//   Comparing    compares its ranks' memory, for an operator        Resting
-//   Serving      an attempt: its route brings a version in          Resting
+//   state       the thread                                            then
+//   Resting     waits for a rank, for the session, or for a time      Asking, Comparing, Loading, Preparing
+//   Asking      asks the server, or answers ranks that compare        Resting
+//   Comparing   compares its ranks' memory, for an operator           Resting
+//   Loading     by the directory: has the server load what is         Resting
+//               published
+//   Preparing   in place: works out the writes; its ranks serve       Pausing; Resting, if there is nothing to write
+//   Pausing     pauses the server and the ranks, which write their    Resting
+//               memory, and resumes them
 //
 // An attempt may take minutes; its session and other engines go on. The bytes that it reads stay as they are: TakeBack
 // refuses until it has ended. After one that failed the engine waits, twice as long each time up to a minute, until it
@@ -29,11 +33,63 @@
 #include <vector>
 
 #include "common/base/backoff.h"
+#include "common/base/ids.h"
 #include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/session/engine_route.h"
+#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/replica/replica_pair.h"
+#include "raas_receiver/session/change_signal.h"
+#include "raas_receiver/targets/engine_targets.h"
 
 namespace lockstep::session {
+
+// What the engines of a session share. It outlives them.
+struct EngineContext {
+  std::string model;
+  replica::ReplicaPair& replicas;
+  size_t engine_threads = 2;                // that write into the ranks of each engine in place
+  telemetry::Timeline* timeline = nullptr;  // null: no spans
+  ChangeSignal& changed;                    // notified of ranks that come and go, and of attempts that end
+};
+
+struct EngineConfig {
+  std::string name = "default";
+  bool in_place = false;
+  bool made = false;                        // by its ranks; it is in no configuration
+  std::chrono::milliseconds late_after{0};  // an engine that is behind for so long is late; 0: none is
+  targets::EngineTargetsOptions targets;    // but for the model and the server
+};
+
+// A version as a server is told of it, and as ranks are written. Its data stays as it is while readers may be there.
+struct EngineVersions {
+  engines::EngineVersion version;
+  targets::TargetVersion data;
+};
+
+// What an engine is given: the current version, and the other replica's, where that holds one.
+struct EngineAttempt {
+  uint64_t number = 0;   // rises with each version that is made current
+  bool at_once = false;  // an operator's: whatever engines do, and although they rest
+  EngineVersions current;
+  std::optional<EngineVersions> before;
+  uint64_t transfer = 0;  // the pull that `current` came by; 0: none
+};
+
+// How an attempt went.
+struct EngineOutcome {
+  Status status;          // why the engine does not serve `version`
+  uint64_t number = 0;    // of the version that it was to serve
+  VersionRef version;     // that version
+  VersionRef served;      // by the directory: what it serves now; nothing: nothing, or unknown
+  bool reverted = false;  // it could not load `version`, and loaded the one before again
+  bool doubted = false;   // what it took may not be what it is called: it is to take it again
+  uint64_t total_us = 0;
+  uint64_t prepare_us = 0;
+  uint64_t pause_us = 0;
+  uint64_t written_bytes = 0;
+};
 
 // What the replicas hold, as engines are given it; nothing: no version is current, or a damaged one. It came by `mode`
 // and pull `transfer`; 0: by none.
@@ -68,12 +124,13 @@ class Engine {
   bool TakeBack();
   // Cancels the attempt under way, if there is one, the engine is late and the attempt is in the way of TakeBack.
   void GiveWay();
-  // The replica that held `damaged` lacks some hash of it; nothing: any replica may. What the engine may have been
-  // given of it is doubted, as EngineRoute::Doubt has it; so is what an attempt under way gives, which is cancelled
-  // where it gives that version.
+  // The replica that held `damaged` lacks some hash of it; nothing: any replica may. Where the engine may have been
+  // given its bytes, it is not known any more to serve what it served, and is behind: memory in place is compared by
+  // the next attempt, and written where it differs. An attempt under way that gives that version is cancelled, and what
+  // it gave is doubted, too.
   void Doubt(const VersionRef& damaged);
-  // Compares the memory of its attached ranks with the version that it is to serve: as EngineRoute::Verify. kCancelled
-  // when the engine ends first.
+  // Compares the memory of its attached ranks with the version that it is to serve: as EngineTargets::Verify. kState
+  // also when that version is not known, not held any more, or damaged; kCancelled when the engine ends first.
   std::future<Result<size_t>> Verify();
   // Cancels what is under way; the driver takes no other call.
   void Cancel();
@@ -110,15 +167,16 @@ class Engine {
     bool cancelled = false;
     bool gave_way = false;  // and for that
   };
-  enum class Work { kRest, kAsk, kCompare, kServe, kEnd };
+  enum class State { kResting, kAsking, kComparing, kLoading, kPreparing, kPausing };
 
   Clock::time_point LateAt() const;
   bool over_http() const { return driver_->controls_server(); }
   targets::EngineTargetsOptions TargetsOptions();
-  // Its server, which loads the directory, does not answer.
-  bool Silent() const { return !in_place() && !route_->Trouble().ok(); }
-  v1::EngineState State(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const
+  v1::EngineState Shown(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const
       LS_REQUIRES(mutex_);
+  VersionRef Served() const LS_REQUIRES(mutex_);
+  bool IsBehind() const LS_REQUIRES(mutex_);
+  bool Lacks(const VersionRef& current) const LS_REQUIRES(mutex_);
   bool ReadsPrevious() const LS_REQUIRES(mutex_);
   bool RanksReadPrevious() const;
   // A pause failed that kept its readers out: it is given nothing, so that they can read meanwhile. Not while a rank
@@ -129,18 +187,46 @@ class Engine {
   bool CancelAttempt(bool gives_way) LS_REQUIRES(mutex_);
 
   // --- its thread ---
+  static constexpr std::chrono::minutes kLongestWait{1};  // after a failure
   void Loop();
-  Work Next();
+  // What to do now; nothing: the engine ends.
+  std::optional<State> Next();
+  void Enter(State state);
   bool AskDue() const LS_REQUIRES(mutex_);
   std::chrono::milliseconds UntilDue() const;
   void Track();
   void TakeDoubts();
   void Ask();
   void Compare();
+  static Status CheckComparable(const replica::PublishedVersion& version);
+
+  // --- its thread: an attempt (engine_attempt.cc) ---
   void Serve();
   void Take(EngineOutcome outcome);
   void SetNextTry(const EngineOutcome& outcome) LS_REQUIRES(mutex_);
   Status Explain(Status status, const Attempt& attempt) const;
+
+  // --- its thread, of an engine in place (engine_in_place.cc) ---
+  VersionRef InMemory() const;
+  EngineOutcome WriteRanks(const EngineAttempt& attempt);
+  Status PrepareRanks(const EngineAttempt& attempt);
+  Status WritePaused(const EngineAttempt& attempt);
+  Status CommitPaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
+  Status Resume(const engines::EngineVersion& serving);
+  Result<size_t> CompareWritten();
+
+  // --- its thread, of an engine that loads the directory (engine_directory.cc) ---
+  EngineOutcome Load(const EngineAttempt& attempt);
+  // Whether the server still serves what it was given. An error: it does not answer.
+  Result<bool> StillServes();
+  Result<std::optional<bool>> AskServer(const VersionRef& loaded) const;
+  void TakeSilence(const Status& status);
+  bool Believe(std::optional<bool> says);
+  Result<size_t> CompareLoaded();
+  // Any thread.
+  VersionRef loaded() const;
+  void SetLoaded(const VersionRef& loaded);
+  void DoubtLoaded(const VersionRef& damaged);
 
   const EngineContext& context_;
   EngineConfig config_;
@@ -153,25 +239,35 @@ class Engine {
 
   std::atomic<Clock::time_point> behind_ = Clock::time_point();  // since; that: it is not
   std::atomic<bool> retired_ = false;
-  std::atomic<uint64_t> failures_ = 0;        // of attempts in place, beside the driver's
-  std::atomic<int64_t> silent_since_ns_ = 0;  // on the system's clock
-  std::atomic<bool> ranks_changed_ = false;   // since ranks that compare were answered
+  std::atomic<uint64_t> failures_ = 0;       // of attempts in place, beside the driver's
+  std::atomic<bool> ranks_changed_ = false;  // since ranks that compare were answered
+  // In place: the server may be paused, by this engine or by a receiver before, and is to resume once memory is whole.
+  std::atomic<bool> owes_resume_;
 
   mutable Mutex mutex_;
+  State state_ LS_GUARDED_BY(mutex_) = State::kResting;
   std::optional<EngineAttempt> given_ LS_GUARDED_BY(mutex_);
   bool taken_back_ LS_GUARDED_BY(mutex_) = true;
+  std::optional<Attempt> attempt_ LS_GUARDED_BY(mutex_);                      // begun, and not taken
+  EngineOutcome outcome_ LS_GUARDED_BY(mutex_);                               // of the last one
+  std::vector<std::promise<Result<size_t>>> compares_ LS_GUARDED_BY(mutex_);  // that are wanted
   std::vector<VersionRef> doubts_ LS_GUARDED_BY(mutex_);                      // that the thread has not taken yet
   bool doubted_ LS_GUARDED_BY(mutex_) = false;                                // by one of them: what ranks hold
-  std::vector<std::promise<Result<size_t>>> compares_ LS_GUARDED_BY(mutex_);  // that are wanted
-  bool comparing_ LS_GUARDED_BY(mutex_) = false;
-  std::optional<Attempt> attempt_ LS_GUARDED_BY(mutex_);  // under way
-  EngineOutcome outcome_ LS_GUARDED_BY(mutex_);           // of the last one
-  uint64_t tried_ LS_GUARDED_BY(mutex_) = 0;              // the number of the last attempt's version
-  Clock::time_point pause_again_ LS_GUARDED_BY(mutex_);   // not before, whatever the version
-  Clock::time_point serve_again_ LS_GUARDED_BY(mutex_);   // not before, after a failure
+  uint64_t tried_ LS_GUARDED_BY(mutex_) = 0;             // the number of the last attempt's version
+  Clock::time_point pause_again_ LS_GUARDED_BY(mutex_);  // not before, whatever the version
+  Clock::time_point serve_again_ LS_GUARDED_BY(mutex_);  // not before, after a failure
   bool answers_ LS_GUARDED_BY(mutex_) = false;    // its server did when it was last asked, since the last attempt
   bool cancelled_ LS_GUARDED_BY(mutex_) = false;  // for good
   bool ends_ LS_GUARDED_BY(mutex_) = false;
+  // In place: what its ranks were at when they were paused.
+  VersionRef paused_at_ LS_GUARDED_BY(mutex_);
+  // By the directory: what the server was given and took; whether it has named that, or loaded it, and has answered
+  // ever since; how many questions in a row it left open, and why it does not answer, where it does not.
+  VersionRef loaded_ LS_GUARDED_BY(mutex_);
+  bool proved_ LS_GUARDED_BY(mutex_);
+  int unanswered_ LS_GUARDED_BY(mutex_) = 0;
+  Status silence_ LS_GUARDED_BY(mutex_);
+  int64_t silent_since_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
   uint64_t last_pause_us_ LS_GUARDED_BY(mutex_) = 0;
   uint64_t last_written_bytes_ LS_GUARDED_BY(mutex_) = 0;
   VersionRef last_served_ LS_GUARDED_BY(mutex_);  // after the last attempt
@@ -180,7 +276,6 @@ class Engine {
   int64_t last_error_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
 
   targets::EngineTargets targets_;
-  std::unique_ptr<EngineRoute> route_;
   std::thread thread_;
 };
 

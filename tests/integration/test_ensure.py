@@ -174,7 +174,8 @@ def test_what_a_killed_agent_left_is_replaced_and_its_model_found_again(home):
     wait_until(lambda: ended(agent.pid), "it is killed")
     assert Path(agent.socket).exists() and (home.runtime / "agent/addresses.json").exists()
     again = lockstep.ensure_agent()
-    assert again.pid != agent.pid and '"version_recovered"' in Path(again.log).read_text()
+    assert again.pid != agent.pid
+    wait_until(lambda: '"version_recovered"' in Path(again.log).read_text(), "the version is found again")
     agent.stop()  # is of the one that was killed
     publish(again)
 

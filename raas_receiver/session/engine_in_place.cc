@@ -1,0 +1,110 @@
+// Engines in place: the ranks write their own memory, while their server, where one is named, is paused.
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "raas_receiver/session/engine.h"
+#include "raas_receiver/targets/rank_connection.h"
+
+namespace lockstep::session {
+
+VersionRef Engine::InMemory() const {
+  const std::vector<targets::EngineReport> groups = targets_.Describe();
+  if (groups.empty()) return {};
+  const VersionRef first = groups.front().at;
+  return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : VersionRef();
+}
+
+EngineOutcome Engine::WriteRanks(const EngineAttempt& attempt) {
+  EngineOutcome outcome;
+  const VersionRef& held = attempt.current.version.held;
+  const telemetry::Moment begun;
+  outcome.status = PrepareRanks(attempt);
+  outcome.prepare_us = begun.MicrosSince();
+  if (!targets_.prepared()) {
+    // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
+    if (outcome.status.ok() && owes_resume_ && targets_.AllAt(held)) {
+      outcome.status = driver_->Pause(attempt.current.version);
+      if (outcome.status.ok()) outcome.status = Resume(attempt.current.version);
+    }
+    return outcome;
+  }
+  const auto is_damaged = [&](const replica::PublishedVersion& version) {
+    return version.held == held && version.damaged;
+  };
+  if (is_damaged(context_.replicas.current()) || is_damaged(context_.replicas.previous())) {
+    targets_.Abandon();
+    outcome.status = {ErrorCode::kState, Cat("version ", held.version, " was found damaged")};
+    return outcome;
+  }
+  const telemetry::Moment pause;
+  const Status written = WritePaused(attempt);
+  outcome.pause_us = pause.MicrosSince();
+  if (outcome.status.ok()) outcome.status = written;
+  for (const targets::EngineReport& group : targets_.Describe()) outcome.written_bytes += group.last_written_bytes;
+  return outcome;
+}
+
+Status Engine::PrepareRanks(const EngineAttempt& attempt) {
+  std::optional<targets::TargetVersion> before;
+  if (attempt.before) before = attempt.before->data;
+  Status status = targets_.Prepare(attempt.current.data, before, [this](const VersionRef& from, const VersionRef& to) {
+    return context_.replicas.DeltasBetween(from, to);
+  });
+  Enter(State::kPausing);
+  context_.changed.Notify();
+  return status;
+}
+
+Status Engine::WritePaused(const EngineAttempt& attempt) {
+  const engines::EngineVersion& version = attempt.current.version;
+  engines::EngineVersion before = attempt.before ? attempt.before->version : version;
+  before.mode = "resumed";
+  {
+    MutexLock lock(mutex_);
+    paused_at_ = Served();
+  }
+  // A server that lacks a rank may never answer.
+  const std::vector<std::shared_ptr<targets::RankConnection>> ranks = targets_.members();
+  std::vector<int> sockets;
+  for (const auto& rank : ranks) sockets.push_back(rank->fd());
+  driver_->CancelAtHangUp(std::move(sockets));
+  const Status written = CommitPaused(version, before);
+  driver_->CancelAtHangUp({});
+  return written;
+}
+
+// The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
+// until the next attempt.
+Status Engine::CommitPaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
+  owes_resume_ = over_http();
+  const Status gone(ErrorCode::kUnavailable, "its connection ended");
+  if (const Status paused = targets_.lost() ? gone : driver_->Pause(version); !paused.ok()) {
+    const bool lost = targets_.lost();
+    targets_.Abandon();
+    if (!lost) return paused;
+    return {ErrorCode::kAborted, Cat("a rank went before its server was paused: ", paused.message())};
+  }
+  const Status written = targets_.Commit();
+  if (targets_.AllAt(version.held)) {
+    const Status resumed = Resume(version);
+    return written.ok() ? resumed : written;
+  }
+  const Status resumed = targets_.AllAt(before.held) ? Resume(before) : OkStatus();
+  if (!written.ok()) return resumed.ok() || !over_http() ? written : resumed;
+  return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
+}
+
+Status Engine::Resume(const engines::EngineVersion& serving) {
+  LS_RETURN_IF_ERROR(driver_->Resume(serving));
+  owes_resume_ = false;
+  return OkStatus();
+}
+
+Result<size_t> Engine::CompareWritten() {
+  const replica::PublishedVersion current = context_.replicas.current();
+  if (targets_.empty()) return 0;
+  LS_RETURN_IF_ERROR(CheckComparable(current));
+  return targets_.Verify({current.held, current.layout, context_.replicas.current_data()});
+}
+
+}  // namespace lockstep::session
