@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Plants the faults of tests/mutants.txt in the product, one by one. The first test that a fault's line names must fail: it is
-# the home of the claim that the fault breaks. The sources are those of HEAD, in a worktree in .cache/mutants.
+# Plants the faults of tests/mutants.txt in the product, one by one. The test that a fault's line names must fail: it is the
+# home of the claim that the fault breaks. The sources are those of HEAD, in a worktree in .cache/mutants.
 #
-#   tests/mutants.sh [--file PREFIX] [--also]   --file: only faults in files whose paths begin so; --also: runs all tests that
-#                                               a line names, not only its first
-#   tests/mutants.sh --check                    only sees that the files here have the text that each fault replaces, once
+#   tests/mutants.sh [--file PREFIX]   --file: only faults in files whose paths begin so
+#   tests/mutants.sh --check           only sees that the files here have the text that each fault replaces, once
 #
 # A row has the fault's line in the list; found, SURVIVED, moved (the text is not there once) or unbuilt; seconds; the fault's
 # file; the test, and its first case that failed.
@@ -18,11 +17,11 @@ mkdir -p "$KEPT"
 PROGRAMS=(//export_plugin:liblockstep.so //trainer_agent/agent:trainer_agent //raas_receiver/receiver:raas_receiver
   //ctl:lockstepctl //export_plugin/example:tensor_parallel_trainer)  # what Python tests start
 
-# Splits a line of the list into file, tests, old and new.
+# Splits a line of the list into file, test, old and new.
 parse() {
-  file=${1%% *} tests=${1#* } old=${1#* | } new=${1#* ==>}
-  tests=${tests%% | *} old=${old%% ==>*} new=${new# }
-  tests=${tests//,/ } old=${old//\\n/$'\n'} new=${new//\\n/$'\n'}
+  file=${1%% *} test=${1#* } old=${1#* | } new=${1#* ==>}
+  test=${test%% | *} old=${old%% ==>*} new=${new# }
+  old=${old//\\n/$'\n'} new=${new//\\n/$'\n'}
 }
 
 # Reads `file` into `text`. False if the text has not exactly one `old`.
@@ -38,7 +37,7 @@ run_tests() {
   fi
 } > "$KEPT/log" 2>&1
 
-# Runs the test $1 with the fault that was parsed, and prints a row. True if the test found the fault.
+# Runs the test of the fault that was parsed, and prints a row. True if the test found the fault.
 try() {
   local first="" status=0 verdicts=(SURVIVED found unbuilt moved)
   SECONDS=0
@@ -48,21 +47,20 @@ try() {
       [[ $file != *.cc ]] || printf '#pragma GCC diagnostic ignored "-Wunused-%s"\n' parameter variable but-set-variable function
       printf '%s\n' "${text/"$old"/"$new"}"
     } > "$file"
-    run_tests "$1" || status=$?
+    run_tests "$test" || status=$?
     git checkout --quiet --force -- "$file"
     # Catch2 names a case below a line of dashes, pytest and Bazel do so in their summaries.
     first=$(sed -nE '/^-{79}$/{n;p;q}; s/^(FAILED|ERROR) [^:]*::(.*)/\2/; s/^TIMEOUT: .*/no end in time/; T; s/ - .*//; p; q' "$KEPT/log")
   fi
-  printf '%3s %-8s %3s s  %s %s: %s\n' $((at + 1)) "${verdicts[status]}" $SECONDS "$file" "$1" "$first"
+  printf '%3s %-8s %3s s  %s %s: %s\n' $((at + 1)) "${verdicts[status]}" $SECONDS "$file" "$test" "$first"
   ((status == 1))
 }
 
 main() {
-  local prefix="" also=false check=false list at file tests old new text without test faults=() cpp=() python=() lost=0
+  local prefix="" check=false list at file test old new text without faults=() cpp=() python=() lost=0
   while (($# > 0)); do
     case $1 in
       --file) prefix=${2:?--file needs a prefix} && shift ;;
-      --also) also=true ;;
       --check) check=true ;;
       -h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0" && return ;;
       *) echo "mutants.sh: unknown argument '$1'; see --help" >&2 && exit 64 ;;
@@ -75,7 +73,7 @@ main() {
     parse "${list[at]}"
     [[ $file == "$prefix"* && $file != "#"* ]] || continue
     faults+=("$at")
-    if [[ $tests == //* ]]; then cpp+=("${tests%% *}"); else python+=("${tests%% *}"); fi
+    if [[ $test == //* ]]; then cpp+=("$test"); else python+=("$test"); fi
     ! $check || read_source || { ((++lost)) && echo "tests/mutants.txt:$((at + 1)): moved in $file: $old"; }
   done
   ! $check || return $((lost > 0))
@@ -89,8 +87,7 @@ main() {
   fi >&2
   for at in "${faults[@]}"; do
     parse "${list[at]}"
-    try "${tests%% *}" || ((++lost))
-    ! $also || for test in ${tests#"${tests%% *}"}; do try "$test" || :; done
+    try || ((++lost))
   done
   echo "$((${#faults[@]} - lost)) faults found, $lost not"
   return $((lost > 0))

@@ -113,9 +113,10 @@ TEST_CASE("A publish that a GPU fails is gone, the next one is whole") {
   }
 }
 
-TEST_CASE("While one batch is waited for and reported the next is on its way") {
+TEST_CASE("While one batch is waited for and reported the next is on its way, and an error stops it") {
   cuda::Reset();
-  GpuFleet gpus({{"big", model::DType::kBF16, 8704, 8192}}, {.shards = 1, .beside = {true}}, 1);
+  GpuFleet gpus({{"big", model::DType::kF32, 4096, 8192}, {"last", model::DType::kBF16, 1, 64}},
+                {.shards = 1, .beside = {true}}, 1);
   gpus.fleet().Open();
   cuda::ForgetCalls();
   gpus.fleet().Publish(1);
@@ -126,6 +127,10 @@ TEST_CASE("While one batch is waited for and reported the next is on its way") {
   }
   CHECK(order == "SSWSWW");
   gpus.fleet().CheckServed(1);
+  // Without an address the last batch does not start, while the one before it is on its way.
+  const void* const addresses[] = {gpus.fleet().rank(0).locals[0].address, nullptr};
+  CheckContains(gpus.fleet().exporter(0).Publish(2, addresses), "\"last\" has no address");
+  CHECK(cuda::Count().under_way == 0);
 }
 
 }  // namespace
