@@ -2,6 +2,7 @@
 
 #include <curl/curl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -324,10 +325,12 @@ Result<Answer> Client::Send(const Request& request) {
   // libcurl has the same time limit; ours also holds when it does not come to check its own.
   const os::Deadline deadline(request.timeout + milliseconds(100));
   std::vector<curl_waitfd> hang_ups;
-  for (const int socket : request.hang_ups) hang_ups.push_back({socket, CURL_WAIT_POLLIN, 0});
+  for (const int socket : request.hang_ups) hang_ups.push_back({socket, 0, 0});  // poll tells of a hang-up unasked
   const auto stopped = [&] {
-    return request.stop.stop_requested() ||
-           std::ranges::any_of(hang_ups, [](const curl_waitfd& socket) { return socket.revents != 0; });
+    return request.stop.stop_requested() || std::ranges::any_of(request.hang_ups, [](int socket) {
+             pollfd polled{socket, POLLRDHUP, 0};
+             return ::poll(&polled, 1, 0) > 0;
+           });
   };
   int running = 1;
   while (running > 0 && !stopped() && !deadline.Passed()) {

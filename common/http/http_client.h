@@ -58,7 +58,7 @@ struct Request {
   std::chrono::milliseconds timeout{60'000};
   std::chrono::seconds stall{0};  // without a byte for so long it has failed; 0: as long as `timeout`
   std::stop_token stop;
-  std::vector<int> hang_ups;  // sockets: one whose peer hangs up, or says something, is a stop
+  std::vector<int> hang_ups;  // sockets: one whose peer hangs up is a stop
 };
 
 struct Answer {

@@ -1,11 +1,15 @@
 #include "common/http/http_client.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
 
 #include "common/base/status_testing.h"
 #include "common/http/test_http_server.h"
+#include "common/os/unique_fd.h"
 
 namespace lockstep::http {
 namespace {
@@ -196,6 +200,33 @@ TEST_CASE("A stop ends the call under way at once and refuses later ones, but fo
   const auto answer = client->Send(Get());
   REQUIRE(answer.ok());
   CHECK(answer->body == "bye");
+}
+
+TEST_CASE("A peer that hangs up a socket beside the call ends the call at once, and one that says something does not") {
+  Server* running = nullptr;
+  Server server([&](int connection) {
+    std::this_thread::sleep_for(milliseconds(100));
+    if (running->requests().size() > 1) WaitUntilStopped(*running);
+    Server::Reply(connection, "200 OK", "bye");
+  });
+  running = &server;
+  const auto client = ClientOf(server.url());
+  int ends[2] = {-1, -1};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const os::UniqueFd own(ends[0]);
+  os::UniqueFd peer(ends[1]);
+  Request request = Get();
+  request.hang_ups = {own.get()};
+  REQUIRE(::write(peer.get(), "x", 1) == 1);
+  CHECK(client->Send(request).ok());
+  std::thread leaves([&] {
+    while (server.requests().size() < 2) std::this_thread::sleep_for(milliseconds(5));
+    peer.Reset();
+  });
+  const auto begin = Clock::now();
+  CHECK(client->Send(request).status().code() == ErrorCode::kCancelled);
+  CHECK(Clock::now() - begin < milliseconds(30'000));
+  leaves.join();
 }
 
 TEST_CASE("A body streams to the server, and an answer to its taker; an error of the taker ends the call") {

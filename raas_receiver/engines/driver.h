@@ -7,7 +7,7 @@
 // Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
 // What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (drivers.h).
 //
-// Load, Pause, Resume, StillServes and Incarnations are called by one thread at a time; everything else by any.
+// Cancel, failures and what is const may be called by any thread; everything else by one at a time.
 #pragma once
 
 #include <chrono>
@@ -96,8 +96,8 @@ class EngineDriver {
   // is resumed all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was
   // read.
   virtual void Cancel() = 0;
-  // From now on a call under way is cancelled, as by Cancel, when the peer of one of these sockets hangs up or says
-  // something. They stay open until they are replaced. By the thread that calls Pause and Resume.
+  // From now on a call under way is cancelled, as by Cancel, when the peer of one of these sockets hangs up. They stay
+  // open until others replace them.
   virtual void CancelAtHangUp(std::vector<int> /*sockets*/) {}
   // Calls are taken again after Cancel. REQUIRES that none is under way.
   virtual void Reset() = 0;

@@ -144,7 +144,10 @@ class ReplicaPair {
   // Returns the version that `engine` was last marked to serve. The marks outlive a restart, so that a receiver that
   // was killed before it notified an engine does so afterwards. The marks do not outlive a reboot, as no engine does.
   VersionRef served(const std::string& engine) const { return directory_.served()[engine]; }
-  Status MarkServed(const std::string& engine, const VersionRef& held) { return directory_.MarkServed(engine, held); }
+  Status MarkServed(const std::string& engine, const VersionRef& held) {
+    MutexLock lock(served_mutex_);  // the notes of all engines are one file
+    return directory_.MarkServed(engine, held);
+  }
   // Returns the operator's rollback, which outlives restarts, while it counts: while the version that stays is current,
   // or the version that is skipped is not. Any thread.
   Rollback rollback() const;
@@ -202,6 +205,7 @@ class ReplicaPair {
   // The marks of the replicas: some block is known not to have its hash. Set by MarkDamaged() alone.
   std::array<std::atomic<bool>, 2> damaged_{};
   std::function<void()> damage_found_;
+  Mutex served_mutex_;
   Mutex damage_mutex_;                                       // taken last
   std::vector<Damage> damage_ LS_GUARDED_BY(damage_mutex_);  // not taken yet
 

@@ -93,7 +93,7 @@ bool Engine::IsBehind() const {
 // Whether it lacks `current`, and can be given it. Never where no engine is notified.
 bool Engine::Lacks(const VersionRef& current) const {
   if (!in_place()) return driver_->notifies() && loaded_ != current;
-  return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
+  return doubted_ || targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
 }
 
 Engine::Clock::time_point Engine::NextChange() const {
@@ -146,8 +146,11 @@ void Engine::Give(const std::optional<EngineAttempt>& given) {
       return;
     }
     given_ = given;
-    const bool other = attempt_ && given && given->at_once && attempt_->with.number != given->number;
-    if (other && CancelAttempt(/*gives_way=*/false)) driver_->Cancel();
+    const bool ordered = given && given->at_once && given->number != tried_;
+    if (ordered && attempt_ && attempt_->with.number != given->number && CancelAttempt(/*gives_way=*/false)) {
+      driver_->Cancel();
+    }
+    if (ordered && behind_.load() != Clock::time_point()) behind_ = Clock::now();  // it is late from now on
     BeginIfDue();
   }
   targets_.Wake();
@@ -243,7 +246,7 @@ bool Engine::ReadsPrevious() const {
 
 void Engine::Loop() {
   while (true) {
-    TakeDoubts();
+    TakeDoubts(/*attempt_ended=*/false);
     Track();
     const std::optional<State> next = Next();
     if (!next) return;
@@ -291,7 +294,7 @@ void Engine::BeginIfDue() {
 
 // Whether it is behind, and the wait after its last failure is over.
 bool Engine::Due() const {
-  if (taken_back_ || !given_ || retired_ || cancelled_ || !IsBehind()) return false;
+  if (taken_back_ || !given_ || retired_ || cancelled_ || !doubts_.empty() || !IsBehind()) return false;
   if (context_.replicas.current().path != given_->current.version.path) return false;  // another is given soon
   const bool fresh = given_->number != tried_;
   if (Rests() && !(fresh && given_->at_once)) return false;
@@ -335,15 +338,20 @@ void Engine::Track() {
   }
   const bool behind = failed_ || Behind() || RanksReadPrevious();
   const bool was = behind_.load() != Clock::time_point();
-  if (behind && !was) behind_ = Clock::now();
+  if (behind && !was) {
+    behind_ = Clock::now();
+    context_.changed.Notify();  // the session waits for the time when it is late
+  }
   if (!behind && was) behind_ = Clock::time_point();
 }
 
-// What was given of a version that is damaged. An attempt has ended by now.
-void Engine::TakeDoubts() {
+// Doubts that come while an attempt is under way, or about to be, are taken once it has ended: they are of what it
+// gives.
+void Engine::TakeDoubts(bool attempt_ended) {
   std::vector<VersionRef> doubts;
   {
     MutexLock lock(mutex_);
+    if (attempt_ && !attempt_ended) return;
     doubts = doubts_;
   }
   if (doubts.empty()) return;
@@ -391,7 +399,12 @@ Status Engine::CheckComparable(const replica::PublishedVersion& version) {
 }
 
 void Engine::Compare() {
-  const Result<size_t> compared = in_place() ? CompareWritten() : CompareLoaded();
+  std::optional<EngineAttempt> given;
+  {
+    MutexLock lock(mutex_);
+    given = given_;
+  }
+  const Result<size_t> compared = in_place() ? CompareWritten(given) : CompareLoaded(given);
   std::vector<std::promise<Result<size_t>>> wanted;
   {
     MutexLock lock(mutex_);

@@ -17,7 +17,7 @@
 //               memory, and resumes them
 //
 // An attempt may take minutes; its session and other engines go on. The bytes that it reads stay as they are: TakeBack
-// refuses until it has ended. After one that failed the engine waits, twice as long each time up to a minute, until it
+// refuses while it reads them. After one that failed the engine waits, twice as long each time up to a minute, until it
 // works or a newer version comes; where the server is gone, until it answers. An engine that is late gives way: its
 // attempt is cancelled when a sync needs the replica that it reads, and it begins no other before its server answers.
 #pragma once
@@ -71,7 +71,7 @@ struct EngineVersions {
 // What an engine is given: the current version, and the other replica's, where that holds one.
 struct EngineAttempt {
   uint64_t number = 0;   // rises with each version that is made current
-  bool at_once = false;  // an operator's: whatever engines do, and although they rest
+  bool at_once = false;  // an operator's: attempts at others are cancelled, and engines that rest are not spared
   EngineVersions current;
   std::optional<EngineVersions> before;
   uint64_t transfer = 0;  // the pull that `current` came by; 0: none
@@ -122,7 +122,7 @@ class Engine {
   // The engine begins no attempt and no comparison until Give. False, and nothing is taken back: the version before the
   // current one is in use, so that no sync may write over it.
   bool TakeBack();
-  // Cancels the attempt under way, if there is one, the engine is late and the attempt is in the way of TakeBack.
+  // Cancels the attempt under way, if there is one, the engine is late, and the attempt is in the way of TakeBack.
   void GiveWay();
   // The replica that held `damaged` lacks some hash of it; nothing: any replica may. Where the engine may have been
   // given its bytes, it is not known any more to serve what it served, and is behind: memory in place is compared by
@@ -195,7 +195,7 @@ class Engine {
   bool AskDue() const LS_REQUIRES(mutex_);
   std::chrono::milliseconds UntilDue() const;
   void Track();
-  void TakeDoubts();
+  void TakeDoubts(bool attempt_ended);
   void Ask();
   void Compare();
   static Status CheckComparable(const replica::PublishedVersion& version);
@@ -213,7 +213,7 @@ class Engine {
   Status WritePaused(const EngineAttempt& attempt);
   Status CommitPaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
   Status Resume(const engines::EngineVersion& serving);
-  Result<size_t> CompareWritten();
+  Result<size_t> CompareWritten(const std::optional<EngineAttempt>& given);
 
   // --- its thread, of an engine that loads the directory (engine_directory.cc) ---
   EngineOutcome Load(const EngineAttempt& attempt);
@@ -222,7 +222,8 @@ class Engine {
   Result<std::optional<bool>> AskServer(const VersionRef& loaded) const;
   void TakeSilence(const Status& status);
   bool Believe(std::optional<bool> says);
-  Result<size_t> CompareLoaded();
+  Result<size_t> CompareLoaded(const std::optional<EngineAttempt>& given);
+  Mutex note_mutex_;  // what is written down is what was set last; taken before mutex_
   // Any thread.
   VersionRef loaded() const;
   void SetLoaded(const VersionRef& loaded);

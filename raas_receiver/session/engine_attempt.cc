@@ -56,7 +56,7 @@ void Engine::Take(EngineOutcome outcome) {
     if (outcome.status.ok() || outcome.reverted) (void)Believe(true);
     if (outcome.status.code() == ErrorCode::kUnavailable) TakeSilence(outcome.status);
   }
-  TakeDoubts();
+  TakeDoubts(/*attempt_ended=*/true);
   const replica::PublishedVersion current = context_.replicas.current();
   outcome.doubted = outcome.status.ok() && current.held == outcome.version && (current.damaged || Behind());
   failed_ = !outcome.status.ok();

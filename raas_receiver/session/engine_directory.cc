@@ -87,19 +87,19 @@ bool Engine::Believe(std::optional<bool> says) {
   return proved_;
 }
 
-Result<size_t> Engine::CompareLoaded() {
+Result<size_t> Engine::CompareLoaded(const std::optional<EngineAttempt>& given) {
   if (targets_.empty()) return 0;
   const VersionRef held = served();
   if (held.nothing()) return Status(ErrorCode::kState, "it is not known which version engines serve");
-  const replica::ReplicaPair& replicas = context_.replicas;
-  const bool is_current = held == replicas.current().held;
-  const replica::PublishedVersion version = is_current ? replicas.current() : replicas.previous();
-  if (version.held != held) {
+  const replica::PublishedVersion current = context_.replicas.current();
+  const replica::PublishedVersion version = held == current.held ? current : context_.replicas.previous();
+  const EngineVersions* with = given && given->current.version.held == held ? &given->current : nullptr;
+  if (given && given->before && given->before->version.held == held) with = &*given->before;
+  if (version.held == held) LS_RETURN_IF_ERROR(CheckComparable(version));
+  if (version.held != held || with == nullptr) {
     return Status(ErrorCode::kState, Cat("engines serve version ", held.version, ", which is not held any more"));
   }
-  LS_RETURN_IF_ERROR(CheckComparable(version));
-  Result<size_t> compared =
-      targets_.Verify({version.held, version.layout, is_current ? replicas.current_data() : replicas.previous_data()});
+  Result<size_t> compared = targets_.Verify(with->data);
   if (compared.status().code() == ErrorCode::kCorrupt) SetLoaded({});  // it is to load it again
   return compared;
 }
@@ -117,6 +117,7 @@ VersionRef Engine::loaded() const {
 }
 
 void Engine::SetLoaded(const VersionRef& loaded) {
+  MutexLock writing(note_mutex_);
   {
     MutexLock lock(mutex_);
     if (std::exchange(loaded_, loaded) == loaded) return;

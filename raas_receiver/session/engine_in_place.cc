@@ -68,9 +68,7 @@ Status Engine::WritePaused(const EngineAttempt& attempt) {
   std::vector<int> sockets;
   for (const auto& rank : ranks) sockets.push_back(rank->fd());
   driver_->CancelAtHangUp(std::move(sockets));
-  const Status written = CommitPaused(version, before);
-  driver_->CancelAtHangUp({});
-  return written;
+  return CommitPaused(version, before);
 }
 
 // The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
@@ -78,7 +76,9 @@ Status Engine::WritePaused(const EngineAttempt& attempt) {
 Status Engine::CommitPaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
   owes_resume_ = over_http();
   const Status gone(ErrorCode::kUnavailable, "its connection ended");
-  if (const Status paused = targets_.lost() ? gone : driver_->Pause(version); !paused.ok()) {
+  const Status paused = over_http() && targets_.lost() ? gone : driver_->Pause(version);
+  driver_->CancelAtHangUp({});
+  if (!paused.ok()) {
     const bool lost = targets_.lost();
     targets_.Abandon();
     if (!lost) return paused;
@@ -100,11 +100,11 @@ Status Engine::Resume(const engines::EngineVersion& serving) {
   return OkStatus();
 }
 
-Result<size_t> Engine::CompareWritten() {
-  const replica::PublishedVersion current = context_.replicas.current();
+Result<size_t> Engine::CompareWritten(const std::optional<EngineAttempt>& given) {
   if (targets_.empty()) return 0;
-  LS_RETURN_IF_ERROR(CheckComparable(current));
-  return targets_.Verify({current.held, current.layout, context_.replicas.current_data()});
+  LS_RETURN_IF_ERROR(CheckComparable(context_.replicas.current()));
+  if (!given) return Status(ErrorCode::kState, "no version was given to engines yet");
+  return targets_.Verify(given->current.data);
 }
 
 }  // namespace lockstep::session

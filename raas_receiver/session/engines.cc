@@ -269,11 +269,11 @@ void Engines::GiveNothing() {
   for (const auto& engine : all()) engine->Give(std::nullopt);
 }
 
-bool Engines::TakeBack() {
+bool Engines::TakeBack(bool late_give_way) {
   bool all_gave = true;
   for (const auto& engine : all()) {
     if (engine->TakeBack()) continue;
-    engine->GiveWay();
+    if (late_give_way) engine->GiveWay();
     all_gave = false;
   }
   return all_gave;

@@ -61,8 +61,8 @@ class Engines {
   void Give(uint64_t number, const std::string& mode, uint64_t transfer, bool at_once);
   // Gives them nothing any more.
   void GiveNothing();
-  // As Engine::TakeBack, of all of them. False: those that are late give way.
-  bool TakeBack();
+  // As Engine::TakeBack, of all of them. Those that are late give way, if they are to.
+  bool TakeBack(bool late_give_way = true);
   void Doubt(const VersionRef& damaged);
   // Those that do not serve the current version, or have an attempt under way.
   std::vector<std::shared_ptr<const Engine>> Waiting() const;

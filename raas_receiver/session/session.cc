@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/base/text.h"
+#include "common/os/deadline.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::session {
@@ -94,10 +95,12 @@ Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, cons
 Result<size_t> Session::VerifyEngines(const Orders::Cancelled& cancelled) {
   size_t groups = 0;
   Status first;
+  const os::Deadline deadline(kEngineCallTime);
   for (std::future<Result<size_t>>& answer : engines_.Verify()) {
-    const Result<size_t> verified = orders_.Await(std::move(answer), kEngineCallTime, cancelled);
+    const Result<size_t> verified = orders_.Await(std::move(answer), deadline.Left(), cancelled);
     if (verified.ok()) groups += *verified;
     if (first.ok()) first = ToStatus(verified);
+    if (first.code() == ErrorCode::kCancelled || first.code() == ErrorCode::kDeadline) return first;
   }
   if (!first.ok()) return first;
   return groups;
@@ -191,6 +194,7 @@ bool Session::Synchronize() {
   sync_again_ = {};
   if (status.ok() && sync.goes_on()) {
     // Engines wait for the newest version, and who asked for it does.
+    ++number_;
     backoff_.Reset();
     follower_.SetLayout(sync.layout());
     Conclude(sync, status, begun);
@@ -212,15 +216,21 @@ bool Session::Synchronize() {
   }
   follower_.SetLayout(sync.layout());
   Conclude(sync, status, begun);
-  Answer();                    // the one before: its version is committed, and some engine has not ended with it yet
-  if (status.ok()) ++number_;  // also of a version that was there: who pulls wants engines to have it
+  if (!status.ok()) {
+    feed_.Publish(sync.record());
+    AnswerAll(std::move(pulls), status);
+    return true;
+  }
+  Answer();  // the one before: its version is committed, and some engine has not ended with it yet
+  // Also of a version that was there: who pulls wants engines to have it. An attempt at it is let end.
+  if (sync.record().mode() != "up_to_date" || !engines_.under_way()) ++number_;
   unanswered_ = Unanswered{.orders = std::move(pulls),
-                           .status = status,
+                           .status = {},
                            .record = sync.record(),
                            .number = number_,
                            .waiting = engines_.Waiting()};
-  if (!status.ok() || unanswered_->waiting.empty()) Answer();
-  if (status.ok()) (void)GiveEngines();
+  if (unanswered_->waiting.empty()) Answer();
+  (void)GiveEngines();
   return true;
 }
 
@@ -341,7 +351,7 @@ void Session::Answer() {
 
 // A damaged version that is not current, once no engine reads it: it can be had again.
 bool Session::DropDamaged() {
-  if (!replicas_->previous().damaged || !engines_.TakeBack()) return false;
+  if (!replicas_->previous().damaged || !engines_.TakeBack(/*late_give_way=*/false)) return false;
   const Status dropped = replicas_->DropOther();
   if (!dropped.ok() && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
   drop_failed_ = !dropped.ok();

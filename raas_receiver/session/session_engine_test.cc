@@ -221,15 +221,18 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
   fixture.Stop();
 }
 
-TEST_CASE("A rollback does not wait for a hook that hangs: that is killed") {
+TEST_CASE("A rollback does not wait for a hook that hangs, be it late or not: that is killed") {
   SessionFixture fixture;
   SlowHook hook(fixture);
+  const bool late = GENERATE(false, true);
+  if (late) fixture.entry.late_after = std::chrono::seconds(2);
   fixture.Start();
   hook.Release(1);
   fixture.WaitHeld(1);
   fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
   fixture.agent.Publish();
   hook.WaitForCall(2);  // and it never ends
+  fixture.WaitFor([&] { return !late || !fixture.Describe().last_error().empty(); });
   const auto back = fixture.Rollback();
   REQUIRE(back.ok());
   CHECK(back->held().version() == 1);

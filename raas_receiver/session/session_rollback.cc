@@ -72,7 +72,7 @@ Status Session::CheckHeld(const replica::Rollback& chosen) const {
               "; nothing to roll back to")};
 }
 
-// The orders are answered once engines have ended their attempts at the version.
+// The orders are answered once engines have ended their attempts at the version, or are late with it.
 bool Session::RollBack() {
   if (!orders_.due(Order::kRollback)) return false;
   replica::Rollback chosen;

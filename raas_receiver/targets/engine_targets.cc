@@ -55,8 +55,8 @@ void EngineTargets::Attach(std::shared_ptr<RankConnection> rank) {
     waiting_.push_back(std::move(rank));
     changed = changed_;
   }
-  Wake();
   if (changed) changed();
+  Wake();
 }
 
 void EngineTargets::SetChanged(std::function<void()> changed) {
