@@ -1,8 +1,8 @@
 // The session of one model: one thread that keeps the model's replicas in step with its origin, and engines with them.
 //
 // The thread has one loop. Each turn it does the first of its tasks that is due (kTasks), and waits when none is, until
-// something changes: a version is announced, an operator's order comes, an engine has ended or its ranks have changed;
-// or until it is time for a task. States, as status shows them:
+// something changes: a version is announced, an operator's order comes, an engine has ended an attempt or its ranks
+// have changed; or until it is time for a task. States, as status shows them:
 //
 //   state          is left by                          for
 //   Waiting        a newer version, or a pull          Negotiating
@@ -23,9 +23,12 @@
 //
 // From every state of a sync (Negotiating to Committing, sync.h) an error leads to BackingOff, or of a repair, which
 // has a wait of its own, to where it came from; and a rollback ends it.
-// While engines are told, which may take minutes, Waiting and Held are shown as Notifying, and the next version is
-// pulled and committed: one, for the replica that an engine is being told to load is not written, unless that engine is
-// late.
+// Engines take a version in on threads of their own, which may take minutes; Waiting and Held are shown as Notifying
+// meanwhile. The session pulls and commits the next version at the same time. It stays one version ahead: a sync writes
+// into the replica of the version before, which engines give back first (Engine::TakeBack). A late engine gives way.
+//
+// Pulls and rollbacks are answered when engines have ended their attempts at the version (Unanswered, Settle). Nothing
+// waits for an engine inside a task.
 //
 // What is held is hashed again meanwhile. The scrub, a sync, an archiver or an operator's verify finds damage and marks
 // the replica at once (ReplicaPair). The session then doubts the engines that may have been given what is wrong. A
