@@ -223,7 +223,6 @@ class Engine {
   void TakeSilence(const Status& status);
   bool Believe(std::optional<bool> says);
   Result<size_t> CompareLoaded(const std::optional<EngineAttempt>& given);
-  Mutex note_mutex_;  // what is written down is what was set last; taken before mutex_
   // Any thread.
   VersionRef loaded() const;
   void SetLoaded(const VersionRef& loaded);
@@ -245,6 +244,7 @@ class Engine {
   // In place: the server may be paused, by this engine or by a receiver before, and is to resume once memory is whole.
   std::atomic<bool> owes_resume_;
 
+  Mutex note_mutex_;  // one note of what was loaded after the other, in the order of loaded_; taken before mutex_
   mutable Mutex mutex_;
   State state_ LS_GUARDED_BY(mutex_) = State::kResting;
   std::optional<EngineAttempt> given_ LS_GUARDED_BY(mutex_);
