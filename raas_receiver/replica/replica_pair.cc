@@ -72,7 +72,8 @@ PublishedVersion ReplicaPair::Describe(size_t index) const {
   const Replica& replica = replicas_[index];
   if (!replica.whole) return {};
   const ReplicaState& whole = *replica.whole;
-  return {whole.manifest.held,     whole.manifest.digest, whole.layout,   tree_.PathOf(replica.name),
+  const std::string path = replica.name.empty() ? "" : tree_.PathOf(replica.name);
+  return {whole.manifest.held,     whole.manifest.digest, whole.layout,   path,
           whole.committed_unix_ns, whole.label,           damaged_[index]};
 }
 
@@ -120,19 +121,18 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
   EndWriting();  // an attempt that failed before may have left its claim
   LS_RETURN_IF_ERROR(directory_.KeepRoom(RoomToCommit(*layout)));
   Replica& replica = target();
-  std::optional<ReplicaState> version = replica.whole;
-  LS_RETURN_IF_ERROR(Retract(replica));
+  const bool whole = replica.whole.has_value();
+  LS_RETURN_IF_ERROR(WithdrawTarget());
   writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool claimed =
       replica.file.valid() && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
   Result<bool> kept = false;
   if (claimed) {
-    kept = RewriteFile(layout, version.has_value());
-  } else if (const Status replaced = ReplaceFile(layout, version.has_value()); !replaced.ok()) {
+    kept = RewriteFile(layout, whole);
+  } else if (const Status replaced = ReplaceFile(layout, whole); !replaced.ok()) {
     kept = replaced;
   }
-  const bool still_there = version.has_value() && ::access(replica.state_path.c_str(), F_OK) == 0;
-  if (!kept.ok() && still_there) Restore(*std::move(version));
+  if (!kept.ok() && replica.whole) RestoreTarget();
   const auto room = os::FileSystemOf(directory_.scratch());
   if (kept.status().code() != ErrorCode::kResourceExhausted || !room.ok()) return kept;
   return NoRoom(options_, 1, model::ImageBytes(*layout), *room);
@@ -142,7 +142,7 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
 Result<bool> ReplicaPair::RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole) {
   Replica& replica = target();
   LS_RETURN_IF_ERROR(replica.file.ReserveFor(replica.path, *layout));
-  LS_RETURN_IF_ERROR(RemoveState(replica));
+  LS_RETURN_IF_ERROR(GiveUpTarget());
   if (replica.file.layout()->digest() == layout->digest()) return whole;
   LS_RETURN_IF_ERROR(replica.file.Reshape(replica.path, layout));
   return false;
@@ -155,12 +155,12 @@ Status ReplicaPair::ReplaceFile(const std::shared_ptr<const model::ModelLayout>&
   const bool of_use = whole && ::access(replica.path.c_str(), F_OK) == 0;
   // Where leases do not tell, perhaps no process has it: then it makes room, if there is no other.
   if (!of_use || (!directory_.leases_see_mappings() && FitsInPlaceAlone(*layout))) {
-    LS_RETURN_IF_ERROR(RemoveState(replica));
+    LS_RETURN_IF_ERROR(GiveUpTarget());
     replica.file = ReplicaFile();
     ::unlink(replica.path.c_str());
   }
   LS_ASSIGN_OR_RETURN(ReplicaFile next, ReplicaFile::Create(directory_.NextReplicaPath(), layout));
-  LS_RETURN_IF_ERROR(RemoveState(replica));
+  LS_RETURN_IF_ERROR(GiveUpTarget());
   if (::rename(directory_.NextReplicaPath().c_str(), replica.path.c_str()) != 0) {
     return ErrnoStatus(errno, Cat("rename ", directory_.NextReplicaPath(), " to ", replica.path));
   }
@@ -177,13 +177,9 @@ bool ReplicaPair::FitsInPlaceAlone(const model::ModelLayout& layout) const {
   return room.ok() && room->free_bytes < needed && needed <= room->free_bytes + target().file.bytes();
 }
 
-// The target holds the version again that it held.
-void ReplicaPair::Restore(ReplicaState version) {
+// The target's version is published again.
+void ReplicaPair::RestoreTarget() {
   EndWriting();
-  {
-    MutexLock lock(mutex_);
-    target().whole = std::move(version);
-  }
   (void)PublishTarget();  // else when it is gone back to
   KeepRoom();
 }
@@ -193,27 +189,41 @@ void ReplicaPair::KeepRoom() {
   if (current_ >= 0) (void)directory_.KeepRoom(RoomToCommit(*replicas_[current_].whole->layout));
 }
 
-// Not published any more, and no version.
-Status ReplicaPair::Retract(Replica& replica) {
+// The version stays, and can be published again.
+Status ReplicaPair::WithdrawTarget() {
+  Replica& replica = target();
   if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
+  {
+    MutexLock lock(mutex_);
+    replica.name.clear();
+  }
   Edge("withdrawn");
-  MutexLock lock(mutex_);
-  replica.whole.reset();
-  replica.name.clear();
   return OkStatus();
 }
 
-Status ReplicaPair::RemoveState(const Replica& replica) const {
+Status ReplicaPair::RemoveTargetState() {
+  Replica& replica = target();
   if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, Cat("remove ", replica.state_path));
+  }
+  {
+    MutexLock lock(mutex_);
+    replica.whole.reset();
   }
   Edge("state removed");
   return OkStatus();
 }
 
+Status ReplicaPair::GiveUpTarget() {
+  if (target().whole && may_give_up_ && !may_give_up_()) {
+    return {ErrorCode::kCancelled, Cat("model ", options_.model, ": the version before is asked for")};
+  }
+  return RemoveTargetState();
+}
+
 Status ReplicaPair::DropOther() {
-  LS_RETURN_IF_ERROR(Retract(target()));
-  return RemoveState(target());
+  LS_RETURN_IF_ERROR(WithdrawTarget());
+  return RemoveTargetState();
 }
 
 // The kept deltas that lead from the target's version to the current one. None: not all of them are kept.

@@ -59,7 +59,7 @@ struct PublishedVersion {
   VersionRef held;  // version 0: there is no such version
   ManifestDigest digest;
   std::shared_ptr<const model::ModelLayout> layout;
-  std::string path;               // the published directory, absolute
+  std::string path;               // the published directory, absolute; empty: it is withdrawn
   int64_t committed_unix_ns = 0;  // when the trainer committed it
   std::string label;              // by the trainer; empty: none
   bool damaged = false;           // some block is known not to have its hash
@@ -100,6 +100,9 @@ class ReplicaPair {
   // --- the session's thread ---
   // Has `found` called, on any thread, after damage was found. Call before other threads use the pair.
   void SetDamageFound(std::function<void()> found) { damage_found_ = std::move(found); }
+  // Has `may` asked right before the target's version is gone for good. False: the sync ends with kCancelled, and the
+  // target keeps its version.
+  void SetMayGiveUp(std::function<bool()> may) { may_give_up_ = std::move(may); }
   // Returns the damage found since the last call, or since the start: the first of each version of a replica.
   std::vector<Damage> TakeDamage();
   // Hashes about `bytes` of replica 0 or 1, from block `first` on, and marks damage. Hashes nothing of a replica that
@@ -139,7 +142,7 @@ class ReplicaPair {
 
   // Makes the target's version current. kState when the target is not whole, or is damaged.
   Status SwitchToOther();
-  // Withdraws the target's version. The target holds none from then on.
+  // Withdraws the target's version, without a question. The target holds none from then on.
   Status DropOther();
   // Returns the version that `engine` was last marked to serve. The marks outlive a restart, so that a receiver that
   // was killed before it notified an engine does so afterwards. The marks do not outlive a reboot, as no engine does.
@@ -172,12 +175,13 @@ class ReplicaPair {
   Result<bool> RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
   Status ReplaceFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
   bool FitsInPlaceAlone(const model::ModelLayout& layout) const;
-  void Restore(ReplicaState version);
+  Status WithdrawTarget();
+  Status RemoveTargetState();
+  Status GiveUpTarget();
+  void RestoreTarget();
   Status PublishTarget();
   void KeepRoom();
   void EndWriting();
-  Status Retract(Replica& replica);
-  Status RemoveState(const Replica& replica) const;
   void DropFile(size_t replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(size_t replica) const;
@@ -205,6 +209,7 @@ class ReplicaPair {
   // The marks of the replicas: some block is known not to have its hash. Set by MarkDamaged() alone.
   std::array<std::atomic<bool>, 2> damaged_{};
   std::function<void()> damage_found_;
+  std::function<bool()> may_give_up_;
   Mutex served_mutex_;
   Mutex damage_mutex_;                                       // taken last
   std::vector<Damage> damage_ LS_GUARDED_BY(damage_mutex_);  // not taken yet

@@ -59,6 +59,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
       reporter_(
           *origin_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {
   replicas_->SetDamageFound([this] { changed_.Notify(); });
+  replicas_->SetMayGiveUp([this] { return MayGiveUp(); });
 }
 
 Session::~Session() {
@@ -184,7 +185,6 @@ bool Session::Synchronize() {
   const VersionRef announced = follower_.newest();
   Sync sync(context_,
             {.stop = BeginEndable(),
-             .overwrite = [this] { return Overwrite(); },
              .force_full = std::ranges::any_of(pulls, &Order::force_full),
              .layout = follower_.layout(),
              .announced = follower_.head().layout,
@@ -239,12 +239,7 @@ bool Session::Repair() {
   const bool due = replicas_->current().damaged && std::chrono::steady_clock::now() >= repair_again_;
   if (!due || !engines_.TakeBack()) return false;
   const telemetry::Moment begun;
-  Sync sync(context_,
-            {.stop = BeginEndable(),
-             .overwrite = [this] { return Overwrite(); },
-             .repair = true,
-             .layout = replicas_->current().layout,
-             .announced = {}},
+  Sync sync(context_, {.stop = BeginEndable(), .repair = true, .layout = replicas_->current().layout, .announced = {}},
             state_);
   const Status status = RunSync(sync);
   if (!status.ok() && !Ended(status)) repair_again_ = std::chrono::steady_clock::now() + repair_backoff_.Next();
@@ -287,8 +282,8 @@ std::stop_token Session::BeginEndable() {
   return endable_.get_token();
 }
 
-// A rollback comes before this, and ends the sync, or after, and counts on the other replica no more.
-bool Session::Overwrite() {
+// A rollback comes before this, ends the sync and finds the version before, or comes after, and is refused.
+bool Session::MayGiveUp() {
   MutexLock lock(mutex_);
   if (endable_.stop_requested()) return false;
   given_up_ = replicas_->previous().held;

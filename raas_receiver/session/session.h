@@ -161,7 +161,7 @@ class Session {
   Status CheckHeld(const replica::Rollback& chosen) const;
   Status Return(const replica::Rollback& chosen);
   std::stop_token BeginEndable();
-  bool Overwrite();
+  bool MayGiveUp();
   replica::PublishedVersion Other() const;
   Status RunSync(Sync& sync);
   bool Ended(const Status& status) const;

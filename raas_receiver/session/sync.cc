@@ -181,14 +181,8 @@ Result<Sync::State> Sync::PullDelta() {
   return State::kVerify;
 }
 
-// What the other replica holds is gone from here on.
-Status Sync::GiveUpOther() const {
-  return request_.overwrite() ? OkStatus() : Status(ErrorCode::kCancelled, kCancelled);
-}
-
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
-  LS_RETURN_IF_ERROR(GiveUpOther());
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
   StageBlocks();
   LS_RETURN_IF_ERROR(pull_->FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
@@ -229,7 +223,6 @@ Result<Sync::State> Sync::Apply() {
   if (full_) {
     damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
   } else {
-    LS_RETURN_IF_ERROR(GiveUpOther());
     LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.BringForward(chain_));
   }
   return damaged_.empty() ? State::kCommit : State::kRepair;

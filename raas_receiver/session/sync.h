@@ -8,13 +8,11 @@
 //
 //   Apply --> [Repair] --> Commit     (of what is held, which is damaged: made again in the other replica)
 //
-// Any state may fail: then the target replica holds nothing (what it held, where room is missing for more), the current
-// one is untouched, and an origin that was asked is told the
-// reason.
+// Any state may fail. The target replica then holds what it held, if its state was not removed yet, or nothing. The
+// current one is untouched. An origin that was asked is told the reason.
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string_view>
@@ -44,8 +42,6 @@ struct SyncContext {
 struct SyncRequest {
   // Run ends soon then: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
   std::stop_token stop;
-  // Asked before the other replica is written over. False: a stop was requested.
-  std::function<bool()> overwrite;
   bool force_full = false;
   bool repair = false;     // not the newest version: the current one again, which is damaged; `layout` is its
   origin::Layout layout;   // the last one known; null: none
@@ -89,7 +85,6 @@ class Sync {
   Status LearnLayout();
   Status OpenPull();
   Status CheckWanted() const;
-  Status GiveUpOther() const;
   void TargetHeld();
   Status OpenForLost();
   Status FetchDeltas(const ManifestDigest& base_digest);
