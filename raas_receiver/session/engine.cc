@@ -53,8 +53,8 @@ Engine::~Engine() {
   for (auto& wanted : compares_) wanted.set_value(Status(ErrorCode::kCancelled, "the engine ends"));
 }
 
-targets::EngineTargetsOptions Engine::TargetsOptions() {
-  targets::EngineTargetsOptions options = config_.targets;
+targets::EngineRanksOptions Engine::TargetsOptions() {
+  targets::EngineRanksOptions options = config_.targets;
   options.model = context_.model;
   options.engine = config_.name;
   options.threads = context_.engine_threads;

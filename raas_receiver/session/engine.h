@@ -41,7 +41,7 @@
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/change_signal.h"
-#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/engine_ranks.h"
 
 namespace lockstep::session {
 
@@ -59,7 +59,7 @@ struct EngineConfig {
   bool in_place = false;
   bool made = false;                        // by its ranks; it is in no configuration
   std::chrono::milliseconds late_after{0};  // an engine that is behind for so long is late; 0: none is
-  targets::EngineTargetsOptions targets;    // but for the model and the server
+  targets::EngineRanksOptions targets;      // but for the model and the server
 };
 
 // A version as a server is told of it, and as ranks are written. Its data stays as it is while readers may be there.
@@ -112,8 +112,8 @@ class Engine {
   const std::string& url() const { return driver_->where(); }  // of its server; empty: none
   // The engine is notified of versions at all.
   bool notifies() const { return in_place() || driver_->notifies(); }
-  targets::EngineTargets& targets() { return targets_; }
-  const targets::EngineTargets& targets() const { return targets_; }
+  targets::EngineRanks& targets() { return targets_; }
+  const targets::EngineRanks& targets() const { return targets_; }
 
   // --- what it is told ---
   // The current version, which the engine is to serve, and what the other replica holds; nothing: there is no version
@@ -129,7 +129,7 @@ class Engine {
   // the next attempt, and written where it differs. An attempt under way that gives that version is cancelled, and what
   // it gave is doubted, too.
   void Doubt(const VersionRef& damaged);
-  // Compares the memory of its attached ranks with the version that it is to serve: as EngineTargets::Verify. kState
+  // Compares the memory of its attached ranks with the version that it is to serve: as EngineRanks::Verify. kState
   // also when that version is not known, not held any more, or damaged; kCancelled when the engine ends first.
   std::future<Result<size_t>> Verify();
   // Cancels what is under way; the driver takes no other call.
@@ -171,9 +171,9 @@ class Engine {
 
   Clock::time_point LateAt() const;
   bool over_http() const { return driver_->controls_server(); }
-  targets::EngineTargetsOptions TargetsOptions();
-  v1::EngineState Shown(const std::vector<targets::EngineReport>& groups, const VersionRef& served, bool failing) const
-      LS_REQUIRES(mutex_);
+  targets::EngineRanksOptions TargetsOptions();
+  v1::EngineState Shown(const std::vector<targets::RankGroupReport>& groups, const VersionRef& served,
+                        bool failing) const LS_REQUIRES(mutex_);
   VersionRef Served() const LS_REQUIRES(mutex_);
   bool IsBehind() const LS_REQUIRES(mutex_);
   bool Lacks(const VersionRef& current) const LS_REQUIRES(mutex_);
@@ -276,7 +276,7 @@ class Engine {
   std::string last_error_ LS_GUARDED_BY(mutex_);  // of the last attempt; empty after a success
   int64_t last_error_unix_ns_ LS_GUARDED_BY(mutex_) = 0;
 
-  targets::EngineTargets targets_;
+  targets::EngineRanks targets_;
   std::thread thread_;
 };
 

@@ -8,7 +8,7 @@
 namespace lockstep::session {
 
 VersionRef Engine::InMemory() const {
-  const std::vector<targets::EngineReport> groups = targets_.Describe();
+  const std::vector<targets::RankGroupReport> groups = targets_.Describe();
   if (groups.empty()) return {};
   const VersionRef first = groups.front().at;
   return std::ranges::all_of(groups, [&](const auto& group) { return group.at == first; }) ? first : VersionRef();
@@ -40,16 +40,17 @@ EngineOutcome Engine::WriteRanks(const EngineAttempt& attempt) {
   const Status written = WritePaused(attempt);
   outcome.pause_us = pause.MicrosSince();
   if (outcome.status.ok()) outcome.status = written;
-  for (const targets::EngineReport& group : targets_.Describe()) outcome.written_bytes += group.last_written_bytes;
+  for (const targets::RankGroupReport& group : targets_.Describe()) outcome.written_bytes += group.last_written_bytes;
   return outcome;
 }
 
 Status Engine::PrepareRanks(const EngineAttempt& attempt) {
-  std::optional<targets::TargetVersion> before;
-  if (attempt.before) before = attempt.before->data;
-  Status status = targets_.Prepare(attempt.current.data, before, [this](const VersionRef& from, const VersionRef& to) {
-    return context_.replicas.DeltasBetween(from, to);
-  });
+  targets::CommitRequest request{
+      .version = attempt.current.data, .before = {}, .deltas = [this](const VersionRef& from, const VersionRef& to) {
+        return context_.replicas.DeltasBetween(from, to);
+      }};
+  if (attempt.before) request.before = attempt.before->data;
+  const Status status = targets_.Prepare(request);
   Enter(State::kPausing);
   context_.changed.Notify();
   return status;
@@ -64,7 +65,7 @@ Status Engine::WritePaused(const EngineAttempt& attempt) {
     paused_at_ = Served();
   }
   // A server that lacks a rank may never answer.
-  const std::vector<std::shared_ptr<targets::RankConnection>> ranks = targets_.members();
+  const targets::Ranks ranks = targets_.members();
   std::vector<int> sockets;
   for (const auto& rank : ranks) sockets.push_back(rank->fd());
   driver_->CancelAtHangUp(std::move(sockets));

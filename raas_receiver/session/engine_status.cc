@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMostUnusedNamed = 16;
 
-void Fill(const targets::EngineReport& report, v1::RankGroup& proto) {
-  proto.set_name(report.engine);
+void Fill(const targets::RankGroupReport& report, v1::RankGroup& proto) {
+  proto.set_name(report.name);
   proto.set_world(report.world);
   proto.set_attached(report.attached);
   *proto.mutable_serving() = origin::ToProto(report.serving());
@@ -45,7 +45,7 @@ std::string Engine::LateAttempt() const {
              std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
 }
 
-v1::EngineState Engine::Shown(const std::vector<targets::EngineReport>& groups, const VersionRef& served,
+v1::EngineState Engine::Shown(const std::vector<targets::RankGroupReport>& groups, const VersionRef& served,
                               bool failing) const {
   if (attempt_) {
     if (!in_place()) return v1::ENGINE_STATE_LOADING;
@@ -62,8 +62,8 @@ std::string Engine::error() const {
 }
 
 void Engine::Describe(v1::ReceiverModel& model, bool counts) const {
-  const std::vector<targets::EngineReport> groups = targets_.Describe();
-  for (const targets::EngineReport& group : groups) {
+  const std::vector<targets::RankGroupReport> groups = targets_.Describe();
+  for (const targets::RankGroupReport& group : groups) {
     v1::RankGroup& proto = *model.add_rank_groups();
     Fill(group, proto);
     proto.set_engine(name());

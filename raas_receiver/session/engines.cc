@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMostMade = 64;              // engines that ranks made
 constexpr std::chrono::hours kRemembered{1};  // one of them without ranks
 
-std::shared_ptr<targets::EngineTargets> TargetsOf(const std::shared_ptr<Engine>& engine) {
+std::shared_ptr<targets::EngineRanks> TargetsOf(const std::shared_ptr<Engine>& engine) {
   return {engine, &engine->targets()};  // which it keeps
 }
 
@@ -73,7 +73,7 @@ std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
   return nullptr;
 }
 
-Result<std::shared_ptr<targets::EngineTargets>> Engines::Find(const targets::RankConnection& link) {
+Result<std::shared_ptr<targets::EngineRanks>> Engines::Find(const targets::RankConnection& link) {
   MutexLock lock(mutex_);
   const std::string& name = link.engine();
   std::shared_ptr<Engine> same, nearest;
@@ -140,7 +140,7 @@ bool Engines::MakeRoom() {
   return engines_.size() < in_table_ + 2 * kMostMade;
 }
 
-Result<std::shared_ptr<targets::EngineTargets>> Engines::Make(const targets::RankConnection& link) {
+Result<std::shared_ptr<targets::EngineRanks>> Engines::Make(const targets::RankConnection& link) {
   const auto full = [&](std::string_view why) {
     return Status(ErrorCode::kResourceExhausted, Cat(link.Label(), ": ", why));
   };

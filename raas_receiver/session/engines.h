@@ -36,7 +36,7 @@ class Engines {
 
   // --- any thread ---
   // Where a rank of that engine attaches. kNotFound names those that there are; kPermission: its server may not come.
-  Result<std::shared_ptr<targets::EngineTargets>> Find(const targets::RankConnection& link);
+  Result<std::shared_ptr<targets::EngineRanks>> Find(const targets::RankConnection& link);
   // Whether all serve some version, or none is notified. An engine that ranks made counts while it has some.
   bool Serve() const;
   // What the engine serves that serves the oldest version of the current run; nothing: one serves nothing of it.
@@ -74,7 +74,7 @@ class Engines {
   All all() const;
   All counted() const;
 
-  Result<std::shared_ptr<targets::EngineTargets>> Make(const targets::RankConnection& link) LS_REQUIRES(mutex_);
+  Result<std::shared_ptr<targets::EngineRanks>> Make(const targets::RankConnection& link) LS_REQUIRES(mutex_);
   std::shared_ptr<Engine> EngineAt(const std::string& url) const LS_REQUIRES(mutex_);
   bool MakeRoom() LS_REQUIRES(mutex_);
   Status CheckServer(const targets::RankConnection& link) const;

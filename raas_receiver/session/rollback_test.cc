@@ -1,4 +1,5 @@
 // Rollbacks: what a session does that is asked for another version than it has, or is about to have.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <future>
@@ -161,21 +162,23 @@ TEST_CASE("A rollback finds its version until the state of that is removed; then
   SessionFixture fixture;
   fixture.origin.streaming = false;
   std::future<Status> back;
+  std::atomic<bool> asked = false;
   fixture.replicas.options.at_edge = [&](std::string_view edge) {
-    if (edge != at || fixture.pair == nullptr || fixture.pair->current().held.version != 2) return;
-    if (back.valid()) return;
+    if (edge != at || fixture.pair == nullptr || fixture.pair->current().held.version != 2 || asked) return;
     back = std::async(std::launch::async, [&] { return fixture.Rollback().status(); });
     (void)back.wait_for(std::chrono::seconds(2));
+    asked = true;
   };
   FollowTo(fixture, 2);
   fixture.agent.Publish();
-  fixture.WaitHeld(at == "withdrawn" ? 1 : 3);
+  fixture.WaitFor([&] { return asked.load(); });
   if (at == "withdrawn") {
     CHECK(back.get().ok());
     CheckStays(fixture, 1);
   } else {
     CHECK_THAT(back.get(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
     CHECK(fixture.agent.pulls_opened == 3);
+    fixture.WaitHeld(3);
   }
   fixture.Stop();
 }

@@ -1,6 +1,6 @@
 // What memory is compared, trusted and proved: of engines that are written in place, and of those that only compare.
 #include "common/base/status_testing.h"
-#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/engine_ranks.h"
 #include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::targets {

@@ -99,7 +99,7 @@ Result<std::shared_ptr<RankConnection>> RankConnection::Open(os::UnixConnection&
   std::shared_ptr<RankConnection> rank(new RankConnection());
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   rank->pid_ = peer.pid;
-  rank->claim_ = attach.held;
+  rank->memory_ = attach.held;
   LS_RETURN_IF_ERROR(rank->ReadBody(attach));
   if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(rank->Label(), ": ATTACH came with descriptors"));
   rank->connection_ = std::move(connection);
@@ -130,9 +130,9 @@ Status RankConnection::ReadBody(const EngineMessage& attach) {
 }
 
 Status RankConnection::ReadState(const std::string& state) {
-  const bool holds = !claim_.nothing();
+  const bool holds = !memory_.nothing();
   if (state == "reading" && holds) {
-    reads_ = claim_;
+    reads_ = memory_;
   } else if (state == "asleep" && !holds) {
     asleep_ = true;
   } else if (state == "comparing" && !holds) {
@@ -141,7 +141,7 @@ Status RankConnection::ReadState(const std::string& state) {
     return {ErrorCode::kBadData,
             Cat("ATTACH: \"state\" is waiting, reading a version, or asleep or comparing without one; "
                 "it is ",
-                state, " with version ", claim_.version)};
+                state, " with version ", memory_.version)};
   }
   return OkStatus();
 }
@@ -160,6 +160,7 @@ bool RankConnection::gone() const {
 }
 
 Status RankConnection::SendAttached() {
+  attached_ = true;
   return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
@@ -169,7 +170,7 @@ void RankConnection::SendRefused(const Status& why) {
 }
 
 Status RankConnection::Pause(const VersionRef& next, std::string_view label) {
-  resumes_ = std::exchange(reads_, {});
+  paused_ = true;
   EngineMessage pause{.type = EngineMessageType::kPause, .held = next};
   AppendBytes(pause.body, AsBytes(label));
   return SendEngineMessage(connection_, pause, {}, kSendTimeout).WithContext(RankLabel());
@@ -181,7 +182,7 @@ Status RankConnection::AwaitPaused(const os::Deadline& deadline) {
 
 Status RankConnection::Serve(VersionRef held) {
   reads_ = held;
-  resumes_ = {};
+  paused_ = false;
   return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
@@ -206,13 +207,14 @@ Status RankConnection::Ask(EngineMessageType type, const VersionRef& held, std::
 
 Status RankConnection::AwaitStarted() {
   if (!failed_.ok()) return failed_;
-  if (!std::exchange(writes_, false)) return OkStatus();
+  const std::optional<VersionRef> writing = std::exchange(writing_, std::nullopt);
+  if (!writing) return OkStatus();
   LS_RETURN_IF_ERROR(Checked(Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_))));
-  holds_ = writing_;
+  SetHolds(*writing);
   return OkStatus();
 }
 
-Status RankConnection::Stage(const os::UniqueFd& batch) {
+Status RankConnection::SendStage(const os::UniqueFd& batch) {
   LS_RETURN_IF_ERROR(AwaitStarted());
   staged_ = true;
   const int fd = batch.get();
@@ -222,21 +224,21 @@ Status RankConnection::Stage(const os::UniqueFd& batch) {
 
 Status RankConnection::StartWrite(const VersionRef& after) {
   staged_ = false;
-  writing_ = after;
-  holds_ = resumes_ = {};
+  SetHolds({});
+  reads_ = {};
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kWrite, after, {}));
-  writes_ = true;
+  writing_ = after;
   return OkStatus();
 }
 
-Status RankConnection::HandOver(const os::UniqueFd& batch) {
+Status RankConnection::Stage(const os::UniqueFd& batch) {
   MutexLock lock(write_batches_mutex_);
-  return Stage(batch);
+  return SendStage(batch);
 }
 
 Status RankConnection::Write(const os::UniqueFd& batch) {
   MutexLock lock(write_batches_mutex_);
-  LS_RETURN_IF_ERROR(Stage(batch));
+  LS_RETURN_IF_ERROR(SendStage(batch));
   return StartWrite({});
 }
 
@@ -253,7 +255,7 @@ Status RankConnection::AwaitWritten() {
 
 Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
   MutexLock lock(write_batches_mutex_);
-  LS_RETURN_IF_ERROR(Stage(batch));
+  LS_RETURN_IF_ERROR(SendStage(batch));
   staged_ = false;
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kCompare, {}, {}));
   const Result<EngineMessage> answer = Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_));

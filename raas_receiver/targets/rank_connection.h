@@ -7,12 +7,13 @@
 // state; it writes them only while it is paused. One that is asleep is only attached, so that it is known to be there.
 // One that compares stages and compares, and gets no other message.
 //
-// Threads: one at a time; gone() may be called from any, and several may hand over or write write batches.
+// Threads: one at a time; gone() may be called from any, and several may stage or write write batches.
 #pragma once
 
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,7 @@ class RankConnection {
 
   const std::string& model() const { return model_; }
   const std::string& engine() const { return engine_; }
+  const std::string& group() const { return engine_; }
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
   pid_t pid() const { return pid_; }
@@ -59,20 +61,20 @@ class RankConnection {
   void SetAnswerTimeout(std::chrono::milliseconds timeout) { answer_timeout_ = timeout; }
 
   // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
-  const VersionRef& reads() const { return reads_; }
+  VersionRef reads() const { return paused_ ? VersionRef() : reads_; }
   // The same, or what it would go on with if the connection ended now.
-  const VersionRef& goes_on_with() const { return reads_.nothing() ? resumes_ : reads_; }
+  const VersionRef& goes_on_with() const { return reads_; }
   // What is known to be in its memory, wholly; nothing: anything may be there.
-  const VersionRef& holds() const { return holds_; }
-  void SetHolds(const VersionRef& held) { holds_ = held; }
+  VersionRef holds() const { return proved_ ? memory_ : VersionRef(); }
   // What ATTACH said that it holds, or what it held before Doubt, until that is checked; nothing: nothing is to be
   // checked.
-  const VersionRef& claim() const { return claim_; }
-  void ForgetClaim() { claim_ = {}; }
-  // It may hold something else than was written.
-  void Doubt() {
-    if (!holds_.nothing()) claim_ = std::exchange(holds_, {});
+  VersionRef claim() const { return proved_ ? VersionRef() : memory_; }
+  void SetHolds(const VersionRef& held) {
+    memory_ = held;
+    proved_ = true;
   }
+  // It may hold something else than was written.
+  void Doubt() { proved_ = false; }
 
   // Whether the peer has hung up. Never blocks.
   bool gone() const;
@@ -82,6 +84,9 @@ class RankConnection {
   // The connection, for the caller to refuse the rank.
   os::UnixConnection TakeConnection() && { return std::move(connection_); }
 
+  // Whether it was not answered ATTACHED yet.
+  bool newcomer() const { return !attached_; }
+
   // Messages; every error means that the rank must be dropped.
   Status SendAttached();
   void SendRefused(const Status& why);
@@ -89,16 +94,16 @@ class RankConnection {
   Status AwaitPaused(const os::Deadline& deadline);
   Status Serve(VersionRef held);
   // A rank that was not written since Pause, which ended its reading, goes on with what it read. Others wait on.
-  Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
+  Status Resume() { return !paused_ || reads_.nothing() ? OkStatus() : Serve(reads_); }
   Status AwaitServing(const os::Deadline& deadline);
 
   // Write batches (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls
   // answer.
 
-  //   handed over, checked by the rank --(Write, FinishWriting)--> being written --(AwaitWritten)--> written
+  //   staged, checked by the rank --(Write, FinishWriting)--> being written --(AwaitWritten)--> written
 
-  Status HandOver(const os::UniqueFd& batch);
-  // Hands it over, and has the rank write all that it was: while the next one is packed. From here on it holds nothing
+  Status Stage(const os::UniqueFd& batch);
+  // Stages it, and has the rank write all that is staged, while the next one is packed. From here on it holds nothing
   // that is known.
   Status Write(const os::UniqueFd& batch);
   // The rank writes what it has staged, if anything, and from then on holds `after` wholly; then AwaitWritten.
@@ -107,7 +112,7 @@ class RankConnection {
   Status AwaitWritten();
   // Whether the memory has what the write batch says.
   Result<bool> Compare(const os::UniqueFd& batch);
-  // What was handed over is not written.
+  // What is staged is not written.
   void DropStaged();
 
  private:
@@ -115,7 +120,7 @@ class RankConnection {
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(const EngineMessage& attach);
   Status ReadState(const std::string& state);
-  Status Stage(const os::UniqueFd& batch) LS_REQUIRES(write_batches_mutex_);
+  Status SendStage(const os::UniqueFd& batch) LS_REQUIRES(write_batches_mutex_);
   Status StartWrite(const VersionRef& after) LS_REQUIRES(write_batches_mutex_);
   Status AwaitStarted() LS_REQUIRES(write_batches_mutex_);
   Status Ask(EngineMessageType type, const VersionRef& held, std::span<const int> fds)
@@ -133,18 +138,21 @@ class RankConnection {
   bool gated_ = true;
   bool asleep_ = false;
   bool compares_ = false;
+  bool attached_ = false;  // it was answered that
   placement::RankDescription description_;
   std::chrono::milliseconds answer_timeout_{30'000};
   Mutex write_batches_mutex_;                                // one write batch after the other
   bool staged_ LS_GUARDED_BY(write_batches_mutex_) = false;  // the rank has something staged
-  bool writes_ LS_GUARDED_BY(write_batches_mutex_) = false;  // it was told to write, and has not answered
-  Status failed_ LS_GUARDED_BY(write_batches_mutex_);        // of write batches
-  VersionRef reads_;
-  VersionRef resumes_;  // what it read before Pause, until it is written
-  VersionRef writing_;  // what the last WRITE makes it
-  VersionRef holds_;
-  VersionRef claim_;
+  // What the WRITE makes of its memory that it has not answered.
+  std::optional<VersionRef> writing_ LS_GUARDED_BY(write_batches_mutex_);
+  Status failed_ LS_GUARDED_BY(write_batches_mutex_);  // of write batches
+  VersionRef reads_;                                   // or read, until it is written
+  bool paused_ = false;                                // since Pause
+  VersionRef memory_;                                  // what is in its memory,
+  bool proved_ = false;                                // as far as the rank says: it was not written or compared here
 };
+
+using Ranks = std::vector<std::shared_ptr<RankConnection>>;
 
 // Sends the peer the reason why it is not taken, and ends the connection.
 void SendRefusal(os::UnixConnection& connection, const Status& why);

@@ -102,7 +102,7 @@ TEST_CASE("A rank that cannot compare what it says it holds is dropped") {
   CHECK(engine.ranks[0]->Serves(1));
 }
 
-TEST_CASE("What was handed over and is not written is dropped") {
+TEST_CASE("What was staged and is not written is dropped") {
   OwnRanks engine;
   engine.ServeFirst();
   REQUIRE(engine.Prepare(2, 1).ok());

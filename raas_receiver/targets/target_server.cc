@@ -32,8 +32,7 @@ Status NotFollowed(const std::string& model) {
 Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Models& models) {
   LS_ASSIGN_OR_RETURN(std::shared_ptr<RankConnection> rank, RankConnection::Open(connection, std::move(attach)));
   const auto model = models.find(rank->model());
-  Result<std::shared_ptr<EngineTargets>> targets =
-      NotFollowed(rank->model()).WithContext(Cat("engine ", rank->engine()));
+  Result<std::shared_ptr<EngineRanks>> targets = NotFollowed(rank->model()).WithContext(Cat("engine ", rank->engine()));
   if (model != models.end()) targets = model->second.find_targets(*rank);
   if (targets.ok()) {
     (*targets)->Attach(std::move(rank));

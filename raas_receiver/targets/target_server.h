@@ -9,7 +9,7 @@
 
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
-#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/engine_ranks.h"
 
 namespace lockstep::targets {
 
@@ -19,7 +19,7 @@ using FindLayout = std::function<Result<std::shared_ptr<const model::ModelLayout
 // A model that is followed. Its functions may be called by any thread.
 struct FollowedModel {
   // Where a rank is to attach, or why it is refused.
-  std::function<Result<std::shared_ptr<EngineTargets>>(const RankConnection& rank)> find_targets;
+  std::function<Result<std::shared_ptr<EngineRanks>>(const RankConnection& rank)> find_targets;
   FindLayout layout;
 };
 

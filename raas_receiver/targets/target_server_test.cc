@@ -312,7 +312,7 @@ TEST_CASE("A rank is refused while the model has another layout than the one tha
   // As the next run of a trainer that has made its model anew.
   const auto bring_other = [&](const TargetVersion& before) {
     const TargetVersion version{{RandomId<RunId>(), 1}, other_layout, peer.model.data(2)};
-    LS_RETURN_IF_ERROR(peer.targets->Prepare(version, before, [](const auto&...) { return payload::DeltaChain(); }));
+    LS_RETURN_IF_ERROR(peer.targets->Prepare({version, before, [](const auto&...) { return payload::DeltaChain(); }}));
     return peer.targets->prepared() ? peer.targets->Commit() : OkStatus();
   };
   const std::string why =

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@
 
 namespace lockstep::targets {
 
-struct EngineTargetsOptions {
+struct EngineRanksOptions {
   std::string model;
   std::string engine = "default";                         // as the receiver calls it
   std::chrono::milliseconds pause_timeout{30'000};        // for all ranks' PAUSED, and for each answer to a write batch
@@ -49,8 +50,16 @@ struct TargetVersion {
 // are kept.
 using DeltasBetween = std::function<payload::DeltaChain(const VersionRef& from, const VersionRef& to)>;
 
-struct EngineReport {  // of one group, for status and records
-  std::string engine;
+// What engines are to be brought to: `version`, by `deltas` between what ranks hold. `before` (nothing: it is not at
+// hand) is what they may still read.
+struct CommitRequest {
+  TargetVersion version;
+  std::optional<TargetVersion> before;
+  DeltasBetween deltas;
+};
+
+struct RankGroupReport {  // for status and records
+  std::string name;
   uint32_t world = 0;
   uint32_t attached = 0;
   int64_t attached_since_unix_ns = 0;  // so many

@@ -17,7 +17,7 @@
 #include "common/base/eventually.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/test_model.h"
-#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/engine_ranks.h"
 #include "raas_receiver/targets/target_server.h"
 #include "raas_receiver/targets/test_rank.h"
 
@@ -94,17 +94,15 @@ class RankHandle {
 };
 
 // Every rank attaches here.
-inline FollowedModel Always(EngineTargets& targets, FindLayout layout) {
-  const auto find = [&targets](const auto&) {
-    return std::shared_ptr<EngineTargets>(std::shared_ptr<void>(), &targets);
-  };
+inline FollowedModel Always(EngineRanks& targets, FindLayout layout) {
+  const auto find = [&targets](const auto&) { return std::shared_ptr<EngineRanks>(std::shared_ptr<void>(), &targets); };
   return {.find_targets = find, .layout = std::move(layout)};
 }
 
 struct TargetsFixture {
   os::TempDir directory;
   replica::TestModel model;
-  EngineTargetsOptions options{.model = "actor"};
+  EngineRanksOptions options{.model = "actor"};
   std::chrono::milliseconds attach_timeout = kPatience;
   std::set<std::pair<Version, Version>> asked;  // of the deltas
   bool deltas_at_hand = true;
@@ -112,8 +110,7 @@ struct TargetsFixture {
   int seen = 0;
   std::atomic<bool> layout_known = true;
 
-  std::unique_ptr<EngineTargets> targets;
-  std::jthread rests;  // as an engine's thread between its calls
+  std::unique_ptr<EngineRanks> targets;
   std::unique_ptr<os::UnixServer> server;
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
@@ -127,11 +124,8 @@ struct TargetsFixture {
   std::string socket() const { return directory.File("engine.sock"); }
 
   Status Start() {
-    targets = std::make_unique<EngineTargets>(options);
+    targets = std::make_unique<EngineRanks>(options);
     targets->SetChanged([this] { ++changes; });
-    rests = std::jthread([this](const std::stop_token& stop) {
-      while (!stop.stop_requested()) targets->Rest(std::chrono::milliseconds(20));
-    });
     const FindLayout layout = [this]() -> Result<std::shared_ptr<const model::ModelLayout>> {
       if (layout_known) return model.layout();
       return Status(ErrorCode::kNotFound, "no layout is known yet");
@@ -141,7 +135,6 @@ struct TargetsFixture {
   }
   void Stop() {
     server.reset();
-    rests = {};
     targets.reset();
   }
   ~TargetsFixture() {
@@ -161,27 +154,31 @@ struct TargetsFixture {
   }
   // Waits until `count` more ranks have come, or were noticed to have gone.
   bool Changed(int count) {
-    return Eventually([&, all = seen += count] { return changes >= all; });
+    return Eventually([&, all = seen += count] {
+      targets->Rest(std::chrono::milliseconds(0));
+      return changes >= all;
+    });
   }
 
   TargetVersion Target(Version version) const { return {model.held(version), model.layout(), model.data(version)}; }
   Status Prepare(Version version, Version before = 0) {
-    std::optional<TargetVersion> back;
-    if (before != 0) back = Target(before);
-    return targets->Prepare(Target(version), back, [this](const VersionRef& from, const VersionRef& to) {
-      asked.insert({from.version, to.version});
-      if (!deltas_at_hand || from.run != to.run) return payload::DeltaChain();
-      return model.Chain(std::min(from.version, to.version), std::max(from.version, to.version));
-    });
+    CommitRequest request{
+        .version = Target(version), .before = {}, .deltas = [this](const VersionRef& from, const VersionRef& to) {
+          asked.insert({from.version, to.version});
+          if (!deltas_at_hand || from.run != to.run) return payload::DeltaChain();
+          return model.Chain(std::min(from.version, to.version), std::max(from.version, to.version));
+        }};
+    if (before != 0) request.before = Target(before);
+    return targets->Prepare(request);
   }
   // As a session does it. `before` is 0 where the session has no other version.
   Status Bring(Version version, Version before = 0) {
     LS_RETURN_IF_ERROR(Prepare(version, before));
     return targets->prepared() ? targets->Commit() : OkStatus();
   }
-  EngineReport report() const {
-    const std::vector<EngineReport> engines = targets->Describe();
-    return engines.empty() ? EngineReport{} : engines.front();
+  RankGroupReport report() const {
+    const std::vector<RankGroupReport> engines = targets->Describe();
+    return engines.empty() ? RankGroupReport{} : engines.front();
   }
 };
 

@@ -161,7 +161,7 @@ Status DeltaWrites::CheckRest(WorkerPool& pool) const {
   });
 }
 
-Status DeltaWrites::HandOver(uint64_t& bytes, const Pass& pass, WorkerPool& pool) {
+Status DeltaWrites::Stage(uint64_t& bytes, const Pass& pass, WorkerPool& pool) {
   LS_RETURN_IF_ERROR(RunUntil(bytes, pass, pool));
   return CheckRest(pool);
 }

@@ -2,7 +2,7 @@
 // that change, with the values of the version, so that writing them twice does no harm, and the version before is made
 // again by the same deltas with that version's values.
 //
-// Before the engine's pause ranks are handed as much as there is memory for; the rest is worked out in the pause. Cost
+// Before the engine's pause ranks stage as much as there is memory for; the rest is worked out in the pause. Cost
 // follows the changes: only blocks with an entry are read. A block of which so much changes that a list would be no
 // smaller than a sixth of it, or that the deltas have in full, is copied whole.
 #pragma once
@@ -40,7 +40,7 @@ class DeltaWrites {
 
   // Passes on what comes first, about `bytes` of write batches, and takes off what they are. kCorrupt where any of the
   // deltas, passed on or not, cannot be decoded.
-  Status HandOver(uint64_t& bytes, const Pass& pass, WorkerPool& pool);
+  Status Stage(uint64_t& bytes, const Pass& pass, WorkerPool& pool);
   // Passes on what is left.
   Status Run(const Pass& pass, WorkerPool& pool);
 

@@ -41,7 +41,7 @@ struct Followed {
       auto writes = DeltaWrites::Create(*plan, ranks, *layout, chain, model.data(after), batch_bytes, chunk_bytes);
       REQUIRE(writes.ok());
       uint64_t bytes = memory_limit;
-      REQUIRE(writes->HandOver(bytes, memory.pass(), pool).ok());
+      REQUIRE(writes->Stage(bytes, memory.pass(), pool).ok());
       REQUIRE(writes->Run(memory.pass(), pool).ok());
       REQUIRE(memory.contents() == memory.Expected(model.data(after), ranks));
     }

@@ -106,7 +106,7 @@ TEST_CASE("The same chain with the version before makes that version again, afte
   CHECK(fixture.Holds(1));
 }
 
-TEST_CASE("Before the pause ranks are handed what there is memory for, and in it the rest, each byte once") {
+TEST_CASE("Before the pause ranks stage what there is memory for, and in it the rest, each byte once") {
   Fixture fixture(5);
   const uint64_t all = fixture.Write(fixture.model.Chain(1, 5), 5);
   const uint64_t budget = GENERATE(0, 1, 100'000'000);
@@ -114,9 +114,9 @@ TEST_CASE("Before the pause ranks are handed what there is memory for, and in it
   DeltaWrites writes = fixture.Make(fixture.model.Chain(1, 5), version);
   uint64_t left = budget;
   const int before = fixture.memory.batches();
-  REQUIRE(writes.HandOver(left, fixture.memory.pass(), fixture.pool).ok());
-  const int handed_over = fixture.memory.batches() - before;
-  CHECK((handed_over > 0) == (budget > 0));
+  REQUIRE(writes.Stage(left, fixture.memory.pass(), fixture.pool).ok());
+  const int staged = fixture.memory.batches() - before;
+  CHECK((staged > 0) == (budget > 0));
   if (budget == 1) CHECK(left == 0);
   if (budget > 1) CHECK((left < budget && left > 0));
   CHECK(fixture.Holds(1) == (budget > 1));
@@ -190,7 +190,7 @@ TEST_CASE("Entries that cannot be decoded are corrupt before the pause, whether 
     if (i % 4 != 0) victim.data[at] ^= static_cast<std::byte>(1 + random() % 255);
     DeltaWrites writes = fixture.Make({Unchecked(fixture.model, blocks)}, 2);
     uint64_t bytes = i % 2 == 0 ? 0 : 1'000'000;
-    const Status status = writes.HandOver(
+    const Status status = writes.Stage(
         bytes, [](uint32_t, const os::UniqueFd&) { return OkStatus(); }, fixture.pool);
     if (status.ok()) continue;  // other positions, or other steps, which are not read
     CHECK_THAT(status, FailsWith(ErrorCode::kCorrupt, "block " + std::to_string(victim.block)));
@@ -247,9 +247,9 @@ TEST_CASE("The error of a rank is the answer, before the pause and in it, with a
       return rank == bad ? Status(ErrorCode::kIo, "passed on") : OkStatus();
     };
     uint64_t bytes = budget;
-    const Status handed_over = writes->HandOver(bytes, pass, fixture.pool);
-    CHECK(handed_over.ok() == (budget == 0));
-    CHECK((budget == 0 ? writes->Run(pass, fixture.pool) : handed_over).message() == "passed on");
+    const Status staged = writes->Stage(bytes, pass, fixture.pool);
+    CHECK(staged.ok() == (budget == 0));
+    CHECK((budget == 0 ? writes->Run(pass, fixture.pool) : staged).message() == "passed on");
   }
 }
 

@@ -1,6 +1,6 @@
-// The engines that follow one model's session in place: groups of ranks, each brought to a version as one.
+// EngineRanks: the ranks of one engine, in groups, each of which is brought to a version as one.
 //
-// Two phases. Prepare() works out the writes, and hands them to the ranks, while the engine serves. Commit() is the
+// Two phases. Prepare() works out the writes, and has the ranks stage them, while the engine serves. Commit() is the
 // pause: PAUSE, WRITE, SERVE. Afterwards all ranks of a group read the version; or, where a rank was lost, each reads
 // what it read before or waits, and the next Prepare and Commit go on from there. Other groups are not concerned.
 //
@@ -9,7 +9,6 @@
 // connections themselves: a group that lacks a rank is at no version, also while a commit is under way.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,28 +19,28 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
+#include "raas_receiver/targets/rank_connection.h"
 #include "raas_receiver/targets/target_version.h"
 
 namespace lockstep::targets {
 
-class EngineGroup;
-class RankConnection;
+class RankGroup;
 struct LostRank;
 
-class EngineTargets {
+class EngineRanks {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit EngineTargets(EngineTargetsOptions options);
+  explicit EngineRanks(EngineRanksOptions options);
   // Ranks that are attached see their connection end.
-  ~EngineTargets();
+  ~EngineRanks();
 
   // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
   void Attach(std::shared_ptr<RankConnection> rank);
   // `changed` is called, by the engine's thread or the server's, after a rank came, or one that went was dropped.
   void SetChanged(std::function<void()> changed);
 
-  std::vector<EngineReport> Describe() const;
+  std::vector<RankGroupReport> Describe() const;
   // Which ranks are not there and since when, where that is longer than they may take to attach again; nothing: all
   // are.
   struct Absence {
@@ -62,10 +61,10 @@ class EngineTargets {
   bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.
   Clock::time_point ranks_back_by() const;
-  // Whether a rank went since the call that is under way, or what was prepared, began.
+  // Whether a rank went since the last Prepare began.
   bool lost() const;
   // The connections of the ranks that have joined their groups.
-  std::vector<std::shared_ptr<RankConnection>> members() const;
+  Ranks members() const;
   // Ends a Rest.
   void Wake() const;
 
@@ -73,11 +72,11 @@ class EngineTargets {
   // Waits until a rank comes or goes, Wake is called, or `timeout` is over; then drops the ranks that have gone.
   void Rest(std::chrono::milliseconds timeout);
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
-  // it then holds for Commit. Where some ranks read `before` (nothing: it is not held) and others wait, those come
-  // to it first. An error is of the first group that failed; the others are prepared all the same. It is why a rank was
-  // refused where nothing is prepared, and not all is at `version`. What is prepared must be followed by Commit or
-  // Abandon; the versions' data and what `deltas` uses stay as they are until then.
-  Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, DeltasBetween deltas);
+  // it then holds for Commit. Where some ranks read `before` and others wait, those come to it first. An error is of
+  // the first group that failed; the others are prepared all the same. It is why a rank was refused where nothing is
+  // prepared, and not all is at `version`. What is prepared must be followed by Commit or Abandon; the versions' data
+  // and what `deltas` uses stay as they are until then.
+  Status Prepare(const CommitRequest& request);
   // Whether there is anything to commit.
   bool prepared() const;
   // Brings the prepared groups to the version. The first error is answered; of a group that failed each rank reads what
@@ -90,42 +89,37 @@ class EngineTargets {
   // serves another version, is asleep or lacks a rank.
   Result<size_t> Verify(const TargetVersion& version);
   // Refuses waiting ranks that do not fit a version with `layout`, or their server; the others join their groups. Where
-  // the server does not answer, its ranks wait on, and the error says why.
-  Status Admit(const model::ModelLayout& layout);
+  // the server does not answer, its ranks wait on, and the error says why. `refused` gets why the first was refused.
+  Status Admit(const model::ModelLayout& layout, Status* refused = nullptr);
   // Ranks may hold something else than was written: none is known to hold a version any more. The next Prepare compares
   // what they held, where it has that version, and writes those wholly that differ.
   void Doubt();
 
  private:
-  std::vector<std::shared_ptr<RankConnection>> Connections() const LS_REQUIRES(mutex_);
-  bool SettleLosses() LS_REQUIRES(mutex_);
+  Ranks Connections() const LS_REQUIRES(mutex_);
+  void SettleLosses() LS_REQUIRES(mutex_);
   void LogLost() LS_REQUIRES(mutex_);
   bool DropGone() LS_REQUIRES(mutex_);
   bool MemberGone() const LS_REQUIRES(mutex_);
-  bool Lacks(const EngineReport& group) const LS_REQUIRES(mutex_);
+  bool Lacks(const RankGroupReport& group) const LS_REQUIRES(mutex_);
   void UpdateViews() LS_REQUIRES(mutex_);
-  void BeginBusy();
-  void EndBusy();
+  void Update();
   template <typename Call>
   Status CallGroups(const Call& call);
-  Status AdmitWaiting(const model::ModelLayout& layout, Status* refused = nullptr);
   Status CheckPurpose(const RankConnection& rank) const;
   Status CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const;
 
-  const EngineTargetsOptions options_;
+  const EngineRanksOptions options_;
   const Clock::time_point started_ = Clock::now();
 
   mutable Mutex mutex_;
-  std::condition_variable idle_;
-  bool busy_ LS_GUARDED_BY(mutex_) = false;  // a call is under way, or its commit prepared: groups_ is that call's
-  bool lost_ LS_GUARDED_BY(mutex_) = false;  // meanwhile a rank was dropped
+  bool lost_ LS_GUARDED_BY(mutex_) = false;  // a rank was, since the last Prepare began
   std::function<void()> changed_ LS_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<RankConnection>> waiting_ LS_GUARDED_BY(mutex_);
-  size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                  // that were taken out of it, and have not joined yet
-  std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
-  std::vector<EngineReport> views_ LS_GUARDED_BY(mutex_);       // the groups, as other threads see them,
-  int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);           // since when there is none,
-  std::vector<std::shared_ptr<RankConnection>> members_ LS_GUARDED_BY(mutex_);  // and their ranks
+  Ranks waiting_ LS_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<RankGroup>> groups_;  // by name; the engine's thread's
+  std::vector<RankGroupReport> views_ LS_GUARDED_BY(mutex_);  // the groups, as other threads see them,
+  int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);         // since when there is none,
+  Ranks members_ LS_GUARDED_BY(mutex_);                       // and their ranks
   std::map<VersionRef, Clock::time_point> back_by_
       LS_GUARDED_BY(mutex_);  // what lost ranks read, and until when they may come back
   std::vector<std::pair<LostRank, Clock::time_point>> left_

@@ -1,5 +1,5 @@
 // Ranks that answer, do not, answer falsely, come and go: what they serve is always one whole version.
-#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/engine_ranks.h"
 
 #include "common/base/status_testing.h"
 #include "raas_receiver/targets/targets_fixture.h"
@@ -22,8 +22,8 @@ TEST_CASE("All ranks of an engine follow, forward and back") {
     CHECK(engine.targets->Behind(engine.model.held(before)));
     CHECK(engine.targets->Verify(engine.Target(version)).ok());
   }
-  const EngineReport report = engine.report();
-  CHECK(report.engine == "tp2");
+  const RankGroupReport report = engine.report();
+  CHECK(report.name == "tp2");
   CHECK(report.world == 2);
   CHECK(report.attached == 2);
   CHECK(report.parameters == 10);
@@ -173,7 +173,8 @@ TEST_CASE("When the last rank goes nothing is left of the engine") {
   TwoRanks engine;
   engine.ServeFirst();
   engine.ranks.clear();
-  CHECK(Eventually([&] { return engine.targets->empty(); }));
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.targets->empty());
   CHECK(engine.targets->Describe().empty());
 }
 
@@ -327,7 +328,7 @@ TEST_CASE("A model with another layout is placed again") {
   REQUIRE(next.layout()->digest() != engine.model.layout()->digest());
   const TargetVersion target{next.held(1), next.layout(), next.data(1)};
   const auto none = [](const VersionRef&, const VersionRef&) { return payload::DeltaChain(); };
-  REQUIRE(engine.targets->Prepare(target, engine.Target(1), none).ok());
+  REQUIRE(engine.targets->Prepare({target, engine.Target(1), none}).ok());
   REQUIRE(engine.targets->Commit().ok());
   CHECK(engine.targets->Verify(target).ok());
   for (uint32_t rank : {0, 1}) CHECK(TestRankMemory(next, rank).Is(1, engine.ranks[rank]->memory()));
@@ -380,7 +381,7 @@ TEST_CASE("An engine that the model no longer fits is refused, and may come back
   replica::TestModel larger(2, 40'000);
   larger.Advance();
   const auto none = [](const VersionRef&, const VersionRef&) { return payload::DeltaChain(); };
-  const Status status = engine.targets->Prepare({larger.held(1), larger.layout(), larger.data(1)}, {}, none);
+  const Status status = engine.targets->Prepare({{larger.held(1), larger.layout(), larger.data(1)}, {}, none});
   CHECK(status.code() == ErrorCode::kBadData);
   CHECK_FALSE(engine.targets->prepared());
   CHECK(engine.targets->empty());
