@@ -30,7 +30,7 @@ _HEADER = struct.Struct("<4sHHI4x16sQ")
     ASK,
     LAYOUT,
 ) = range(1, 17)
-_FORMAT = 4
+_FORMAT = 5
 _TIMEOUT_S = 60
 
 

@@ -66,14 +66,14 @@ def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_k
 
 
 def test_attach_names_the_engine_and_its_rank_and_holds_nothing(receiver, follow):
-    follow(torch.nn.Linear(4, 4), engine_name="tp2", rank=1, world=2)
+    follow(torch.nn.Linear(4, 4), engine_name="tp2", group=3, rank=1, world=2)
     rank = receiver.accept()
     assert (rank.version, rank.run) == (0, "00" * 16)
-    assert set(rank.attach) == {"peer", "model", "engine", "incarnation", "gated", "state", "description"}
+    assert set(rank.attach) == {"peer", "model", "engine", "group", "incarnation", "gated", "state", "description"}
     assert (rank.attach["gated"], rank.state) == (True, "waiting")
     assert rank.attach["incarnation"].startswith(f"{os.getppid()}-")
     assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1"
-    assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
+    assert (rank.attach["model"], rank.attach["engine"], rank.attach["group"]) == ("actor", "tp2", 3)
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
 
 
@@ -241,6 +241,7 @@ def test_a_rank_that_closes_with_readers_inside_never_sends_paused(receiver, fol
     "options, problem",
     [
         ({"engine_name": "no/slash"}, "engine_name"),
+        ({"group": -1}, "group -1"),
         ({"rank": 2, "world": 2}, "rank 2 of 2"),
         ({"slices": {}}, 'parameter "weight": give its slices'),
     ],

@@ -264,7 +264,7 @@ def test_a_peer_that_sends_what_a_receiver_does_not_is_left(receiver, follow):
     rank.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40))
     assert rank.is_closed()
     rank = receiver.accept()
-    assert "no message of format 4" in follower.error
+    assert "no message of format 5" in follower.error
     rank.send_pause(1)  # before ATTACHED
     again = receiver.accept()
     assert again.version == 0 and "before its time" in follower.error

@@ -75,44 +75,37 @@ std::shared_ptr<Engine> Engines::EngineAt(const std::string& url) const {
 
 Result<std::shared_ptr<targets::EngineRanks>> Engines::Find(const targets::RankConnection& link) {
   MutexLock lock(mutex_);
-  const std::string& name = link.engine();
-  std::shared_ptr<Engine> same, nearest;
-  All fitting;  // of the table: by how ranks are used there
-  for (const auto& engine : engines_) {
-    if (engine->retired()) continue;
-    if (engine->name() == name) same = engine;
-    const bool longer = nearest == nullptr || engine->name().size() > nearest->name().size();
-    if (name.starts_with(Cat(engine->name(), "-")) && longer) nearest = engine;
-    if (!engine->made() && engine->in_place() != link.compares()) fitting.push_back(engine);
-  }
-  const bool brings = BringsServer(link);
-  if (same != nullptr && (!brings || !same->made() || LoopbackPort(same->url()) == LoopbackPort(link.server())))
-    return TargetsOf(same);
-  if (brings) {
-    const std::shared_ptr<Engine> there = EngineAt(link.server());
-    if (there != nullptr && name.starts_with(Cat(there->name(), "-"))) return TargetsOf(there);
-    if (there != nullptr) {
-      return Status(ErrorCode::kState, Cat(link.Label(), ": its server is that of engine ", there->name()));
-    }
-    LS_RETURN_IF_ERROR(CheckServer(link));
-    if (same == nullptr) return Make(link);
-    // The server was started again, at another port.
-    if (!same->targets().empty() || same->under_way()) {
-      return Status(ErrorCode::kState, Cat(link.Label(), ": an engine of that name is at ", same->url(), " still"));
-    }
-    same->Retire();
-    return Make(link);
-  }
+  const auto named = std::ranges::find_if(
+      engines_, [&](const auto& engine) { return !engine->retired() && engine->name() == link.engine(); });
+  const std::shared_ptr<Engine> same = named == engines_.end() ? nullptr : *named;
+  if (BringsServer(link) && (same == nullptr || same->made())) return Join(link, same);
+  if (same != nullptr) return TargetsOf(same);
   if (admission_.open && link.gated() && !link.compares()) return Make(link);
-  if (nearest != nullptr) return TargetsOf(nearest);
   if (in_table_ == 1) return TargetsOf(engines_.front());
-  if (fitting.size() == 1) return TargetsOf(fitting.front());
   std::string names;
   for (const auto& engine : engines_) {
     if (!engine->retired()) names += Cat(names.empty() ? "" : ", ", engine->name());
   }
   return Status(ErrorCode::kNotFound, Cat(link.Label(), ": this receiver's engines are ", names,
                                           "; set LOCKSTEP_ENGINE_NAME of its server to the one that it is"));
+}
+
+// With a server that is not in the table. `same`, if not null, is the engine that ranks of that name made before.
+Result<std::shared_ptr<targets::EngineRanks>> Engines::Join(const targets::RankConnection& link,
+                                                            const std::shared_ptr<Engine>& same) {
+  const std::shared_ptr<Engine> there = EngineAt(link.server());
+  if (there != nullptr && there == same) return TargetsOf(same);
+  if (there != nullptr) {
+    return Status(ErrorCode::kState, Cat(link.Label(), ": its server is that of engine ", there->name()));
+  }
+  LS_RETURN_IF_ERROR(CheckServer(link));
+  if (same == nullptr) return Make(link);
+  // The server was started again, at another port.
+  if (!same->targets().empty() || same->under_way()) {
+    return Status(ErrorCode::kState, Cat(link.Label(), ": an engine of that name is at ", same->url(), " still"));
+  }
+  same->Retire();
+  return Make(link);
 }
 
 // A server that is not configured may come by itself, from a port that is admitted.

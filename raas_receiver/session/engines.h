@@ -74,6 +74,8 @@ class Engines {
   All all() const;
   All counted() const;
 
+  Result<std::shared_ptr<targets::EngineRanks>> Join(const targets::RankConnection& link,
+                                                     const std::shared_ptr<Engine>& same) LS_REQUIRES(mutex_);
   Result<std::shared_ptr<targets::EngineRanks>> Make(const targets::RankConnection& link) LS_REQUIRES(mutex_);
   std::shared_ptr<Engine> EngineAt(const std::string& url) const LS_REQUIRES(mutex_);
   bool MakeRoom() LS_REQUIRES(mutex_);

@@ -16,7 +16,7 @@
 namespace lockstep::targets {
 
 inline constexpr uint32_t kEngineRankMagic = 0x5245534c;  // "LSER" as bytes
-inline constexpr uint16_t kEngineRankFormat = 4;
+inline constexpr uint16_t kEngineRankFormat = 5;
 inline constexpr uint32_t kMaxAttachBody = 256u << 20;  // and of LAYOUT
 inline constexpr uint32_t kMaxEngineBody = 64u << 10;   // of every other message
 

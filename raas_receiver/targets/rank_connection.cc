@@ -18,9 +18,10 @@ constexpr std::chrono::milliseconds kSendTimeout{5'000};
 constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
-constexpr size_t kAttachKeys = 7;  // without "server"
+constexpr size_t kAttachKeys = 8;  // without "server"
 constexpr size_t kAskKeys = 2;
 constexpr size_t kMaxServer = 256;
+constexpr uint64_t kMaxGroup = 65'535;
 
 Result<std::string> TakeString(std::string_view message, const Json& body, const char* key) {
   const auto at = body.find(key);
@@ -110,6 +111,11 @@ Status RankConnection::ReadBody(const EngineMessage& attach) {
   LS_ASSIGN_OR_RETURN(const Json body, ReadFirst(attach));
   LS_ASSIGN_OR_RETURN(model_, TakeName("ATTACH", body, "model"));
   LS_ASSIGN_OR_RETURN(engine_, TakeName("ATTACH", body, "engine"));
+  const auto group = body.find("group");
+  if (group == body.end() || !group->is_number_unsigned() || group->get<uint64_t>() > kMaxGroup) {
+    return {ErrorCode::kBadData, Cat("ATTACH lacks a \"group\" from 0 to ", kMaxGroup)};
+  }
+  group_ = *group == 0 ? engine_ : Cat(engine_, "/", group->get<uint64_t>());
   LS_ASSIGN_OR_RETURN(incarnation_, TakeName("ATTACH", body, "incarnation"));
   LS_ASSIGN_OR_RETURN(const std::string state, TakeName("ATTACH", body, "state"));
   LS_RETURN_IF_ERROR(ReadState(state));
@@ -147,7 +153,7 @@ Status RankConnection::ReadState(const std::string& state) {
 }
 
 std::string RankConnection::Label() const {
-  return Cat("engine ", engine_, ", ", RankLabel());
+  return Cat("engine ", group_, ", ", RankLabel());
 }
 
 std::string RankConnection::RankLabel() const {

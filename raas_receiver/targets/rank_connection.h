@@ -42,7 +42,8 @@ class RankConnection {
 
   const std::string& model() const { return model_; }
   const std::string& engine() const { return engine_; }
-  const std::string& group() const { return engine_; }
+  // Of the ranks that share one copy of the model: the engine's name, and a number if it is not 0.
+  const std::string& group() const { return group_; }
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
   pid_t pid() const { return pid_; }
@@ -56,7 +57,7 @@ class RankConnection {
   bool asleep() const { return asleep_; }
   // Others write its memory, which it only compares.
   bool compares() const { return compares_; }
-  std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
+  std::string Label() const;  // "engine tp4/1, rank 2 (process 4711)"
   // How long each answer to what is below "write batches" may take.
   void SetAnswerTimeout(std::chrono::milliseconds timeout) { answer_timeout_ = timeout; }
 
@@ -133,6 +134,7 @@ class RankConnection {
   pid_t pid_ = 0;
   std::string model_;
   std::string engine_;
+  std::string group_;
   std::string incarnation_;
   std::string server_;
   bool gated_ = true;

@@ -38,6 +38,7 @@ struct Peer : TargetsFixture {
     return nlohmann::json{{"peer", "engine_rank/1.0 protocol=1"},
                           {"model", model},
                           {"engine", engine},
+                          {"group", 0},
                           {"incarnation", "one"},
                           {"gated", true},
                           {"state", "waiting"},
@@ -100,13 +101,15 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   Peer peer;
   CHECK(Has(peer.Refused("[]"), "not a JSON object"));
   CHECK(Has(peer.Refused("{\"model\": "), "not a JSON object"));
-  for (const char* key : {"peer", "model", "engine", "incarnation", "state", "gated", "description"}) {
+  for (const char* key : {"peer", "model", "engine", "group", "incarnation", "state", "gated", "description"}) {
     CHECK(Has(peer.Refused(peer.BodyWith(key, nullptr)), Cat("\"", key, "\"")));
-    CHECK(Has(peer.Refused(peer.BodyWith(key, 3)), "bad_data"));
+    CHECK(Has(peer.Refused(peer.BodyWith(key, -3)), "bad_data"));
   }
   CHECK(Has(peer.Refused(peer.BodyWith("model", "../x")), "ATTACH's \"model\""));
   CHECK(Has(peer.Refused(peer.BodyWith("engine", "")), "ATTACH's \"engine\""));
   CHECK(Has(peer.Refused(peer.BodyWith("incarnation", std::string(129, 'x'))), "ATTACH's \"incarnation\""));
+  for (const nlohmann::json& group : {nlohmann::json(-1), nlohmann::json(65'536), nlohmann::json("1")})
+    CHECK(Has(peer.Refused(peer.BodyWith("group", group)), "\"group\" from 0 to 65535"));
   CHECK(Has(peer.Refused(peer.BodyWith("state", "dreaming")), "it is dreaming with version 0"));
   CHECK(Has(peer.Refused(peer.BodyWith("state", "reading")), "it is reading with version 0"));
   CHECK(Has(peer.Refused(peer.BodyWith("speed", "high")), "more than its keys"));
@@ -226,9 +229,16 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   CHECK(Eventually([&] { return good.Serves(2) && gone.Serves(2); }));
 }
 
-TEST_CASE("Two engines of one model follow side by side") {
+TEST_CASE("Groups of one model follow side by side, of two engines or of one") {
   Peer peer;
-  const auto named = [](TestRankOptions& options) { options.engine = "second"; };
+  const std::string second = GENERATE("second", "tp2/1");
+  const auto named = [&](TestRankOptions& options) {
+    if (second == "second") {
+      options.engine = second;
+    } else {
+      options.group = 1;
+    }
+  };
   peer.RunRank(0);
   peer.RunRank(1);
   peer.RunRank(0, named);
@@ -238,7 +248,9 @@ TEST_CASE("Two engines of one model follow side by side") {
     REQUIRE(peer.Bring(version, version - 1).ok());
     for (auto& rank : peer.ranks) CHECK(Eventually([&] { return rank->Serves(version); }));
   }
-  CHECK(peer.targets->Describe().size() == 2);
+  const auto groups = peer.targets->Describe();
+  REQUIRE(groups.size() == 2);
+  CHECK(std::ranges::any_of(groups, [&](const auto& group) { return group.name == second; }));
 }
 
 TEST_CASE("A rank that asks for the layout gets it once it is known") {

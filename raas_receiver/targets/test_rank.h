@@ -45,6 +45,7 @@ struct TestRankOptions {
   std::string socket;
   std::string model = "actor";
   std::string engine = "tp2";
+  uint32_t group = 0;
   bool gated = true;
   uint32_t rank = 0;
   RankFault at_pause = RankFault::kNone;
@@ -129,6 +130,7 @@ class TestRank {
     const nlohmann::json body{{"peer", peer::SelfLine("engine_rank")},
                               {"model", options_.model},
                               {"engine", options_.engine},
+                              {"group", options_.group},
                               {"incarnation", options_.incarnation},
                               {"gated", options_.gated},
                               {"state", State()},

@@ -31,6 +31,7 @@ class Job:
             stops readers by itself.
         incarnation: of the engine, as the conformance server has it.
         comes_by_itself: the receiver is told of the server by its ranks.
+        group: of the engine, which may have several.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Job:
     server: str = ""
     incarnation: str = "one"
     comes_by_itself: bool = False
+    group: int = 0
 
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
@@ -74,6 +76,7 @@ def attach(rank: Rank) -> None:
         model=job.model,
         socket=job.socket,
         engine_name=job.name,
+        group=job.group,
         incarnation=job.incarnation,
         rank=job.rank,
         world=job.world,

@@ -91,7 +91,15 @@ def test_a_rank_that_asks_before_the_first_version_gets_the_layout_of_the_checkp
 
 def introduce(socket, description: dict) -> Message:
     """What the receiver answers a rank of this description."""
-    said = {"peer": LINE, "model": MODEL, "engine": "default", "incarnation": "one", "gated": True, "state": "waiting"}
+    said = {
+        "peer": LINE,
+        "model": MODEL,
+        "engine": "default",
+        "group": 0,
+        "incarnation": "one",
+        "gated": True,
+        "state": "waiting",
+    }
     with Connection(str(socket)) as connection:
         connection.connect()
         connection.send(Message(MessageType.ATTACH, body=json.dumps({**said, "description": description}).encode()))

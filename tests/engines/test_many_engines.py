@@ -161,10 +161,10 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
             allow_engines=[first.number, f"{second.number}-{second.number}"],
         )
 
-        def join(process: int, name: str, port: int, user: str = "") -> None:
+        def join(process: int, name: str, port: int, user: str = "", group: int = 0) -> None:
             url = f"http://{user}127.0.0.1:{port}"
             of = trainer.config, socket, MODEL
-            job = Job(name, 0, 1, places(1)[0], *of, server=url, incarnation="one", comes_by_itself=True)
+            job = Job(name, 0, 1, places(1)[0], *of, server=url, incarnation="one", comes_by_itself=True, group=group)
             start(ranks, job, checkpoint, process)
 
         def table() -> dict:
@@ -185,7 +185,7 @@ def test_servers_that_are_not_configured_join_by_their_ranks_and_may_come_back_o
                 [reason] = ranks.call(refusal, only=[1])
                 assert "its server is that of engine rollout" in reason
                 ranks.call(leave, only=[1])
-                join(1, "rollout-1", first.number)  # a replica of the same server
+                join(1, "rollout", first.number, group=1)  # a replica of the same server
                 assert ranks.call(differences, 1, checkpoint, only=[1]) == [[]]
                 assert ranks.call(paused_at_writes, only=[0, 1]) == [[True], [True]]
                 assert [name for name in table() if name != "default"] == ["rollout"]

@@ -112,28 +112,28 @@ def test_vllm_has_what_is_called_there(release):
     assert calls == ["self.reset_lora_state()", "self.reset_encoder_cache()", "self.reset_mm_cache()"]
 
 
-# The model, vLLM's groups, what is added to the engine's name, and (rank, world) there.
+# The model, vLLM's groups, which group of the engine, and (rank, world) there.
 PLACES = {
-    "llama-tp2": ("llama", {"tensor": (2, 1)}, "", (1, 2)),
-    "llama-tp2-dp2": ("llama", {"tensor": (2, 0), "data": (2, 1)}, "-1", (0, 2)),
-    "qwen3_moe-tp2": ("qwen3_moe", {"tensor": (2, 1)}, "", (1, 2)),
-    "qwen3_moe-ep2": ("qwen3_moe", {"tensor": (2, 1), "expert_parallel": True}, "", (1, 2)),
-    "qwen3_moe-dp2": ("qwen3_moe", {"data": (2, 1), "expert_parallel": True}, "", (1, 2)),
-    "mixtral-tp2-dp2": ("mixtral", {"tensor": (2, 1), "data": (2, 1)}, "", (3, 4)),
-    "deepseek_v3-tp1": ("deepseek_v3", {}, "", (0, 1)),
-    "glm4_moe-tp2": ("glm4_moe", {"tensor": (2, 0)}, "", (0, 2)),
+    "llama-tp2": ("llama", {"tensor": (2, 1)}, 0, (1, 2)),
+    "llama-tp2-dp2": ("llama", {"tensor": (2, 0), "data": (2, 1)}, 1, (0, 2)),
+    "qwen3_moe-tp2": ("qwen3_moe", {"tensor": (2, 1)}, 0, (1, 2)),
+    "qwen3_moe-ep2": ("qwen3_moe", {"tensor": (2, 1), "expert_parallel": True}, 0, (1, 2)),
+    "qwen3_moe-dp2": ("qwen3_moe", {"data": (2, 1), "expert_parallel": True}, 0, (1, 2)),
+    "mixtral-tp2-dp2": ("mixtral", {"tensor": (2, 1), "data": (2, 1)}, 0, (3, 4)),
+    "deepseek_v3-tp1": ("deepseek_v3", {}, 0, (0, 1)),
+    "glm4_moe-tp2": ("glm4_moe", {"tensor": (2, 0)}, 0, (0, 2)),
 }
 
 
-@pytest.mark.parametrize(("model", "groups", "suffix", "rank"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("model", "groups", "group", "rank"), PLACES.values(), ids=PLACES)
 def test_it_tells_the_rank_that_vllm_is_and_the_parameters_that_it_has(
-    model, groups, suffix, rank, create, vllm, vllm_loader, receiver
+    model, groups, group, rank, create, vllm, vllm_loader, receiver
 ):
     directory, _ = create(model, **groups)
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor", "engine_name": "one"})
     attach = receiver.accept().attach
     description = attach["description"]
-    assert (attach["model"], attach["engine"]) == ("actor", "one" + suffix)
+    assert (attach["model"], attach["engine"], attach["group"]) == ("actor", "one", group)
     assert (description["rank"], description["world"]) == rank
     want = vllm_loader.parameters(directory, **groups)
     dtypes = {torch.bfloat16: "BF16", torch.float32: "F32"}

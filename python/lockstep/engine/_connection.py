@@ -41,7 +41,7 @@ class MessageType(enum.IntEnum):
 
 _FORMAT = MessageFormat(
     magic=b"LSER",
-    number=4,
+    number=5,
     types=MessageType,
     fields=struct.Struct("<4x16sQ"),
     max_body_bytes={**{kind: 64 << 10 for kind in MessageType}, MessageType.LAYOUT: 256 << 20},

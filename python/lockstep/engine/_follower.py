@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_LAST_GROUP = 65_535
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 # A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
@@ -64,6 +65,8 @@ class Follower:
         model: the receiver's name for the model.
         socket: the receiver's ``--engine-socket``; None: $LOCKSTEP_ENGINE_SOCKET, or that of this host's receiver.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
+        group: the ranks that share one copy of the model have one number, from 0; another copy that the same server
+            holds has another.
         incarnation: a name that all ranks of one start of an engine share, and no rank of another start has. The
             default names the process that started this one.
         gate: False for servers that the receiver's driver pauses: the follower answers a PAUSE at once, and ``serving``
@@ -94,6 +97,7 @@ class Follower:
         model: str,
         socket: "Union[str, os.PathLike[str], None]" = None,
         engine_name: str = "default",
+        group: int = 0,
         incarnation: "str | None" = None,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
@@ -107,6 +111,8 @@ class Follower:
         for what, name in (("model", model), ("engine_name", engine_name), ("incarnation", incarnation)):
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
+        if not (isinstance(group, int) and 0 <= group <= _LAST_GROUP):
+            raise BadDataError(f"group {group!r}: groups are numbers from 0 to {_LAST_GROUP}")
         self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)
         self._gated, self._compares = gate and not compare_only, compare_only
@@ -116,6 +122,7 @@ class Follower:
             "peer": LINE,
             "model": model,
             "engine": engine_name,
+            "group": group,
             "incarnation": incarnation,
             "gated": self._gated,
             **({"server": server} if server else {}),

@@ -78,14 +78,15 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         try:
             _check_memory(self.vllm_config.load_config.load_format)
             _check_experts(parallel)
-            # Replicas of dense models know only their own number: each is an engine of its own.
+            # Replicas of dense models know only their own number: each is a group of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
             own = recorded(self.model)
             self.follower = Follower(
                 own.modules(),
                 model=init_info.model,
                 socket=init_info.socket,
-                engine_name=f"{init_info.engine_name}-{replica}" if alone and replica > 0 else init_info.engine_name,
+                engine_name=init_info.engine_name,
+                group=replica if alone else 0,
                 incarnation=_incarnation(self.vllm_config),
                 recorded=own,
                 rank=parallel.rank + (0 if alone else replica * parallel.world_size),

@@ -63,7 +63,7 @@ bool TestAsk(const EngineMessage& ask) {
 Bytes Attach(const std::string& rank) {
   const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
   const std::string body =
-      R"({"peer": "engine_rank/1.0 protocol=1", "model": "actor", "engine": "tp2", "incarnation": "f00", )"
+      R"({"peer": "engine_rank/1.0 protocol=1", "model": "actor", "engine": "tp2", "group": 1, "incarnation": "f00", )"
       R"("gated": false, "state": "reading", "description": )" +
       description + "}";
   return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, AsBytes(std::string_view(body)));
