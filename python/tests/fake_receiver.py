@@ -1,4 +1,4 @@
-"""The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
+"""The receiver's side of the rank protocol (raas_receiver/engine/ranks/FORMAT.md), driven by hand, step by step."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A rank asks a receiver for the model's tensors (raas_receiver/targets/FORMAT.md)."""
+"""A rank asks a receiver for the model's tensors (raas_receiver/engine/ranks/FORMAT.md)."""
 
 import json
 import os

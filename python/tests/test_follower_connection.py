@@ -1,4 +1,4 @@
-"""What a Follower resumes with when the connection to its receiver ends (raas_receiver/targets/FORMAT.md)."""
+"""What a Follower resumes with when the connection to its receiver ends (raas_receiver/engine/ranks/FORMAT.md)."""
 
 import contextlib
 import socket

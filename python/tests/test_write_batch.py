@@ -1,4 +1,4 @@
-"""Write batches that are none are refused, with what is wrong where (raas_receiver/placement/writes/FORMAT.md)."""
+"""Write batches that are none are refused, with what is wrong where (raas_receiver/engine/placement/writes/FORMAT.md)."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from write_batches import batch, sealed
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._write_batch import Rows, Run, open_batch
 
-FORMAT = Path(__file__).parents[2] / "raas_receiver/placement/writes/FORMAT.md"
+FORMAT = Path(__file__).parents[2] / "raas_receiver/engine/placement/writes/FORMAT.md"
 SIZES = (1024, (1 << 31) + 16)
 RUN = struct.Struct("<IIQQ")
 ROWS = struct.Struct("<IIQQQQ")

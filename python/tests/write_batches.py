@@ -1,4 +1,4 @@
-"""Write batches as a receiver makes them (raas_receiver/placement/writes/FORMAT.md)."""
+"""Write batches as a receiver makes them (raas_receiver/engine/placement/writes/FORMAT.md)."""
 
 import fcntl
 import os

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "common/base/text.h"
-#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/engine/drivers/driver.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -19,7 +19,7 @@ bool IsNameCharacter(char c) {
 }
 
 // "[NAME=][KIND:]URL" or "[NAME=]hook:COMMAND".
-Status ReadText(std::string_view text, std::string& name, engines::EngineOptions& driver) {
+Status ReadText(std::string_view text, std::string& name, engine::EngineOptions& driver) {
   const size_t name_end = std::ranges::find_if_not(text, IsNameCharacter) - text.begin();
   if (name_end > 0 && name_end < text.size() && text[name_end] == '=') {
     name = text.substr(0, name_end);
@@ -31,10 +31,10 @@ Status ReadText(std::string_view text, std::string& name, engines::EngineOptions
     return OkStatus();
   }
   const size_t colon = std::min(text.find(':'), text.size());
-  const engines::DriverKind* const kind = engines::FindDriverKind(text.substr(0, colon));
+  const engine::DriverKind* const kind = engine::FindDriverKind(text.substr(0, colon));
   if (kind == nullptr) {
     return {ErrorCode::kConfig, Cat("is not [NAME=][KIND:]URL or [NAME=]hook:COMMAND; KIND is ",
-                                    engines::DriverKindNames(&engines::EngineOptions::url))};
+                                    engine::DriverKindNames(&engine::EngineOptions::url))};
   }
   driver.kind = kind->name;
   if (colon == text.size()) return OkStatus();
@@ -79,10 +79,10 @@ void EngineSettingsReader::AddValues(config::ConfigParser& parser, Values& to, c
 }
 
 void EngineSettingsReader::AddTo(config::ConfigParser& parser) {
-  parser.Add("engine", &engines_,
-             Cat("an engine that is notified of every version, [NAME=][KIND:]URL or [NAME=]hook:COMMAND, KIND ",
-                 engines::DriverKindNames(&engines::EngineOptions::url),
-                 "; without, the server is asked; repeat for several"));
+  parser.Add(
+      "engine", &engines_,
+      Cat("an engine that is notified of every version, [NAME=][KIND:]URL or [NAME=]hook:COMMAND, KIND ",
+          engine::DriverKindNames(&engine::EngineOptions::url), "; without, the server is asked; repeat for several"));
   AddValues(parser, defaults_, "engine-", "; for engines whose table does not say");
 }
 
@@ -118,9 +118,9 @@ Result<EngineSettings> EngineSettingsReader::Check(const std::string& where, con
   LS_RETURN_IF_ERROR(CheckLoad(Cat(where, ": load"), values.load));
   settings.engine.in_place = values.load == "in-place";
   settings.engine.late_after = values.late_after;
-  settings.engine.targets.pause_timeout = values.pause_timeout;
-  settings.engine.targets.serve_timeout = values.pause_timeout;
-  settings.engine.targets.stage_bytes = values.stage_bytes;
+  settings.engine.ranks.pause_timeout = values.pause_timeout;
+  settings.engine.ranks.serve_timeout = values.pause_timeout;
+  settings.engine.ranks.stage_bytes = values.stage_bytes;
   settings.driver.key_file = values.key_file;
   settings.driver.user = values.user;
   settings.driver.pause_mode = values.pause_mode;
@@ -128,7 +128,7 @@ Result<EngineSettings> EngineSettingsReader::Check(const std::string& where, con
   settings.driver.timeout = values.timeout;
   settings.driver.load_timeout = values.load_timeout;
   settings.driver.attempts = static_cast<int>(values.attempts);
-  const auto driver = engines::NewEngineDriver(settings.driver);
+  const auto driver = engine::NewEngineDriver(settings.driver);
   if (!driver.ok()) return refuse(driver.status().message());
   if (settings.engine.in_place && !values.check.empty()) {
     return refuse("engine-check is for engines that load directories; what is written in place is compared by ",
@@ -152,7 +152,7 @@ Status EngineSettingsReader::CheckModel(const std::string& where, const EngineSe
   if (!settings.model.empty() && std::ranges::find(models, settings.model) == models.end()) {
     return {ErrorCode::kConfig, Cat(where, ": model ", CleanText(settings.model, 80), " is not followed")};
   }
-  const bool server = engines::FindDriverKind(settings.driver.kind)->controls_server;
+  const bool server = engine::FindDriverKind(settings.driver.kind)->controls_server;
   if (!server || !settings.model.empty() || models.size() == 1) return OkStatus();
   return {ErrorCode::kConfig,
           Cat(where, ": a server holds one model, and ", models.size(),

@@ -8,16 +8,16 @@
 
 #include "common/base/status.h"
 #include "common/config/config.h"
-#include "raas_receiver/engines/driver_kind.h"
-#include "raas_receiver/session/engine.h"
+#include "raas_receiver/engine/drivers/driver_kind.h"
+#include "raas_receiver/engine/engine.h"
 
 namespace lockstep::receiver {
 
 // The settings of one engine.
 struct EngineSettings {
   std::string model;  // that it gets; empty: every one
-  session::EngineConfig engine;
-  engines::EngineOptions driver;
+  engine::EngineConfig engine;
+  engine::EngineOptions driver;
 };
 
 // Reads the engines' settings from flags and [[engine]] tables.

@@ -141,9 +141,9 @@ Status Receiver::OpenModels() {
     std::vector<std::unique_ptr<origin::Origin>> origins;
     for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model));
     LS_ASSIGN_OR_RETURN(auto archiver, OpenArchive(model, *replicas));
-    std::vector<session::EngineEntry> table;
+    std::vector<engine::EngineEntry> table;
     for (const EngineSettings& settings : EnginesOf(config_, model)) {
-      LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(settings.driver));
+      LS_ASSIGN_OR_RETURN(auto driver, engine::NewEngineDriver(settings.driver));
       table.push_back({settings.engine, std::move(driver)});
     }
     sessions_[model] = std::make_unique<session::Session>(
@@ -202,12 +202,12 @@ Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::stri
 
 Status Receiver::Listen() {
   if (!config_.engine_socket.empty()) {
-    std::map<std::string, targets::FollowedModel> models;
+    std::map<std::string, engine::FollowedModel> models;
     for (const auto& [model, session] : sessions_) {
-      models[model] = {.find_targets = [&engines = session->engines()](const auto& rank) { return engines.Find(rank); },
+      models[model] = {.find_ranks = [&engines = session->engines()](const auto& rank) { return engines.Find(rank); },
                        .layout = [&session = *session] { return session.layout(); }};
     }
-    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(models)));
+    LS_ASSIGN_OR_RETURN(engine_ranks_, engine::StartRankServer(config_.engine_socket, std::move(models)));
   }
   LS_ASSIGN_OR_RETURN(
       server_,

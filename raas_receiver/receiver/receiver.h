@@ -16,11 +16,11 @@
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
+#include "raas_receiver/engine/ranks/rank_server.h"
 #include "raas_receiver/receiver/engine_health.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
 #include "raas_receiver/session/sync_feed.h"
-#include "raas_receiver/targets/target_server.h"
 
 namespace lockstep::receiver {
 

@@ -13,8 +13,8 @@
 #include "common/rpc/tls_config.h"
 #include "common/versionlog/keys.h"
 #include "common/versionlog/log_reader.h"
+#include "raas_receiver/engine/engines.h"
 #include "raas_receiver/receiver/engine_settings.h"
-#include "raas_receiver/session/engines.h"
 
 namespace lockstep::receiver {
 
@@ -59,7 +59,7 @@ struct ReceiverConfig {
   bool follow = true;
   bool streaming = true;
   std::vector<EngineSettings> engines;  // one at least
-  session::EngineAdmission admission;   // of others
+  engine::EngineAdmission admission;    // of others
   std::string engine_socket;            // empty: no rank can attach
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds scrub_round{3'600'000};

@@ -9,9 +9,9 @@
 #include "common/layout/layout_testing.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/archive/log_fixture.h"
-#include "raas_receiver/engines/driver_kind.h"
+#include "raas_receiver/engine/drivers/driver_kind.h"
+#include "raas_receiver/engine/ranks/ranks_fixture.h"
 #include "raas_receiver/session/session_fixture.h"
-#include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::session {
 namespace {
@@ -22,20 +22,19 @@ struct LoadingServer {
   Bytes loaded;  // guarded by mutex
 };
 
-class LoadingDriver : public engines::EngineDriver {
+class LoadingDriver : public engine::EngineDriver {
  public:
   explicit LoadingDriver(LoadingServer& server)
-      : engines::EngineDriver(*engines::FindDriverKind("vllm")), server_(server) {}
-  engines::LoadOutcome Load(const engines::EngineVersion& version,
-                            const std::optional<engines::EngineVersion>&) override {
+      : engine::EngineDriver(*engine::FindDriverKind("vllm")), server_(server) {}
+  engine::LoadOutcome Load(const engine::EngineVersion& version, const std::optional<engine::EngineVersion>&) override {
     Bytes loaded = replica::ReplicaFixture::FileBytes(version.path + "/model.safetensors");
     std::lock_guard lock(server_.mutex);
     server_.loaded = std::move(loaded);
-    return {OkStatus(), engines::Serving::kNew};
+    return {OkStatus(), engine::Serving::kNew};
   }
-  Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
-  Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
-  Result<std::optional<bool>> StillServes(const engines::EngineVersion&) override { return std::optional(true); }
+  Status Pause(const engine::EngineVersion&) override { return OkStatus(); }
+  Status Resume(const engine::EngineVersion&) override { return OkStatus(); }
+  Result<std::optional<bool>> StillServes(const engine::EngineVersion&) override { return std::optional(true); }
   void Cancel() override {}
   void Reset() override {}
   uint64_t failures() const override { return 0; }
@@ -102,22 +101,22 @@ class Life {
   void Start() {
     if (archives_) receiver_.archive = log_.store();
     receiver_.entry = {.name = "tp2", .in_place = true};
-    receiver_.entry.targets.comes_back = std::chrono::milliseconds(0);
+    receiver_.entry.ranks.comes_back = std::chrono::milliseconds(0);
     receiver_.driver = nullptr;
     receiver_.others.push_back({{.name = "loading"}, std::make_unique<LoadingDriver>(loading_)});
     receiver_.Start();
-    auto listening = targets::StartTargetServer(
+    auto listening = engine::StartRankServer(
         sockets_.File("engine.sock"),
         {{"actor",
-          {.find_targets = [this](const auto& rank) { return receiver_.session->engines().Find(rank); },
+          {.find_ranks = [this](const auto& rank) { return receiver_.session->engines().Find(rank); },
            .layout = [this] { return receiver_.session->layout(); }}}});
     REQUIRE(listening.ok());
     server_ = *std::move(listening);
   }
 
   void AddRank(uint32_t number) {
-    targets::TestRankOptions options{.socket = sockets_.File("engine.sock"), .rank = number, .reattach = true};
-    ranks_[number] = std::make_unique<targets::RankHandle>(receiver_.replicas.model, options);
+    engine::TestRankOptions options{.socket = sockets_.File("engine.sock"), .rank = number, .reattach = true};
+    ranks_[number] = std::make_unique<engine::RankHandle>(receiver_.replicas.model, options);
     ranks_[number]->StartThread();
   }
 
@@ -199,7 +198,7 @@ class Life {
         return engine.served().version() == held && engine.last_error().empty();
       });
       return told && std::ranges::all_of(ranks_, [&](const auto& rank) {
-               const targets::RankStatus& status = rank->status();
+               const engine::RankStatus& status = rank->status();
                return status.following && !status.paused && status.serving == held;
              });
     };
@@ -258,7 +257,7 @@ class Life {
   SessionFixture receiver_;
   LoadingServer loading_;
   std::unique_ptr<os::UnixServer> server_;
-  std::array<std::unique_ptr<targets::RankHandle>, 2> ranks_;
+  std::array<std::unique_ptr<engine::RankHandle>, 2> ranks_;
   Version published_ = 1;
   bool unfound_ = false;  // there may be flips that were not found
   uint64_t found_before_ = 0;

@@ -5,7 +5,7 @@
 
 #include "common/base/status_testing.h"
 #include "common/os/file.h"
-#include "raas_receiver/engines/driver_kind.h"
+#include "raas_receiver/engine/drivers/driver_kind.h"
 #include "raas_receiver/session/session_fixture.h"
 
 namespace lockstep::session {
@@ -21,20 +21,20 @@ struct SlowServer {
   std::atomic<Version> last_good = 0;  // of the load last begun
 };
 
-class SlowDriver : public engines::EngineDriver {
+class SlowDriver : public engine::EngineDriver {
  public:
-  explicit SlowDriver(SlowServer& server) : engines::EngineDriver(*engines::FindDriverKind("vllm")), server_(server) {}
+  explicit SlowDriver(SlowServer& server) : engine::EngineDriver(*engine::FindDriverKind("vllm")), server_(server) {}
 
-  engines::LoadOutcome Load(const engines::EngineVersion& version,
-                            const std::optional<engines::EngineVersion>& last_good) override {
+  engine::LoadOutcome Load(const engine::EngineVersion& version,
+                           const std::optional<engine::EngineVersion>& last_good) override {
     server_.last_good = last_good ? last_good->held.version : 0;
     server_.loading = version.held.version;
     while (!server_.may_end) std::this_thread::sleep_for(milliseconds(1));
-    return {OkStatus(), engines::Serving::kNew};
+    return {OkStatus(), engine::Serving::kNew};
   }
-  Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
-  Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
-  Result<std::optional<bool>> StillServes(const engines::EngineVersion&) override { return std::optional(true); }
+  Status Pause(const engine::EngineVersion&) override { return OkStatus(); }
+  Status Resume(const engine::EngineVersion&) override { return OkStatus(); }
+  Result<std::optional<bool>> StillServes(const engine::EngineVersion&) override { return std::optional(true); }
   void Cancel() override {
     if (!server_.deaf) server_.may_end = true;
   }

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 constexpr std::chrono::hours kLongestWait{1};
 
 // Engines side by side: the longest of each time, and all bytes.
-void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
+void Record(const engine::EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
   record.set_engine_us(std::max(record.engine_us(), outcome.total_us));
   record.set_prepare_us(std::max(record.prepare_us(), outcome.prepare_us));
@@ -39,7 +39,7 @@ void LogSync(const v1::SyncRecord& record, const VersionRef& to, const telemetry
 
 Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
                  std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
-                 std::vector<EngineEntry> table, SyncFeed& feed)
+                 std::vector<engine::EngineEntry> table, SyncFeed& feed)
     : options_(std::move(options)),
       origin_(std::move(origin)),
       replicas_(std::move(replicas)),
@@ -54,7 +54,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
                       .replicas = *replicas_,
                       .engine_threads = options_.engine_threads,
                       .timeline = options_.timeline,
-                      .changed = changed_},
+                      .changed = [this] { changed_.Notify(); }},
       engines_(engine_context_, std::move(table), options_.admission),
       reporter_(
           *origin_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {
@@ -316,7 +316,7 @@ bool Session::Settle() {
   return true;
 }
 
-bool Session::IsSettled(const Engine& engine) {
+bool Session::IsSettled(const engine::Engine& engine) {
   const bool has_it = !engine.under_way() && !engine.Behind();
   Status& status = unanswered_->status;
   if (const auto outcome = engine.OutcomeOf(unanswered_->number)) {

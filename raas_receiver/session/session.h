@@ -55,11 +55,11 @@
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/archive/archiver.h"
+#include "raas_receiver/engine/engines.h"
 #include "raas_receiver/origin/origin.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/scrubber.h"
 #include "raas_receiver/session/change_signal.h"
-#include "raas_receiver/session/engines.h"
 #include "raas_receiver/session/freshness.h"
 #include "raas_receiver/session/orders.h"
 #include "raas_receiver/session/reporter.h"
@@ -79,7 +79,7 @@ struct SessionOptions {
   std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
   std::chrono::milliseconds log_max_age{0};    // not ready when its log's head is older; 0: whatever its age
   std::chrono::milliseconds unready_after{0};  // behind the origin for so long it is not ready; 0: it stays so
-  EngineAdmission admission;                   // of engines that are not in the table
+  engine::EngineAdmission admission;           // of engines that are not in the table
   size_t engine_threads = 2;                   // that write into the ranks of each engine in place
   telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
 };
@@ -90,7 +90,7 @@ class Session {
   // engines, one at least; `feed` outlives the session.
   Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
           std::unique_ptr<replica::ReplicaPair> replicas, std::unique_ptr<archive::Archiver> archiver,
-          std::vector<EngineEntry> table, SyncFeed& feed);
+          std::vector<engine::EngineEntry> table, SyncFeed& feed);
   ~Session();
 
   void Start();
@@ -116,7 +116,7 @@ class Session {
   // As Engines::Verify. kDeadline and kCancelled as Pull.
   Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
-  Engines& engines() { return engines_; }
+  engine::Engines& engines() { return engines_; }
   // That of the current version; before there is one, that of the version to come. kNotFound: neither is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
@@ -143,7 +143,7 @@ class Session {
     Status status;
     v1::SyncRecord record;  // of a pull
     uint64_t number = 0;    // of the version, as it was given to engines
-    std::vector<std::shared_ptr<const Engine>> waiting;
+    std::vector<std::shared_ptr<const engine::Engine>> waiting;
   };
 
   bool HoldsDamage() const;      // in either replica, and knows it
@@ -166,7 +166,7 @@ class Session {
   Status RunSync(Sync& sync);
   bool Ended(const Status& status) const;
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
-  bool IsSettled(const Engine& engine);
+  bool IsSettled(const engine::Engine& engine);
   void Answer();
 
   const SessionOptions options_;
@@ -206,8 +206,8 @@ class Session {
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;
-  const EngineContext engine_context_;
-  Engines engines_;
+  const engine::EngineContext engine_context_;
+  engine::Engines engines_;
   Reporter reporter_;
   std::thread thread_;
 };

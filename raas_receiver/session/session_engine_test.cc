@@ -6,8 +6,8 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "raas_receiver/engine/ranks/ranks_fixture.h"
 #include "raas_receiver/session/session_fixture.h"
-#include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::session {
 namespace {
@@ -82,7 +82,7 @@ TEST_CASE("An engine that hangs holds up others once, until it is late, and then
   const std::string told = fixture.replicas.root.File("told");
   fixture.others.push_back(
       {{.name = "quick"},
-       *engines::NewEngineDriver({.kind = "hook", .command = "echo $LOCKSTEP_VERSION >> " + told, .attempts = 1})});
+       *engine::NewEngineDriver({.kind = "hook", .command = "echo $LOCKSTEP_VERSION >> " + told, .attempts = 1})});
   fixture.Start();
   hook.WaitForCall(1);
   const auto wait_told = [&](Version version) {
@@ -112,7 +112,7 @@ TEST_CASE("Each engine's version is remembered by its name") {
   const auto table = [&](const std::string& command) {
     fixture.engine = {.kind = "hook", .command = "echo first >> " + told, .attempts = 1};
     fixture.others.push_back(
-        {{.name = "second"}, *engines::NewEngineDriver({.kind = "hook", .command = command, .attempts = 1})});
+        {{.name = "second"}, *engine::NewEngineDriver({.kind = "hook", .command = command, .attempts = 1})});
     fixture.Start();
   };
   table("false");
@@ -292,9 +292,9 @@ TEST_CASE("A verify says which engines were not compared, and why") {
   SessionFixture fixture;
   fixture.entry.in_place = true;
   fixture.others.push_back(
-      {{.name = "refuses"}, *engines::NewEngineDriver({.kind = "hook", .command = "false", .attempts = 1})});
+      {{.name = "refuses"}, *engine::NewEngineDriver({.kind = "hook", .command = "false", .attempts = 1})});
   fixture.others.push_back(
-      {{.name = "loads"}, *engines::NewEngineDriver({.kind = "hook", .command = "true", .attempts = 1})});
+      {{.name = "loads"}, *engine::NewEngineDriver({.kind = "hook", .command = "true", .attempts = 1})});
   fixture.Start();
   fixture.WaitHeld(1);
   fixture.WaitFor([&] { return !fixture.Describe().engines(1).last_error().empty(); });
@@ -310,22 +310,22 @@ TEST_CASE("A verify says which engines were not compared, and why") {
 TEST_CASE("Ranks that are stopped hold no thread of the pool that the syncs of all sessions share") {
   SessionFixture fixture;
   fixture.entry.in_place = true;
-  fixture.entry.targets.pause_timeout = std::chrono::minutes(10);
+  fixture.entry.ranks.pause_timeout = std::chrono::minutes(10);
   fixture.Start();
   os::TempDir sockets;
-  auto server = targets::StartTargetServer(
-      sockets.File("engine.sock"),
-      {{"actor",
-        {.find_targets = [&](const auto& rank) { return fixture.session->engines().Find(rank); },
-         .layout = [&] { return fixture.session->layout(); }}}});
+  auto server =
+      engine::StartRankServer(sockets.File("engine.sock"),
+                              {{"actor",
+                                {.find_ranks = [&](const auto& rank) { return fixture.session->engines().Find(rank); },
+                                 .layout = [&] { return fixture.session->layout(); }}}});
   REQUIRE(server.ok());
-  std::vector<std::unique_ptr<targets::RankHandle>> ranks;
+  std::vector<std::unique_ptr<engine::RankHandle>> ranks;
   for (const uint32_t number : {0, 1}) {
-    const targets::TestRankOptions options{.socket = sockets.File("engine.sock"),
-                                           .engine = "default",
-                                           .rank = number,
-                                           .at_stage = targets::RankFault::kSilent};
-    ranks.push_back(std::make_unique<targets::RankHandle>(fixture.replicas.model, options));
+    const engine::TestRankOptions options{.socket = sockets.File("engine.sock"),
+                                          .engine = "default",
+                                          .rank = number,
+                                          .at_stage = engine::RankFault::kSilent};
+    ranks.push_back(std::make_unique<engine::RankHandle>(fixture.replicas.model, options));
     ranks.back()->StartThread();
   }
   for (auto& rank : ranks) fixture.WaitFor([&] { return rank->status().batches > 0; });

@@ -24,10 +24,10 @@ struct SessionFixture {
   origin::TestAgent agent{replicas.model};
   origin::AgentOriginOptions origin{.model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2};
   SessionOptions options{.model = "actor"};
-  EngineConfig entry;
-  engines::EngineOptions engine;
-  std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
-  std::vector<EngineEntry> others;                // engines beside that one
+  engine::EngineConfig entry;
+  engine::EngineOptions engine;
+  std::unique_ptr<engine::EngineDriver> driver;   // null: as `engine` says
+  std::vector<engine::EngineEntry> others;        // engines beside that one
   std::shared_ptr<objects::ObjectStore> archive;  // null: versions go to no log
   std::unique_ptr<Session> session;
   replica::ReplicaPair* pair = nullptr;
@@ -42,13 +42,13 @@ struct SessionFixture {
       archiver = *std::move(made);
     }
     if (!driver) {
-      auto made = engines::NewEngineDriver(engine);
+      auto made = engine::NewEngineDriver(engine);
       REQUIRE(made.ok());
       driver = *std::move(made);
     }
-    std::vector<EngineEntry> table;
+    std::vector<engine::EngineEntry> table;
     table.push_back({entry, std::move(driver)});
-    for (EngineEntry& other : others) table.push_back(std::move(other));
+    for (engine::EngineEntry& other : others) table.push_back(std::move(other));
     others.clear();
     session = std::make_unique<Session>(options, origin::NewAgentOrigin(origin, io, replicas.pool),
                                         std::move(replicas.opened), std::move(archiver), std::move(table), feed);

@@ -1,6 +1,6 @@
 """Killed at any moment: no rank ever serves a mix of versions, and no two ranks of an engine serve different ones.
 
-Where exactly a process dies is random; raas_receiver/targets has the tests that die at every single step.
+Where exactly a process dies is random; raas_receiver/engine/ranks has the tests that die at every single step.
 """
 
 import random

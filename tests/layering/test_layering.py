@@ -55,22 +55,23 @@ trainer_agent/serve: common/access common/base common/os common/peer common/tele
 # The inference side.
 raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
 raas_receiver/replica: common/base common/os common/model common/payload
-raas_receiver/placement/description: common/base common/json common/model common/layout @nlohmann_json
-raas_receiver/placement/plan: common/base common/model common/layout raas_receiver/placement/description
-raas_receiver/placement/writes: common/base common/os common/model common/layout common/payload kernels
-    raas_receiver/placement/plan
-raas_receiver/targets: common/base common/os common/peer common/model common/payload common/telemetry
-    raas_receiver/placement/description raas_receiver/placement/plan raas_receiver/placement/writes @nlohmann_json
-raas_receiver/engines: common/base common/http common/json common/model common/os common/telemetry @nlohmann_json
+raas_receiver/engine/placement/description: common/base common/json common/model common/layout @nlohmann_json
+raas_receiver/engine/placement/plan: common/base common/model common/layout raas_receiver/engine/placement/description
+raas_receiver/engine/placement/writes: common/base common/os common/model common/layout common/payload kernels
+    raas_receiver/engine/placement/plan
+raas_receiver/engine/ranks: common/base common/os common/peer common/model common/payload common/telemetry
+    raas_receiver/engine/placement/description raas_receiver/engine/placement/plan raas_receiver/engine/placement/writes @nlohmann_json
+raas_receiver/engine/drivers: common/base common/http common/json common/model common/os common/telemetry @nlohmann_json
     @openssl
 raas_receiver/archive: common/base common/model common/net common/objects common/os common/payload common/telemetry
     common/versionlog proto raas_receiver/replica
 raas_receiver/origin: common/base common/model common/net common/objects common/os common/payload common/peer
     common/rpc common/telemetry common/versionlog common/wire proto raas_receiver/pull
+raas_receiver/engine: common/base common/net common/telemetry proto raas_receiver/engine/drivers
+    raas_receiver/engine/ranks raas_receiver/origin raas_receiver/replica
 # It knows no agent, lane or ticket: what it does with an origin, it does with every one.
 raas_receiver/session: common/base common/os common/model common/payload common/telemetry proto raas_receiver/archive
-    raas_receiver/engines raas_receiver/origin raas_receiver/pull raas_receiver/replica raas_receiver/targets
-    @nlohmann_json
+    raas_receiver/engine raas_receiver/origin raas_receiver/pull raas_receiver/replica @nlohmann_json
 # The tool.
 ctl/output: common/base common/model @grpc @nlohmann_json
 ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/output proto @grpc @nlohmann_json

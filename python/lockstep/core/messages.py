@@ -1,6 +1,6 @@
 """Messages over a unix socket: a header, a body, and descriptors that travel with the header.
 
-What the protocol of engine ranks (raas_receiver/targets/FORMAT.md) and that of bucket rings (python/FORMAT.md) have in
+What the protocol of engine ranks (raas_receiver/engine/ranks/FORMAT.md) and that of bucket rings (python/FORMAT.md) have in
 common. A header begins with magic, format number, type and length of the body; the rest of it is the format's own.
 """
 

@@ -1,4 +1,4 @@
-"""The rank protocol (raas_receiver/targets/FORMAT.md), a rank's side."""
+"""The rank protocol (raas_receiver/engine/ranks/FORMAT.md), a rank's side."""
 
 import enum
 import json

@@ -1,4 +1,4 @@
-"""describe, and Contents for Follower: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
+"""describe, and Contents for Follower: what a module's parameters are, for the receiver (raas_receiver/engine/placement/description/FORMAT.md)."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Sequence, Tuple

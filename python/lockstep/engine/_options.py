@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence, TypedDict
 
-# For each parameter its slices, or its padding, as in raas_receiver/placement/description/FORMAT.md.
+# For each parameter its slices, or its padding, as in raas_receiver/engine/placement/description/FORMAT.md.
 Slices = Mapping[str, "Sequence[Mapping[str, Any]]"]
 
 

@@ -29,7 +29,7 @@ class MovedError(StateError):
 
 
 class Rank:
-    """The states of raas_receiver/targets/FORMAT.md, "A commit", and what messages do to them:
+    """The states of raas_receiver/engine/ranks/FORMAT.md, "A commit", and what messages do to them:
 
         reading --PAUSE--> paused --WRITE--> written, a mix or a version --SERVE--> reading
 

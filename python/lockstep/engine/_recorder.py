@@ -23,7 +23,7 @@ _ELEMENTWISE = frozenset(
 )
 _CONSTANTS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 _SAME = frozenset(("clone", "_to_copy", "contiguous", "detach_copy"))
-_MOST_BOXES = 65_536  # of one parameter (raas_receiver/placement/description/FORMAT.md)
+_MOST_BOXES = 65_536  # of one parameter (raas_receiver/engine/placement/description/FORMAT.md)
 _MARK = 0x7FF8_4C53_0000_0000  # of a NaN that stands for an element
 _ARITHMETIC = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs lt le gt ge eq ne bool int float "

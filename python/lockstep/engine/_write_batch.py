@@ -1,4 +1,4 @@
-"""A write batch of what a rank writes into its own memory (raas_receiver/placement/writes/FORMAT.md), as it comes."""
+"""A write batch of what a rank writes into its own memory (raas_receiver/engine/placement/writes/FORMAT.md), as it comes."""
 
 import fcntl
 import mmap

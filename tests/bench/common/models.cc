@@ -20,13 +20,13 @@ class RankMaker {
  public:
   RankMaker(uint32_t rank, uint32_t ranks) : rank_(rank), ranks_(ranks), made_{.rank = rank, .world = ranks} {}
 
-  placement::RankDescription Make(const model::ModelLayout& layout) {
+  engine::RankDescription Make(const model::ModelLayout& layout) {
     for (const model::TensorMeta& tensor : layout.tensors()) Add(tensor);
     uint64_t end = 0;
-    for (placement::EngineParameter& parameter : made_.parameters) {
+    for (engine::EngineParameter& parameter : made_.parameters) {
       parameter.strides = layout::ContiguousStrides(parameter.shape);
       parameter.offset = (end + kAlignment - 1) / kAlignment * kAlignment;
-      end = parameter.offset + placement::ExtentBytes(parameter);
+      end = parameter.offset + engine::ExtentBytes(parameter);
     }
     made_.memories = {end};
     return std::move(made_);
@@ -37,7 +37,7 @@ class RankMaker {
     const auto has = [&](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
     const size_t dim = has("o_proj") || has("down_proj") ? 1 : 0;
     const bool whole = has("norm") || has("mlp.gate.");
-    placement::Slice slice{tensor.name, layout::Extents(tensor.shape.size()), tensor.shape, {}};
+    engine::Slice slice{tensor.name, layout::Extents(tensor.shape.size()), tensor.shape, {}};
     if (!whole) slice.shape[dim] /= ranks_;
     if (!whole) slice.from[dim] = rank_ * slice.shape[dim];
     if ((has("k_proj") || has("v_proj")) && slice.shape[0] < kHeadRows) {  // more ranks than heads share them
@@ -63,14 +63,14 @@ class RankMaker {
     if (at != std::string::npos) name.replace(at + 1, part.size(), into);
   }
 
-  placement::EngineParameter& Named(const std::string& name) {
+  engine::EngineParameter& Named(const std::string& name) {
     const auto [found, fresh] = by_name_.try_emplace(name, made_.parameters.size());
     if (fresh) made_.parameters.push_back({.name = name});
     return made_.parameters[found->second];
   }
 
-  void Put(const std::string& name, placement::Slice slice, const layout::Extents& at) {
-    placement::EngineParameter& parameter = Named(name);
+  void Put(const std::string& name, engine::Slice slice, const layout::Extents& at) {
+    engine::EngineParameter& parameter = Named(name);
     const layout::Extents box = layout::Promoted(slice.shape, at.size());
     parameter.shape.resize(at.size());
     for (size_t k = 0; k < at.size(); ++k) parameter.shape[k] = std::max(parameter.shape[k], at[k] + box[k]);
@@ -79,7 +79,7 @@ class RankMaker {
   }
 
   const uint32_t rank_, ranks_;
-  placement::RankDescription made_;
+  engine::RankDescription made_;
   std::unordered_map<std::string, size_t> by_name_;
 };
 
@@ -119,8 +119,8 @@ std::shared_ptr<const model::ModelLayout> QwenLayout(uint64_t bytes) {
   return of_layers(std::max(2.0, std::round(1 + (wanted - one) / layer)));
 }
 
-std::vector<placement::RankDescription> QwenRanks(const model::ModelLayout& layout, uint32_t ranks) {
-  std::vector<placement::RankDescription> made;
+std::vector<engine::RankDescription> QwenRanks(const model::ModelLayout& layout, uint32_t ranks) {
+  std::vector<engine::RankDescription> made;
   for (uint32_t rank = 0; rank < ranks; ++rank) made.push_back(RankMaker(rank, ranks).Make(layout));
   return made;
 }

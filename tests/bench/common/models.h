@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/model/layout.h"
-#include "raas_receiver/placement/description/description.h"
+#include "raas_receiver/engine/placement/description/description.h"
 
 namespace lockstep::bench {
 
@@ -34,6 +34,6 @@ std::shared_ptr<const model::ModelLayout> QwenLayout(uint64_t bytes);
 
 // What tensor-parallel ranks of an engine say of a Qwen3, dense or a mixture: q, k and v fused, gate and up fused,
 // experts stacked. REQUIRES every dimension that is cut to be a multiple of `ranks`, heads of keys and values aside.
-std::vector<placement::RankDescription> QwenRanks(const model::ModelLayout& layout, uint32_t ranks);
+std::vector<engine::RankDescription> QwenRanks(const model::ModelLayout& layout, uint32_t ranks);
 
 }  // namespace lockstep::bench

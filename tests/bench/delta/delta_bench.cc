@@ -2,7 +2,7 @@
 // receiver, against loops that only read the same memory; and on the receiver the translation of a delta into write
 // batches for four tensor-parallel engine ranks (fused QKV, gate and up), against applying it. 3 GB in bf16, less
 // where memory is short; 1 % of the elements changed by Adam.
-#include "raas_receiver/placement/writes/delta_writes.h"
+#include "raas_receiver/engine/placement/writes/delta_writes.h"
 #include "tests/bench/common/bench.h"
 #include "tests/bench/common/models.h"
 #include "tests/bench/delta/delta_pair.h"
@@ -21,14 +21,14 @@ void Print(std::string_view figure, const DeltaPair& pair, const DeltaPair::Samp
 
 // Slot 0 is the plain replica, brought forward and back.
 void MeasureWrites(DeltaPair& pair, int repeats) {
-  const auto plan = OrDie(placement::CompilePlacement(pair.layout(), QwenRanks(pair.layout(), kEngineRanks), {}));
+  const auto plan = OrDie(engine::CompilePlacement(pair.layout(), QwenRanks(pair.layout(), kEngineRanks), {}));
   const auto deltas = pair.ThereAndBack(payload::CodecLevel::kCompact);
   std::vector<double> applied, packed;
   for (int turn = 0; turn < 2 * (1 + repeats); ++turn) {
     const auto& delta = deltas[turn % 2];
     const double apply = pair.TimeApply(delta);
     const double pack = TimeOnce([&] {
-      auto writes = OrDie(placement::DeltaWrites::Create(*plan, {0, 1, 2, 3}, pair.layout(), {delta}, pair.slot(0)));
+      auto writes = OrDie(engine::DeltaWrites::Create(*plan, {0, 1, 2, 3}, pair.layout(), {delta}, pair.slot(0)));
       OrDie(writes.Run([](uint32_t, const os::UniqueFd&) { return OkStatus(); }, pair.pool()));
     });
     if (turn < 2) continue;  // warms memory

@@ -3,8 +3,8 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
 #include "export_plugin/plan/shard_description.h"
-#include "raas_receiver/placement/description/description_testing.h"
-#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/engine/placement/description/description_testing.h"
+#include "raas_receiver/engine/placement/plan/placement_plan.h"
 #include "tests/bench/common/bench.h"
 #include "tests/bench/common/models.h"
 
@@ -56,9 +56,9 @@ void MeasureExport(std::string_view name, const char* config, const rules::Topol
 }
 
 void CompilePlacement(const model::ModelLayout& layout, const std::vector<std::string>& texts) {
-  std::vector<placement::RankDescription> ranks;
-  for (const std::string& text : texts) ranks.push_back(OrDie(placement::ParseDescription(text)));
-  const auto plan = OrDie(placement::CompilePlacement(layout, ranks, OrDie(placement::UnusedTensors(layout, ranks))));
+  std::vector<engine::RankDescription> ranks;
+  for (const std::string& text : texts) ranks.push_back(OrDie(engine::ParseDescription(text)));
+  const auto plan = OrDie(engine::CompilePlacement(layout, ranks, OrDie(engine::UnusedTensors(layout, ranks))));
   Require(plan->size() == kEngineRanks && !plan->back().copies().empty(), "the plan is empty");
 }
 
@@ -75,7 +75,7 @@ void Run(bool quick) {
 
   const auto layout = LayoutOf(kQwen3_30B_A3B);
   std::vector<std::string> texts;
-  for (const auto& rank : QwenRanks(*layout, kEngineRanks)) texts.push_back(placement::ToJson(rank));
+  for (const auto& rank : QwenRanks(*layout, kEngineRanks)) texts.push_back(engine::ToJson(rank));
   PrintResult("placement_compile_qwen3_30b_a3b", "s", layout->data_bytes(),
               TimeRepeated(repeats, [&] { CompilePlacement(*layout, texts); }), {1.0});
 }

@@ -1,11 +1,12 @@
-// What ranks of an engine and the receiver say to each other, and what ATTACH and ASK lead to (raas_receiver/targets).
-// The first byte of an input says how many descriptors come along, the rest is a stream of messages.
+// What ranks of an engine and the receiver say to each other, and what ATTACH and ASK lead to
+// (raas_receiver/engine/ranks). The first byte of an input says how many descriptors come along, the rest is a stream
+// of messages.
 #include <array>
 
 #include "common/model/model_name.h"
 #include "common/os/segment.h"
-#include "raas_receiver/targets/messages.h"
-#include "raas_receiver/targets/rank_connection.h"
+#include "raas_receiver/engine/ranks/messages.h"
+#include "raas_receiver/engine/ranks/rank_connection.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 #include "tests/fuzz/stream.h"
@@ -13,9 +14,9 @@
 namespace lockstep::fuzz {
 namespace {
 
-using targets::EngineMessage;
-using targets::EngineMessageHeader;
-using targets::EngineMessageType;
+using engine::EngineMessage;
+using engine::EngineMessageHeader;
+using engine::EngineMessageType;
 
 constexpr std::chrono::milliseconds kTimeout{1000};
 std::span<const int> Descriptors(size_t count) {
@@ -34,18 +35,18 @@ Bytes Encoded(EngineMessageType type, const VersionRef& held, ByteView body) {
 }
 
 // A rank that was let in: what it described is there, and every parameter lies inside.
-Steps CheckRank(targets::RankConnection& rank) {
-  const placement::RankDescription& said = rank.description();
+Steps CheckRank(engine::RankConnection& rank) {
+  const engine::RankDescription& said = rank.description();
   LS_FUZZ_RULE(said.rank < said.world);
-  for (const placement::EngineParameter& parameter : said.parameters) {
-    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.memories[parameter.memory]);
+  for (const engine::EngineParameter& parameter : said.parameters) {
+    LS_FUZZ_RULE(parameter.offset + engine::ExtentBytes(parameter) <= said.memories[parameter.memory]);
   }
   return {said.rank == 1, said.world > 2, rank.claim().version > 1'000'000};
 }
 
 // False: it was refused.
 bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& steps) {
-  const auto rank = targets::RankConnection::Open(connection, std::move(attach));
+  const auto rank = engine::RankConnection::Open(connection, std::move(attach));
   if (!rank.ok()) CheckRefusal(rank.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
   if (rank.ok()) steps = CheckRank(**rank);
   return rank.ok();
@@ -53,7 +54,7 @@ bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& ste
 
 // False: it was refused.
 bool TestAsk(const EngineMessage& ask) {
-  const Result<std::string> model = targets::ReadAsk(ask);
+  const Result<std::string> model = engine::ReadAsk(ask);
   if (!model.ok()) CheckRefusal(model.status(), {ErrorCode::kBadData, ErrorCode::kProtocol});
   if (model.ok()) LS_FUZZ_RULE(model::CheckModelName(*model).ok());
   return model.ok();
@@ -61,7 +62,7 @@ bool TestAsk(const EngineMessage& ask) {
 
 // "ATTACH" with the description of a rank of FORMAT.md.
 Bytes Attach(const std::string& rank) {
-  const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
+  const std::string description = DocumentBlock("raas_receiver/engine/placement/description/FORMAT.md", "json", rank);
   const std::string body =
       R"({"peer": "engine_rank/1.0 protocol=1", "model": "actor", "engine": "tp2", "group": 1, "incarnation": "f00", )"
       R"("gated": false, "state": "reading", "description": )" +
@@ -79,10 +80,10 @@ Bytes Seed(uint8_t fds, ByteView stream) {
 
 std::vector<Bytes> Seeds() {
   Bytes cycle = Encoded(EngineMessageType::kPaused, {}, {});
-  AppendBytes(cycle, HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
+  AppendBytes(cycle, HexBlock("raas_receiver/engine/ranks/FORMAT.md", "serve"));
   AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, {}));
   const Bytes refused = Encoded(EngineMessageType::kRefused, {}, AsBytes(std::string_view("no such model")));
-  const Bytes ask = HexBlock("raas_receiver/targets/FORMAT.md", "ask");
+  const Bytes ask = HexBlock("raas_receiver/engine/ranks/FORMAT.md", "ask");
   return {Seed(0, Attach("rank 0")), Seed(0, Attach("rank 1")), Seed(0, cycle), Seed(0, refused), Seed(0, ask)};
 }
 
@@ -93,13 +94,13 @@ void TestInput(ByteView input) {
   Steps steps;
   bool refused = false;
   while (connection.valid()) {
-    auto message = targets::ReceiveEngineMessage(connection, kTimeout);
+    auto message = engine::ReceiveEngineMessage(connection, kTimeout);
     if (!message.ok()) {
       CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
       break;
     }
     const Bytes& body = message->body;
-    LS_FUZZ_RULE(body.size() <= targets::kMaxAttachBody);
+    LS_FUZZ_RULE(body.size() <= engine::kMaxAttachBody);
     ByteView sent;
     LS_FUZZ_RULE(stream.TakeBytes(sizeof(EngineMessageHeader) + body.size(), sent));
     LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, body));

@@ -1,0 +1,352 @@
+#include "raas_receiver/engine/ranks/rank_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "common/telemetry/log_limit.h"
+
+namespace lockstep::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::chrono::microseconds Since(Clock::time_point begin) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
+}
+
+bool IsFor(const RankConnection& rank, const model::ModelLayout& layout) {
+  return rank.description().layout.value_or(layout.digest()) == layout.digest();
+}
+
+Status ForAnotherLayout(const RankConnection& rank) {
+  return {ErrorCode::kState, Cat(rank.Label(), " was recorded for another layout of the model; it asks for the ",
+                                 "present one and records again")};
+}
+
+// Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
+Result<bool> HoldsVersion(const PlacementPlan& plan, RankConnection& rank, const VersionData& version,
+                          uint64_t batch_bytes) {
+  bool equal = true;
+  const auto compare = [&](const os::UniqueFd& batch) -> Status {
+    LS_ASSIGN_OR_RETURN(equal, rank.Compare(batch));
+    return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
+  };
+  BatchWriter writer(version.data, compare, batch_bytes);
+  Status status = writer.Fill(plan[rank.rank()]);
+  if (status.ok()) status = writer.Flush();
+  if (!equal) return false;
+  LS_RETURN_IF_ERROR(status);
+  return true;
+}
+
+}  // namespace
+
+void LogRefused(const std::string& model, const RankConnection& rank, const Status& why) {
+  static telemetry::LogLimit reasons;
+  const uint64_t times = reasons.Count(Cat(model, ": ", rank.Label(), ": ", why.message()));
+  if (times == 0) return;
+  telemetry::LogWarn(
+      "engine_rank_refused", why,
+      {{"model", model}, {"engine", rank.group()}, {"rank", rank.rank()}, {"pid", rank.pid()}, {"times", times}});
+}
+
+RankGroup::RankGroup(const EngineRanksOptions& options, const RankConnection& first)
+    : options_(options), name_(first.group()), incarnation_(first.incarnation()), ranks_(first.description().world) {}
+
+Ranks RankGroup::present() const {
+  Ranks ranks;
+  std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(ranks), [](const auto& rank) { return rank; });
+  return ranks;
+}
+
+Status RankGroup::MakeRoom(const RankConnection& rank) {
+  const RankDescription& described = rank.description();
+  if (described.world != world()) {
+    return {ErrorCode::kBadData,
+            Cat(rank.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
+  }
+  if (rank.incarnation() != incarnation_ && attached() != 0) {
+    return {ErrorCode::kState,
+            Cat(rank.Label(), " was started with others than process ", present().front()->pid(),
+                ", which is attached: end the processes of the earlier start, or give the ranks of one engine one ",
+                "incarnation")};
+  }
+  const std::shared_ptr<RankConnection>& taken = ranks_[described.rank];
+  if (!taken) return OkStatus();
+  if (!taken->gone()) {
+    return {ErrorCode::kState, Cat(rank.Label(), ": process ", taken->pid(), " has that place; end it first")};
+  }
+  Lose(described.rank, /*left=*/true);
+  return OkStatus();
+}
+
+Status RankGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
+  if (!IsFor(*rank, layout)) return ForAnotherLayout(*rank);
+  LS_RETURN_IF_ERROR(MakeRoom(*rank));
+  const uint32_t index = rank->rank();
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
+                 {{"model", options_.model},
+                  {"engine", name_},
+                  {"rank", index},
+                  {"world", world()},
+                  {"pid", rank->pid()},
+                  {"version", rank->claim().version}});
+  ranks_[index] = std::move(rank);
+  ++changes_;
+  return OkStatus();
+}
+
+void RankGroup::Drop(size_t rank, const Status& why) {
+  telemetry::LogWarn("engine_rank_lost", why,
+                     {{"model", options_.model}, {"engine", name_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
+  Lose(rank, /*left=*/false);
+}
+
+void RankGroup::Lose(size_t rank, bool left) {
+  RankConnection& lost = *ranks_[rank];
+  lost_.push_back({name_, lost.rank(), lost.pid(), lost.goes_on_with(), left});
+  lost.HangUp();
+  Forget(rank);
+}
+
+void RankGroup::Refuse(size_t rank, const Status& why) {
+  LogRefused(options_.model, *ranks_[rank], why);
+  ranks_[rank]->SendRefused(why);
+  Forget(rank);
+}
+
+void RankGroup::Forget(size_t rank) {
+  ranks_[rank] = nullptr;
+  ++changes_;
+}
+
+bool RankGroup::DropGone() {
+  const uint64_t before = changes_;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank] && ranks_[rank]->gone()) Lose(rank, /*left=*/true);
+  }
+  return changes_ != before;
+}
+
+bool RankGroup::At(const VersionRef& held) const {
+  return !held.nothing() && complete() &&
+         std::ranges::all_of(ranks_, [&](const auto& rank) { return rank->reads() == held && rank->holds() == held; });
+}
+
+bool RankGroup::awake() const {
+  return complete() && std::ranges::none_of(ranks_, [](const auto& rank) { return rank->asleep(); });
+}
+
+RankGroupReport RankGroup::Describe() const {
+  RankGroupReport report = report_;
+  const Ranks ranks = present();
+  report.name = name_;
+  report.world = static_cast<uint32_t>(world());
+  report.attached = static_cast<uint32_t>(ranks.size());
+  for (const auto& rank : ranks) {
+    report.reads.push_back(rank->reads());
+    if (rank->asleep()) {
+      ++report.asleep;
+    } else if (rank->compares()) {
+      ++report.comparing;
+    } else if (rank->reads().nothing()) {
+      ++report.waiting;
+    }
+    report.parameters += rank->description().parameters.size();
+    for (const uint64_t bytes : rank->description().memories) report.target_bytes += bytes;
+  }
+  const bool all = std::ranges::none_of(ranks, [](const auto& rank) { return rank->gone(); });
+  if (all && At(report.serving())) report.at = report.serving();
+  return report;
+}
+
+// Answers newcomers. An error is of a rank that was dropped.
+Status RankGroup::Welcome() {
+  return ForEach([](RankConnection& rank) { return rank.newcomer() ? rank.SendAttached() : OkStatus(); });
+}
+
+// --- commits ---
+
+Status RankGroup::Failed(Status status) {
+  status = status.WithContext(Cat("engine ", name_));
+  ++report_.failures;
+  report_.last_error = status.message();
+  static telemetry::LogLimit reasons;  // of what is tried again and again
+  const uint64_t times = reasons.Count(Cat(options_.model, ": ", status.message()));
+  if (times == 0) return status;
+  telemetry::LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", name_}, {"times", times}});
+  return status;
+}
+
+Status RankGroup::Prepare(const CommitRequest& request) {
+  commit_.reset();
+  if (!awake()) return OkStatus();
+  const auto begin = Clock::now();
+  const Status status = TryPrepare(request);
+  report_.last_prepare = Since(begin);
+  if (status.ok() && commit_ == nullptr) report_.last_error.clear();  // all ranks have the version
+  if (status.ok()) return status;
+  (void)DropGone();  // a rank that did not do what it was told has no connection any more
+  return Failed(status);
+}
+
+Status RankGroup::TryPrepare(const CommitRequest& request) {
+  if (SomeWait(request)) LS_RETURN_IF_ERROR(CatchUp(request));
+  LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
+  if (At(request.version.held)) return OkStatus();
+  auto commit = std::make_unique<RankCommit>(*this, request.version, plan_, options_);
+  LS_RETURN_IF_ERROR(commit->Prepare(request.deltas));
+  commit_ = std::move(commit);
+  return OkStatus();
+}
+
+// Whether some ranks read the version before, and others wait and may be written as they are: a commit was aborted, or
+// a receiver died in it, when they had been written.
+bool RankGroup::SomeWait(const CommitRequest& request) const {
+  bool read = false;
+  bool wait = false;
+  for (const auto& rank : ranks_) {
+    if (rank->reads().nothing() && !rank->gated()) return false;  // its server may run
+    if (request.before && !IsFor(*rank, *request.before->layout)) return false;
+    wait = wait || rank->reads().nothing();
+    read = read || (request.before && rank->reads() == request.before->held);
+  }
+  return read && wait;
+}
+
+// Those that wait are brought to what the others read. In a collective the others may stand still for them, and could
+// not be held.
+Status RankGroup::CatchUp(const CommitRequest& request) {
+  LS_RETURN_IF_ERROR(Plan(request, *request.before->layout));
+  RankCommit commit(*this, *request.before, plan_, options_);
+  LS_RETURN_IF_ERROR(commit.Prepare(request.deltas));
+  LS_RETURN_IF_ERROR(commit.Run());
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_caught_up",
+                 {{"model", options_.model}, {"engine", name_}, {"version", commit.version().version}});
+  return OkStatus();
+}
+
+Status RankGroup::Commit() {
+  const std::unique_ptr<RankCommit> commit = std::move(commit_);
+  const auto begin = Clock::now();
+  if (const Status status = commit->Run(); !status.ok()) return Failed(status);
+  report_.last_pause = Since(begin);
+  report_.last_written_bytes = commit->written_bytes();
+  report_.last_error.clear();
+  ++report_.commits;
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_committed",
+                 {{"model", options_.model},
+                  {"engine", name_},
+                  {"run", ToHex(commit->version().run)},
+                  {"version", commit->version().version},
+                  {"ranks", attached()},
+                  {"written_bytes", report_.last_written_bytes},
+                  {"pause_s", std::chrono::duration<double>(report_.last_pause).count()}});
+  return OkStatus();
+}
+
+// --- the plan, and what ranks hold ---
+
+Status RankGroup::Plan(const CommitRequest& request, const model::ModelLayout& layout) {
+  LS_RETURN_IF_ERROR(PlanFor(layout));
+  LS_RETURN_IF_ERROR(Welcome());
+  return CheckClaims(request);
+}
+
+// Ranks that were recorded for another layout are refused. Where the others do not fit the model or one another,
+// newcomers are refused; without such, the model has changed, and all are.
+Status RankGroup::PlanFor(const model::ModelLayout& layout) {
+  if (plan_ && plan_changes_ == changes_ && plan_layout_ == layout.digest()) return OkStatus();
+  LS_RETURN_IF_ERROR(RefuseOtherLayouts(layout));
+  const Status compiled = Compile(layout);
+  if (compiled.ok()) return compiled;
+  const bool newcomers = std::ranges::any_of(ranks_, [](const auto& rank) { return rank->newcomer(); });
+  for (size_t rank = 0; rank < world(); ++rank) {
+    if (!newcomers || ranks_[rank]->newcomer()) Refuse(rank, compiled);
+  }
+  return compiled;
+}
+
+// The plan of where the tensors of `layout` lie in the memory of the ranks, all of them.
+Status RankGroup::Compile(const model::ModelLayout& layout) {
+  std::vector<RankDescription> described;
+  for (const auto& rank : ranks_) described.push_back(rank->description());
+  LS_ASSIGN_OR_RETURN(std::vector<std::string> unused, UnusedTensors(layout, described));
+  LS_ASSIGN_OR_RETURN(plan_, CompilePlacement(layout, described, unused));
+  plan_layout_ = layout.digest();
+  plan_changes_ = changes_;
+  SetUnused(std::move(unused));
+  return OkStatus();
+}
+
+Status RankGroup::RefuseOtherLayouts(const model::ModelLayout& layout) {
+  Status first;
+  for (const auto& rank : present()) {
+    if (IsFor(*rank, layout)) continue;
+    const Status why = ForAnotherLayout(*rank);
+    Refuse(rank->rank(), why);
+    if (first.ok()) first = why;
+  }
+  return first;
+}
+
+void RankGroup::SetUnused(std::vector<std::string> unused) {
+  if (unused == report_.unused) return;
+  report_.unused = std::move(unused);
+  if (report_.unused.empty()) return;
+  telemetry::Log(
+      telemetry::LogLevel::kInfo, "engine_tensors_unused",
+      {{"model", options_.model}, {"engine", name_}, {"tensors", report_.unused.size()}, {"first", report_.unused[0]}});
+}
+
+// Believes what ranks claim to hold, where it is one of the two versions and every byte is that.
+Status RankGroup::CheckClaims(const CommitRequest& request) {
+  for (const auto& rank : ranks_) {
+    const auto claims = [&](const VersionData& version) {
+      return rank->claim() == version.held && version.layout->digest() == plan_layout_;
+    };
+    if (rank->claim().nothing()) continue;
+    const VersionData* claimed = nullptr;
+    if (claims(request.version)) claimed = &request.version;
+    if (request.before && claims(*request.before)) claimed = &*request.before;
+    bool equal = false;
+    if (claimed != nullptr) {
+      LS_ASSIGN_OR_RETURN(equal, HoldsVersion(*plan_, *rank, *claimed, options_.batch_bytes));
+    }
+    rank->SetHolds(equal ? claimed->held : VersionRef());
+  }
+  return OkStatus();
+}
+
+Status RankGroup::Verify(const VersionData& version) {
+  if (!complete()) {
+    return {ErrorCode::kState,
+            Cat("engine ", name_, ": only ", attached(), " of its ", world(), " ranks are attached")};
+  }
+  if (!awake()) return {ErrorCode::kState, Cat("engine ", name_, " is asleep: its weights are not there")};
+  if (!options_.compare_only && !At(version.held)) {
+    return {ErrorCode::kState, Cat("engine ", name_, " does not serve version ", version.held.version)};
+  }
+  LS_RETURN_IF_ERROR(PlanFor(*version.layout));
+  LS_RETURN_IF_ERROR(Welcome());
+  Status first;
+  for (const auto& rank : ranks_) {
+    const Result<bool> equal = HoldsVersion(*plan_, *rank, version, options_.batch_bytes);
+    if (!equal.ok()) return equal.status().WithContext(Cat("engine ", name_));
+    if (*equal) continue;
+    rank->SetHolds({});  // the next Prepare writes all of it
+    if (first.ok())
+      first = {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
+  }
+  return first;
+}
+
+void RankGroup::Doubt() {
+  for (const auto& rank : present()) rank->Doubt();
+}
+
+}  // namespace lockstep::engine
