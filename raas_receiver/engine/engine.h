@@ -50,7 +50,7 @@ struct EngineContext {
   replica::ReplicaPair& replicas;
   size_t engine_threads = 2;                // that write into the ranks of each engine in place
   telemetry::Timeline* timeline = nullptr;  // null: no spans
-  std::function<void()> changed;            // called of ranks that come and go, and of attempts that end
+  std::function<void()> changed;            // called when ranks come and go, and when attempts end
 };
 
 struct EngineConfig {

@@ -72,7 +72,7 @@ Status Engine::WritePaused(const EngineAttempt& attempt) {
   return CommitPaused(version, before);
 }
 
-// The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
+// The pause. A server resumes only when all ranks of all groups are there, and at one version; it stays paused else,
 // until the next attempt.
 Status Engine::CommitPaused(const EngineVersion& version, const EngineVersion& before) {
   owes_resume_ = over_http();
@@ -92,7 +92,7 @@ Status Engine::CommitPaused(const EngineVersion& version, const EngineVersion& b
   }
   const Status resumed = ranks_.AllAt(before.held) ? Resume(before) : OkStatus();
   if (!written.ok()) return resumed.ok() || !over_http() ? written : resumed;
-  return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
+  return {ErrorCode::kState, Cat("not every group of the engine is at version ", version.held.version, " yet")};
 }
 
 Status Engine::Resume(const EngineVersion& serving) {

@@ -90,7 +90,7 @@ Result<std::shared_ptr<EngineRanks>> Engines::Find(const RankConnection& link) {
                                           "; set LOCKSTEP_ENGINE_NAME of its server to the one that it is"));
 }
 
-// With a server that is not in the table. `same`, if not null, is the engine that ranks of that name made before.
+// Of a rank that brings its server. `same`, if not null, is the engine that ranks of that name made before.
 Result<std::shared_ptr<EngineRanks>> Engines::Join(const RankConnection& link, const std::shared_ptr<Engine>& same) {
   const std::shared_ptr<Engine> there = EngineAt(link.server());
   if (there != nullptr && there == same) return RanksOf(same);

@@ -61,6 +61,11 @@ Status ReplicaFile::ReserveFor(const std::string& path, const model::ModelLayout
   return os::ReserveRoom(segment_, model::ImageBytes(layout), path);
 }
 
+// To truncate a file to its size frees what is allocated behind its end.
+void ReplicaFile::GiveBackRoom() const {
+  (void)!::ftruncate(segment_.fd(), static_cast<off_t>(bytes()));
+}
+
 Status ReplicaFile::Reshape(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
   cold_from_ = std::min(cold_from_, model::ImageBytes(*layout));
   LS_ASSIGN_OR_RETURN(segment_, os::Resize(std::move(segment_), model::ImageBytes(*layout), path));
@@ -101,10 +106,10 @@ std::span<std::byte> ReplicaFile::block(BlockIndex block) const {
   return data().subspan(range.offset, range.bytes);
 }
 
-bool ReplicaFile::Claim(std::chrono::milliseconds grace) {
+bool ReplicaFile::Claim(std::chrono::milliseconds grace, const std::stop_token& stop) {
   const auto until = std::chrono::steady_clock::now() + grace;
   while (!TryClaim()) {
-    if (std::chrono::steady_clock::now() >= until) return false;
+    if (stop.stop_requested() || std::chrono::steady_clock::now() >= until) return false;
     std::this_thread::sleep_for(kClaimPoll);
   }
   return true;

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 
 #include "common/base/ids.h"
@@ -41,6 +42,8 @@ class ReplicaFile {
   // Reserves the room that the file, at `path`, lacks for `layout`, for a later Reshape(). Changes no content.
   // kResourceExhausted as Create().
   Status ReserveFor(const std::string& path, const model::ModelLayout& layout) const;
+  // Gives back the room that was reserved and not used.
+  void GiveBackRoom() const;
   // Makes the file one of `layout`: writes the header, and leaves the data unspecified. After an error there is no
   // file. REQUIRES the file to be claimed.
   Status Reshape(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
@@ -56,9 +59,9 @@ class ReplicaFile {
   bool Warm(uint64_t bytes, WorkerPool& pool);
 
   // Claims the file for writing. True: no other process has the file, and none can open it before Release(). False: a
-  // reader still had it when `grace` was over, or this filesystem has no leases; the caller must replace the file.
-  // REQUIRES its published names to be gone, and LeasesSeeMappings() of its directory.
-  bool Claim(std::chrono::milliseconds grace);
+  // reader still had it when `grace` was over or `stop` was requested, or this filesystem has no leases; the caller
+  // must replace the file. REQUIRES its published names to be gone, and LeasesSeeMappings() of its directory.
+  bool Claim(std::chrono::milliseconds grace, const std::stop_token& stop = {});
   void Release();
 
  private:

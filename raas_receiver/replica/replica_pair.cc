@@ -117,17 +117,19 @@ bool ReplicaPair::WarmTarget() {
 }
 
 // Whether its content was kept. After an error a version is still there unless its state was removed.
-Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout) {
+Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout,
+                                       const std::stop_token& stop) {
   EndWriting();  // an attempt that failed before may have left its claim
   LS_RETURN_IF_ERROR(directory_.KeepRoom(RoomToCommit(*layout)));
   Replica& replica = target();
   const bool whole = replica.whole.has_value();
   LS_RETURN_IF_ERROR(WithdrawTarget());
-  writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool claimed =
-      replica.file.valid() && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
+      replica.file.valid() && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace, stop);
   Result<bool> kept = false;
-  if (claimed) {
+  if (stop.stop_requested()) {
+    kept = Kept();
+  } else if (claimed) {
     kept = RewriteFile(layout, whole);
   } else if (const Status replaced = ReplaceFile(layout, whole); !replaced.ok()) {
     kept = replaced;
@@ -142,7 +144,10 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
 Result<bool> ReplicaPair::RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole) {
   Replica& replica = target();
   LS_RETURN_IF_ERROR(replica.file.ReserveFor(replica.path, *layout));
-  LS_RETURN_IF_ERROR(GiveUpTarget());
+  if (const Status given_up = GiveUpTarget(); !given_up.ok()) {
+    replica.file.GiveBackRoom();
+    return given_up;
+  }
   if (replica.file.layout()->digest() == layout->digest()) return whole;
   LS_RETURN_IF_ERROR(replica.file.Reshape(replica.path, layout));
   return false;
@@ -160,7 +165,10 @@ Status ReplicaPair::ReplaceFile(const std::shared_ptr<const model::ModelLayout>&
     ::unlink(replica.path.c_str());
   }
   LS_ASSIGN_OR_RETURN(ReplicaFile next, ReplicaFile::Create(directory_.NextReplicaPath(), layout));
-  LS_RETURN_IF_ERROR(GiveUpTarget());
+  if (const Status given_up = GiveUpTarget(); !given_up.ok()) {
+    ::unlink(directory_.NextReplicaPath().c_str());
+    return given_up;
+  }
   if (::rename(directory_.NextReplicaPath().c_str(), replica.path.c_str()) != 0) {
     return ErrnoStatus(errno, Cat("rename ", directory_.NextReplicaPath(), " to ", replica.path));
   }
@@ -214,11 +222,17 @@ Status ReplicaPair::RemoveTargetState() {
   return OkStatus();
 }
 
+// From here on the target's version is gone, and its bytes are the session's alone.
 Status ReplicaPair::GiveUpTarget() {
-  if (target().whole && may_give_up_ && !may_give_up_()) {
-    return {ErrorCode::kCancelled, Cat("model ", options_.model, ": the version before is asked for")};
-  }
-  return RemoveTargetState();
+  if (writing_.owns_lock()) return OkStatus();
+  if (target().whole && may_give_up_ && !may_give_up_()) return Kept();
+  LS_RETURN_IF_ERROR(RemoveTargetState());
+  writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
+  return OkStatus();
+}
+
+Status ReplicaPair::Kept() const {
+  return {ErrorCode::kCancelled, Cat("model ", options_.model, ": the sync was ended, and the version before stays")};
 }
 
 Status ReplicaPair::DropOther() {
@@ -232,12 +246,12 @@ payload::DeltaChain ReplicaPair::ChainOfTarget() const {
   return kept_.Between(target().whole->manifest.held, replicas_[current_].whole->manifest.held);
 }
 
-Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
+Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps, const std::stop_token& stop) {
   const ReplicaState& base = *replicas_[current_].whole;
   const bool base_damaged = damaged_[current_];
   const VersionRef before = target().whole ? target().whole->manifest.held : VersionRef();
   payload::DeltaChain chain = ChainOfTarget();
-  LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(base.layout));
+  LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(base.layout, stop));
   const bool led = content_kept && !chain.empty() && !damaged_[target_index()];  // which nobody marks from here on
   const std::span<const std::byte> from = replicas_[current_].file.data();
   const std::span<std::byte> to = target().file.data();
@@ -274,8 +288,8 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
   return bad;
 }
 
-Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout) {
-  return ToStatus(MakeWritable(layout));
+Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout, const std::stop_token& stop) {
+  return ToStatus(MakeWritable(layout, stop));
 }
 
 std::vector<BlockIndex> ReplicaPair::CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions) {
@@ -303,7 +317,6 @@ Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, 
 }
 
 void ReplicaPair::EndWriting() {
-  if (!writing_.owns_lock()) return;
   target().file.Release();
   writing_ = {};
 }

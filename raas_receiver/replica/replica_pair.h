@@ -26,6 +26,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -100,8 +101,8 @@ class ReplicaPair {
   // --- the session's thread ---
   // Has `found` called, on any thread, after damage was found. Call before other threads use the pair.
   void SetDamageFound(std::function<void()> found) { damage_found_ = std::move(found); }
-  // Has `may` asked right before the target's version is gone for good. False: the sync ends with kCancelled, and the
-  // target keeps its version.
+  // Has `may` asked right before the target's version is gone for good. False: BringForward and BeginFull fail with
+  // kCancelled, and the target keeps its version. Call before other threads use the pair.
   void SetMayGiveUp(std::function<bool()> may) { may_give_up_ = std::move(may); }
   // Returns the damage found since the last call, or since the start: the first of each version of a replica.
   std::vector<Damage> TakeDamage();
@@ -120,15 +121,16 @@ class ReplicaPair {
   // Warms some of the target's memory (ReplicaFile::Warm), for less than a second. Returns false when all is warm.
   bool WarmTarget();
 
-  // BringForward and BeginFull fail with kResourceExhausted only before they change the target.
+  // BringForward and BeginFull fail with kResourceExhausted, or kCancelled after `stop` or by SetMayGiveUp, only before
+  // they change the target.
 
   // Makes the target equal to the current version with `steps`, if any, applied. Returns the blocks, rising, that came
   // out wrong: the caller must write them whole before Commit. REQUIRES steps to be consecutive, to start at the
   // current version, and to be verified against their digests.
-  Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
+  Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps, const std::stop_token& stop = {});
 
   // Makes the target writable memory of `layout`, with unspecified content. The target holds no version from then on.
-  Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
+  Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout, const std::stop_token& stop = {});
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
   // Applies to each block of a full target the steps from the block's version on. Returns blocks as BringForward.
   std::vector<BlockIndex> CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions);
@@ -137,12 +139,13 @@ class ReplicaPair {
   // after a full pull. REQUIRES that the caller has checked every block of the target against `manifest`.
   Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
                 std::string label = {});
-  // Ends a sync without a commit. The target holds no version, and keeps its memory for the next sync.
+  // Ends a sync without a commit. The target keeps its memory for the next sync, and its version if that was not given
+  // up yet.
   void Abandon() { EndWriting(); }
 
   // Makes the target's version current. kState when the target is not whole, or is damaged.
   Status SwitchToOther();
-  // Withdraws the target's version, without a question. The target holds none from then on.
+  // Withdraws the target's version, and does not ask SetMayGiveUp's function. The target holds none from then on.
   Status DropOther();
   // Returns the version that `engine` was last marked to serve. The marks outlive a restart, so that a receiver that
   // was killed before it notified an engine does so afterwards. The marks do not outlive a reboot, as no engine does.
@@ -171,13 +174,14 @@ class ReplicaPair {
               ReplicasAtStart start);
 
   payload::DeltaChain ChainOfTarget() const;
-  Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
+  Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout, const std::stop_token& stop);
   Result<bool> RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
   Status ReplaceFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
   bool FitsInPlaceAlone(const model::ModelLayout& layout) const;
   Status WithdrawTarget();
   Status RemoveTargetState();
   Status GiveUpTarget();
+  Status Kept() const;
   void RestoreTarget();
   Status PublishTarget();
   void KeepRoom();
@@ -204,7 +208,7 @@ class ReplicaPair {
   std::array<Replica, 2> replicas_;
   // Each replica's bytes: exclusive while the session writes or drops them, shared while they are verified.
   std::array<std::shared_mutex, 2> bytes_mutexes_;
-  std::unique_lock<std::shared_mutex> writing_;
+  std::unique_lock<std::shared_mutex> writing_;  // of the target, once its version is given up
   std::atomic<uint64_t> replaced_ = 0;
   // The marks of the replicas: some block is known not to have its hash. Set by MarkDamaged() alone.
   std::array<std::atomic<bool>, 2> damaged_{};

@@ -99,6 +99,42 @@ TEST_CASE("A sync that there is no room for gives up nothing: the version before
   fixture.PullFull(next.has(3) ? 3 : 1, next);
 }
 
+TEST_CASE("A sync that is ended before it gives the version before up leaves that, and takes no room") {
+  ReplicaFixture fixture;
+  PullTwo(fixture);
+  const bool stopped = GENERATE(false, true);  // while it waits for a reader
+  os::UniqueFd reader;
+  if (stopped || GENERATE(false, true)) {
+    reader = os::UniqueFd(::open(fixture.ModelPath("v1/model.safetensors").c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  if (stopped) {
+    fixture.Close();
+    fixture.options.reader_grace = std::chrono::minutes(10);
+    fixture.Open();
+  }
+  std::stop_source stop;
+  if (stopped) stop.request_stop();
+  fixture.pair().SetMayGiveUp([&] { return false; });
+  TestModel next(5, 100'000);
+  next.Advance();
+  const auto room = [&] {
+    uintmax_t blocks = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(fixture.ModelPath(".lockstep"))) {
+      struct stat info {};
+      if (::lstat(entry.path().c_str(), &info) == 0) blocks += static_cast<uintmax_t>(info.st_blocks);
+    }
+    return blocks;
+  };
+  const uintmax_t before = room();
+  CHECK(fixture.pair().BeginFull(next.layout(), stop.get_token()).code() == ErrorCode::kCancelled);
+  CHECK(fixture.pair().BringForward({}, stop.get_token()).status().code() == ErrorCode::kCancelled);
+  CHECK(room() <= before + 2 * 8 * 16);  // `room` may have grown, by pages
+  CHECK(fixture.pair().previous().held == fixture.model.held(1));
+  CHECK(fixture.Directories() == std::set<std::string>{"v1", "v2"});
+  REQUIRE(fixture.pair().RollBack({fixture.model.held(1)}).ok());
+  fixture.CheckCurrent(1);
+}
+
 TEST_CASE("Another layout takes the room of the version before where there is no other, and all of it is real") {
   const PrivateMount mount("size=8m", kOverlay);
   if (!mount.mounted()) return;

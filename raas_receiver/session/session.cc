@@ -282,7 +282,7 @@ std::stop_token Session::BeginEndable() {
   return endable_.get_token();
 }
 
-// A rollback comes before this, ends the sync and finds the version before, or comes after, and is refused.
+// A rollback that comes before this call ends the sync, and finds the version before. One that comes after is refused.
 bool Session::MayGiveUp() {
   MutexLock lock(mutex_);
   if (endable_.stop_requested()) return false;

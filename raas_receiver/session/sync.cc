@@ -183,7 +183,7 @@ Result<Sync::State> Sync::PullDelta() {
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
-  LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
+  LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout, request_.stop));
   StageBlocks();
   LS_RETURN_IF_ERROR(pull_->FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
@@ -223,7 +223,7 @@ Result<Sync::State> Sync::Apply() {
   if (full_) {
     damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
   } else {
-    LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.BringForward(chain_));
+    LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.BringForward(chain_, request_.stop));
   }
   return damaged_.empty() ? State::kCommit : State::kRepair;
 }

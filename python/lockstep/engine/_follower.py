@@ -111,7 +111,7 @@ class Follower:
         for what, name in (("model", model), ("engine_name", engine_name), ("incarnation", incarnation)):
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
-        if not (isinstance(group, int) and 0 <= group <= _LAST_GROUP):
+        if not (type(group) is int and 0 <= group <= _LAST_GROUP):
             raise BadDataError(f"group {group!r}: groups are numbers from 0 to {_LAST_GROUP}")
         self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)

@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "common/base/text.h"
@@ -81,7 +80,7 @@ bool EngineRanks::Lacks(const RankGroupReport& group) const {
 std::optional<EngineRanks::Absence> EngineRanks::absence() const {
   MutexLock lock(mutex_);
   const auto view = std::ranges::find_if(views_, [](const auto& each) { return each.attached < each.world; });
-  if (!waiting_.empty() || (view == views_.end() && !views_.empty())) return std::nullopt;
+  if (!waiting_.empty() || admitting_ != 0 || (view == views_.end() && !views_.empty())) return std::nullopt;
   const int64_t since = views_.empty() ? empty_since_unix_ns_ : view->attached_since_unix_ns;
   if (std::chrono::nanoseconds(telemetry::UnixNanos() - since) < options_.comes_back) return std::nullopt;
   const std::string text = views_.empty()
@@ -93,7 +92,7 @@ std::optional<EngineRanks::Absence> EngineRanks::absence() const {
 
 bool EngineRanks::empty() const {
   MutexLock lock(mutex_);
-  return views_.empty() && waiting_.empty();
+  return views_.empty() && waiting_.empty() && admitting_ == 0;
 }
 
 bool EngineRanks::Behind(const VersionRef& held) const {
@@ -183,7 +182,7 @@ Ranks EngineRanks::Connections() const {
 
 bool EngineRanks::DropGone() {
   bool any = std::erase_if(waiting_, Gone) != 0;
-  for (const auto& [engine, group] : groups_) any = group->DropGone() || any;
+  for (const auto& [name, group] : groups_) any = group->DropGone() || any;
   SettleLosses();
   return any;
 }
@@ -192,7 +191,7 @@ bool EngineRanks::DropGone() {
 void EngineRanks::SettleLosses() {
   const auto now = Clock::now();
   std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
-  for (const auto& [engine, group] : groups_) {
+  for (const auto& [name, group] : groups_) {
     for (LostRank& lost : group->TakeLost()) {
       lost_ = true;
       if (!lost.read.nothing()) back_by_[lost.read] = now + options_.comes_back;
@@ -222,7 +221,7 @@ void EngineRanks::UpdateViews() {
   const int64_t now = telemetry::UnixNanos();
   const std::vector<RankGroupReport> before = std::exchange(views_, {});
   members_.clear();
-  for (const auto& [engine, group] : groups_) {
+  for (const auto& [name, group] : groups_) {
     RankGroupReport view = group->Describe();
     const auto same = std::ranges::find_if(
         before, [&](const RankGroupReport& each) { return each.name == view.name && each.attached == view.attached; });
@@ -237,6 +236,7 @@ void EngineRanks::UpdateViews() {
 void EngineRanks::Update() {
   MutexLock lock(mutex_);
   SettleLosses();
+  admitting_ = 0;
   UpdateViews();
 }
 
@@ -261,21 +261,22 @@ Status EngineRanks::CheckServer(const RankConnection& rank, const std::vector<st
                                  "; set ", "LOCKSTEP_ENGINE_NAME of its own server to the engine that it is")};
 }
 
-Status EngineRanks::Admit(const model::ModelLayout& layout, Status* refused) {
+Status EngineRanks::AdmitWaiting(const model::ModelLayout& layout, Status* refused) {
   Ranks waiting;
   {
     MutexLock lock(mutex_);
     (void)DropGone();
-    waiting = waiting_;
+    waiting.swap(waiting_);
+    admitting_ = waiting.size();
   }
-  std::set<std::shared_ptr<RankConnection>> wait_on;
   std::optional<Result<std::vector<std::string>>> server;
   for (const auto& rank : waiting) {
     Status joined = CheckPurpose(*rank);
     if (joined.ok() && !rank->gated() && options_.paused_server) {
       if (!server) server = options_.paused_server();
       if (!server->ok()) {
-        wait_on.insert(rank);
+        MutexLock lock(mutex_);
+        waiting_.push_back(rank);
         continue;
       }
       joined = CheckServer(*rank, **server);
@@ -290,14 +291,6 @@ Status EngineRanks::Admit(const model::ModelLayout& layout, Status* refused) {
     rank->SendRefused(joined);
     if (refused != nullptr && refused->ok()) *refused = joined;
   }
-  {
-    MutexLock lock(mutex_);  // those that joined have no other views in between
-    const auto handled = [&](const auto& rank) { return !wait_on.contains(rank); };
-    const auto end = waiting_.begin() + static_cast<ptrdiff_t>(waiting.size());
-    waiting_.erase(std::remove_if(waiting_.begin(), end, handled), end);
-    SettleLosses();
-    UpdateViews();
-  }
   if (!server || server->ok()) return OkStatus();
   return server->status().WithContext("ranks wait until their server says that they are its own");
 }
@@ -306,7 +299,7 @@ Status EngineRanks::Admit(const model::ModelLayout& layout, Status* refused) {
 template <typename Call>
 Status EngineRanks::CallGroups(const Call& call) {
   Status first;
-  for (const auto& [engine, group] : groups_) {
+  for (const auto& [name, group] : groups_) {
     const Status status = call(*group);
     if (first.ok()) first = status;
   }
@@ -315,9 +308,10 @@ Status EngineRanks::CallGroups(const Call& call) {
 
 Status EngineRanks::Prepare(const CommitRequest& request) {
   Status refused;
-  Status status = Admit(*request.version.layout, &refused);
+  Status status = AdmitWaiting(*request.version.layout, &refused);
   {
     MutexLock lock(mutex_);
+    SettleLosses();
     lost_ = false;
   }
   const Status prepared = CallGroups([&](RankGroup& group) { return group.Prepare(request); });
@@ -333,12 +327,12 @@ Status EngineRanks::Commit() {
 }
 
 void EngineRanks::Abandon() {
-  for (const auto& [engine, group] : groups_) group->Abandon();
+  for (const auto& [name, group] : groups_) group->Abandon();
   Update();
 }
 
 Result<size_t> EngineRanks::Verify(const VersionData& version) {
-  Status status = Admit(*version.layout);
+  Status status = AdmitWaiting(*version.layout);
   if (status.ok()) status = CallGroups([&](RankGroup& group) { return group.Verify(version); });
   const size_t groups = groups_.size();
   Update();
@@ -346,8 +340,14 @@ Result<size_t> EngineRanks::Verify(const VersionData& version) {
   return groups;
 }
 
+Status EngineRanks::Admit(const model::ModelLayout& layout) {
+  const Status status = AdmitWaiting(layout);
+  Update();
+  return status;
+}
+
 void EngineRanks::Doubt() {
-  for (const auto& [engine, group] : groups_) group->Doubt();
+  for (const auto& [name, group] : groups_) group->Doubt();
   Update();
 }
 

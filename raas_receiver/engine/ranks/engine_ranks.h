@@ -20,7 +20,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/engine/ranks/rank_connection.h"
-#include "raas_receiver/engine/ranks/version_data.h"
+#include "raas_receiver/engine/ranks/ranks_types.h"
 
 namespace lockstep::engine {
 
@@ -50,7 +50,7 @@ class EngineRanks {
   std::optional<Absence> absence() const;
   // No rank is attached, or waits to be.
   bool empty() const;
-  // Whether there are engines, and all of them are complete and at `held`.
+  // Whether there are groups, and all of them are complete and at `held`.
   bool AllAt(const VersionRef& held) const;
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks, and those with a rank that is asleep until it wakes.
@@ -85,12 +85,12 @@ class EngineRanks {
   // Drops what Prepare worked out.
   void Abandon();
   // Answers waiting ranks, compares every group's memory with `version`, and answers how many groups there are.
-  // kCorrupt names the engine and rank that differs, which is not at that version any more; kState the engine that
+  // kCorrupt names the group and rank that differs, which is not at that version any more; kState the group that
   // serves another version, is asleep or lacks a rank.
   Result<size_t> Verify(const VersionData& version);
   // Refuses waiting ranks that do not fit a version with `layout`, or their server; the others join their groups. Where
-  // the server does not answer, its ranks wait on, and the error says why. `refused` gets why the first was refused.
-  Status Admit(const model::ModelLayout& layout, Status* refused = nullptr);
+  // the server does not answer, its ranks wait on, and the error says why.
+  Status Admit(const model::ModelLayout& layout);
   // Ranks may hold something else than was written: none is known to hold a version any more. The next Prepare compares
   // what they held, where it has that version, and writes those wholly that differ.
   void Doubt();
@@ -106,6 +106,7 @@ class EngineRanks {
   void Update();
   template <typename Call>
   Status CallGroups(const Call& call);
+  Status AdmitWaiting(const model::ModelLayout& layout, Status* refused = nullptr);
   Status CheckPurpose(const RankConnection& rank) const;
   Status CheckServer(const RankConnection& rank, const std::vector<std::string>& incarnations) const;
 
@@ -116,6 +117,7 @@ class EngineRanks {
   bool lost_ LS_GUARDED_BY(mutex_) = false;  // a rank was, since the last Prepare began
   std::function<void()> changed_ LS_GUARDED_BY(mutex_);
   Ranks waiting_ LS_GUARDED_BY(mutex_);
+  size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                // taken out of it since the last Update
   std::map<std::string, std::unique_ptr<RankGroup>> groups_;  // by name; the engine's thread's
   std::vector<RankGroupReport> views_ LS_GUARDED_BY(mutex_);  // the groups, as other threads see them,
   int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);         // since when there is none,

@@ -98,7 +98,7 @@ Status RankCommit::Pause() {
 }
 
 // Whether all ranks are there and have come as far, also those that take no part: no rank is to serve what another one
-// may not have. A commit needs nothing else of ranks that are attached elsewhere, which would be asked here.
+// may not have.
 Status RankCommit::Agree() {
   if (!group_.DropGone() && group_.complete()) return OkStatus();
   return {ErrorCode::kAborted, "a rank went before all had the version"};

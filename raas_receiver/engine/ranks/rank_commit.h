@@ -19,7 +19,7 @@
 #include "raas_receiver/engine/placement/plan/placement_plan.h"
 #include "raas_receiver/engine/placement/writes/delta_writes.h"
 #include "raas_receiver/engine/ranks/rank_connection.h"
-#include "raas_receiver/engine/ranks/version_data.h"
+#include "raas_receiver/engine/ranks/ranks_types.h"
 
 namespace lockstep::engine {
 

@@ -85,7 +85,7 @@ class RankConnection {
   // The connection, for the caller to refuse the rank.
   os::UnixConnection TakeConnection() && { return std::move(connection_); }
 
-  // Whether it was not answered ATTACHED yet.
+  // Whether the rank has not got ATTACHED yet.
   bool newcomer() const { return !attached_; }
 
   // Messages; every error means that the rank must be dropped.
@@ -118,7 +118,7 @@ class RankConnection {
 
  private:
   RankConnection() = default;
-  std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
+  std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that RankGroup puts its name before
   Status ReadBody(const EngineMessage& attach);
   Status ReadState(const std::string& state);
   Status SendStage(const os::UniqueFd& batch) LS_REQUIRES(write_batches_mutex_);
@@ -140,7 +140,7 @@ class RankConnection {
   bool gated_ = true;
   bool asleep_ = false;
   bool compares_ = false;
-  bool attached_ = false;  // it was answered that
+  bool attached_ = false;  // ATTACHED was sent
   RankDescription description_;
   std::chrono::milliseconds answer_timeout_{30'000};
   Mutex write_batches_mutex_;                                // one write batch after the other
@@ -148,10 +148,10 @@ class RankConnection {
   // What the WRITE makes of its memory that it has not answered.
   std::optional<VersionRef> writing_ LS_GUARDED_BY(write_batches_mutex_);
   Status failed_ LS_GUARDED_BY(write_batches_mutex_);  // of write batches
-  VersionRef reads_;                                   // or read, until it is written
-  bool paused_ = false;                                // since Pause
-  VersionRef memory_;                                  // what is in its memory,
-  bool proved_ = false;                                // as far as the rank says: it was not written or compared here
+  VersionRef reads_;     // what the rank reads, or read before Pause; nothing once it is written
+  bool paused_ = false;  // since Pause
+  VersionRef memory_;    // what is in the rank's memory
+  bool proved_ = false;  // memory_ was written or compared here; false: the rank says so
 };
 
 using Ranks = std::vector<std::shared_ptr<RankConnection>>;

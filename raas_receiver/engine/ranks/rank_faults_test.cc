@@ -114,7 +114,7 @@ TEST_CASE("What was staged and is not written is dropped") {
   for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
 }
 
-TEST_CASE("What was handed over is dropped by the ranks that paused when another did not") {
+TEST_CASE("What was staged is dropped by the ranks that paused when another did not") {
   OwnRanks engine([](TestRankOptions& options) { options.at_pause = RankFault::kHangsUp; });
   engine.ranks[1]->End();  // it would hang up at the first pause
   REQUIRE(engine.Changed(1));

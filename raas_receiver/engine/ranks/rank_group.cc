@@ -67,12 +67,12 @@ Status RankGroup::MakeRoom(const RankConnection& rank) {
   const RankDescription& described = rank.description();
   if (described.world != world()) {
     return {ErrorCode::kBadData,
-            Cat(rank.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
+            Cat(rank.Label(), " says ", described.world, " ranks, the others of its group ", world())};
   }
   if (rank.incarnation() != incarnation_ && attached() != 0) {
     return {ErrorCode::kState,
             Cat(rank.Label(), " was started with others than process ", present().front()->pid(),
-                ", which is attached: end the processes of the earlier start, or give the ranks of one engine one ",
+                ", which is attached: end the processes of the earlier start, or give the ranks of one group one ",
                 "incarnation")};
   }
   const std::shared_ptr<RankConnection>& taken = ranks_[described.rank];

@@ -17,7 +17,7 @@
 #include "raas_receiver/engine/placement/plan/placement_plan.h"
 #include "raas_receiver/engine/ranks/rank_commit.h"
 #include "raas_receiver/engine/ranks/rank_connection.h"
-#include "raas_receiver/engine/ranks/version_data.h"
+#include "raas_receiver/engine/ranks/ranks_types.h"
 
 namespace lockstep::engine {
 

@@ -178,8 +178,8 @@ struct RanksFixture {
     return engine_ranks->prepared() ? engine_ranks->Commit() : OkStatus();
   }
   RankGroupReport report() const {
-    const std::vector<RankGroupReport> engines = engine_ranks->Describe();
-    return engines.empty() ? RankGroupReport{} : engines.front();
+    const std::vector<RankGroupReport> groups = engine_ranks->Describe();
+    return groups.empty() ? RankGroupReport{} : groups.front();
   }
 };
 

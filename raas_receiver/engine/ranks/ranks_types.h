@@ -50,7 +50,7 @@ struct VersionData {
 // are kept.
 using DeltasBetween = std::function<payload::DeltaChain(const VersionRef& from, const VersionRef& to)>;
 
-// What engines are to be brought to: `version`, by `deltas` between what ranks hold. `before` (nothing: it is not at
+// What groups are to be brought to: `version`, by `deltas` between what ranks hold. `before` (nothing: it is not at
 // hand) is what they may still read.
 struct CommitRequest {
   VersionData version;
