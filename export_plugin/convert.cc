@@ -32,11 +32,11 @@ std::chrono::milliseconds Timeout(uint32_t given_ms, std::chrono::milliseconds u
 }
 
 // Without layout, rank and ranks.
-Result<buffer::RankOptions> AgentOptions(const lockstep_options& given) {
+Result<client::RankOptions> AgentOptions(const lockstep_options& given) {
   if (given.socket_path == nullptr || given.model == nullptr) {
     return Status(ErrorCode::kBadData, "socket_path and model must be given");
   }
-  buffer::RankOptions to{.socket_path = given.socket_path, .model = given.model};
+  client::RankOptions to{.socket_path = given.socket_path, .model = given.model};
   to.connect_timeout = Timeout(given.connect_timeout_ms, to.connect_timeout);
   to.reconnect_timeout = Timeout(given.reconnect_timeout_ms, to.reconnect_timeout);
   to.call_timeout = Timeout(given.call_timeout_ms, to.call_timeout);
@@ -88,12 +88,12 @@ class CallbackExchange : public exporter::Exchange {
 
 }  // namespace
 
-Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options) {
-  LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, AgentOptions(options));
+Result<client::RankOptions> ToRankOptions(const lockstep_options& options) {
+  LS_ASSIGN_OR_RETURN(client::RankOptions converted, AgentOptions(options));
   if (options.tensors == nullptr) return Status(ErrorCode::kBadData, "tensors, or descriptions, must be given");
-  if (options.ranks == 0 || options.ranks > buffer::kMaxRanks || options.rank >= options.ranks) {
+  if (options.ranks == 0 || options.ranks > wire::kMaxRanks || options.rank >= options.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", options.rank, " of ", options.ranks,
-                                           ": ranks count from 0 and are at most ", buffer::kMaxRanks));
+                                           ": ranks count from 0 and are at most ", wire::kMaxRanks));
   }
   converted.rank = options.rank;
   converted.ranks = options.ranks;

@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "export_plugin/client/rank_client.h"
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/local_tensor.h"
 #include "export_plugin/lockstep.h"
-#include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::abi {
 
 // Of options with tensors, and of options with descriptions. kBadData, kProtocol.
-Result<buffer::RankOptions> ToRankOptions(const lockstep_options& options);
+Result<client::RankOptions> ToRankOptions(const lockstep_options& options);
 Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& options);
 
 Result<std::vector<std::string>> ToDescriptions(const char* const* descriptions, uint32_t ranks);

@@ -91,7 +91,7 @@ class InPlace::Copies {
   std::deque<WrittenRanges> under_way_;
 };
 
-Result<std::unique_ptr<InPlace>> InPlace::Open(buffer::RankOptions options, std::vector<std::string> names,
+Result<std::unique_ptr<InPlace>> InPlace::Open(client::RankOptions options, std::vector<std::string> names,
                                                uint32_t threads) {
   auto model = std::make_unique<InPlace>();
   // The layout sorts by offset, and empty tensors share theirs.
@@ -106,7 +106,7 @@ Result<std::unique_ptr<InPlace>> InPlace::Open(buffer::RankOptions options, std:
   LS_ASSIGN_OR_RETURN(model->pool_,
                       exporter::NewCopyPool(threads == 0 ? exporter::UsualCopyThreads(options.ranks) : threads));
   LS_ASSIGN_OR_RETURN(model->engine_, exporter::NewCopyEngine(model->pool_.get()));
-  LS_ASSIGN_OR_RETURN(model->client_, buffer::RankClient::Open(std::move(options)));
+  LS_ASSIGN_OR_RETURN(model->client_, client::RankClient::Open(std::move(options)));
   return model;
 }
 

@@ -12,10 +12,10 @@
 
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
+#include "export_plugin/client/rank_client.h"
 #include "export_plugin/exporter/copy_engine.h"
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/lockstep.h"
-#include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::abi {
 
@@ -23,7 +23,7 @@ namespace lockstep::abi {
 class InPlace {
  public:
   // `names`: of the layout's tensors in the caller's order. `threads` that copy; 0: the usual number.
-  static Result<std::unique_ptr<InPlace>> Open(buffer::RankOptions options, std::vector<std::string> names,
+  static Result<std::unique_ptr<InPlace>> Open(client::RankOptions options, std::vector<std::string> names,
                                                uint32_t threads);
 
   Result<std::byte*> Begin(Version version);
@@ -33,7 +33,7 @@ class InPlace {
   Status Abort(Version version, std::string_view reason);
   void Leave() { client_->Leave(); }
 
-  const buffer::RankClient& client() const { return *client_; }
+  const client::RankClient& client() const { return *client_; }
   const exporter::PublishStats& stats() const { return stats_; }
 
  private:
@@ -56,7 +56,7 @@ class InPlace {
   std::vector<Tensor> tensors_;  // in the caller's order
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<exporter::CopyEngine> engine_;  // uses the pool
-  std::unique_ptr<buffer::RankClient> client_;
+  std::unique_ptr<client::RankClient> client_;
   std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a slot
   bool pins_ = true;                                                     // until pinning fails
   WrittenRanges unreported_;                                             // is in place

@@ -71,7 +71,7 @@ Status Open(const lockstep_options* options, lockstep_publisher** out) {
   }
   auto publisher = std::make_unique<lockstep_publisher>();
   if (options->descriptions == nullptr) {
-    LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, abi::ToRankOptions(*options));
+    LS_ASSIGN_OR_RETURN(client::RankOptions converted, abi::ToRankOptions(*options));
     std::vector<std::string> names;
     for (size_t i = 0; i < options->tensor_count; ++i) names.emplace_back(options->tensors[i].name);
     LS_ASSIGN_OR_RETURN(publisher->in_place,

@@ -163,7 +163,7 @@ class Troubled {
 
   bool Chance(uint64_t one_in) { return random_() % one_in == 0; }
   uint64_t Below(uint64_t end) { return random_() % end; }
-  publish::Host& host() { return trainer_.fleet().host(); }
+  run::Host& host() { return trainer_.fleet().host(); }
   Fleet& fleet() { return trainer_.fleet(); }
   Version version() const { return version_; }
 

@@ -94,11 +94,11 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
 }
 
 Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
-  buffer::RankOptions agent = options.agent;
+  client::RankOptions agent = options.agent;
   agent.layout = layout_;
   agent.rank = writer;
   agent.ranks = writers;
-  LS_ASSIGN_OR_RETURN(client_, buffer::RankClient::Open(std::move(agent)));
+  LS_ASSIGN_OR_RETURN(client_, client::RankClient::Open(std::move(agent)));
   return OkStatus();
 }
 

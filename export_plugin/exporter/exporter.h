@@ -31,10 +31,10 @@
 #include "common/model/layout.h"
 #include "common/os/own_process.h"
 #include "common/os/unix_socket.h"
+#include "export_plugin/client/rank_client.h"
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/frozen_bytes.h"
 #include "export_plugin/exporter/lowering.h"
-#include "trainer_agent/buffer/rank_client.h"
 
 namespace lockstep::exporter {
 
@@ -48,7 +48,7 @@ inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at
 inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
 
 struct ExporterOptions {
-  buffer::RankOptions agent;              // the exporter gives layout, rank and ranks
+  client::RankOptions agent;              // the exporter gives layout, rank and ranks
   std::vector<std::string> descriptions;  // of all ranks
   model::Attachments attachments;         // that belong to the model
   uint32_t rank = 0;                      // of descriptions
@@ -145,7 +145,7 @@ class Exporter {
   std::unique_ptr<TrackedExchange> exchange_;  // where this rank exchanges buckets
   std::unique_ptr<BucketSender> sender_;
   std::unique_ptr<BucketIntake> intake_;
-  std::unique_ptr<buffer::RankClient> client_;  // where this rank writes
+  std::unique_ptr<client::RankClient> client_;  // where this rank writes
   std::array<PinnedMemory, 2> pinned_slots_;
   bool pin_tried_ = false;
   Status pin_trouble_;

@@ -16,7 +16,7 @@
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/in_process_exchange.h"
 #include "export_plugin/plan/shard_description.h"
-#include "trainer_agent/publish/publish_fixture.h"
+#include "trainer_agent/run/publish_fixture.h"
 
 namespace lockstep::exporter {
 
@@ -220,7 +220,7 @@ class Fleet {
   // The bytes that are served as `version`.
   Image Served(Version version) {
     host_.Await(version);
-    store::ServedRun& run = host_.run();
+    run::ServedRun& run = host_.run();
     Bytes data;
     const auto copy = [&](const model::Manifest&, ByteView bytes) { data.assign(bytes.begin(), bytes.end()); };
     REQUIRE(run.UseBlocks(version, true, 0, run.layout().block_count(), copy).ok());
@@ -244,7 +244,7 @@ class Fleet {
   Exporter& exporter(uint32_t rank) { return *exporters_[rank]; }
   TestRank& rank(uint32_t rank) { return ranks_[rank]; }
   ExchangeHub& hub() { return *hub_; }
-  publish::Host& host() { return host_; }
+  run::Host& host() { return host_; }
   void Kill(uint32_t rank) {
     hub_->Break(rank);
     exporters_[rank].reset();
@@ -263,7 +263,7 @@ class Fleet {
   const std::vector<Whole2D> model_;
   const FleetOptions options_;
   const std::shared_ptr<ExchangeHub> hub_;
-  publish::Host host_;
+  run::Host host_;
   std::vector<TestRank> ranks_;
   std::vector<std::string> descriptions_;
   std::vector<std::unique_ptr<Exchange>> exchanges_;

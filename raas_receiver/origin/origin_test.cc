@@ -102,7 +102,7 @@ struct AgentHost : Host {
   std::unique_ptr<serve::LaneServer> lane_server =
       *serve::LaneServer::Start({.address = {"127.0.0.1", 0}, .encrypted = encrypted}, &served.pulls);
   telemetry::Timeline timeline;
-  store::Scrubber scrubber{&served.catalog, std::chrono::milliseconds(0)};
+  run::Scrubber scrubber{&served.catalog, std::chrono::milliseconds(0)};
   std::unique_ptr<access::AccessControl> access = *access::AccessControl::Create("");
   serve::AgentService service{access.get(),
                               &served.catalog,
@@ -140,9 +140,9 @@ struct AgentHost : Host {
         served.pool);
   }
   void Damage(BlockIndex block) override {
-    const auto other = std::make_shared<store::ServedRun>(
+    const auto other = std::make_shared<run::ServedRun>(
         "actor", RandomId<RunId>(), layout, damaging,
-        store::StoreOptions{.directory = served.deltas.path(), .retain_bytes = served.retain_bytes});
+        run::StoreOptions{.directory = served.deltas.path(), .retain_bytes = served.retain_bytes});
     served.catalog.Open(other);
     auto manifest = *served.ManifestOf(1);
     manifest.held = {other->run(), 1};
@@ -401,7 +401,7 @@ TEST_CASE("A pull for another layout than the model's is refused as one") {
   const auto any = AnyHost();
   Host& host = *any;
   Want want = host.Holding(0);
-  want.layout = store::LayoutOf(kBlock);
+  want.layout = run::LayoutOf(kBlock);
   CHECK_THAT(host.origin->Open(want, {}), FailsWith(ErrorCode::kState, "layout"));
 }
 

@@ -9,10 +9,10 @@
 #include "common/payload/payload.h"
 #include "common/wire/lane_identity.h"
 #include "common/wire/local.h"
+#include "common/wire/rank_messages.h"
 #include "export_plugin/exporter/bucket_header.h"
 #include "raas_receiver/replica/state_file.h"
-#include "trainer_agent/buffer/control_segment.h"
-#include "trainer_agent/buffer/rank_messages.h"
+#include "trainer_agent/run/control_segment.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +31,7 @@ constexpr char kModel[] = "common/model/FORMAT.md";
 constexpr char kPayload[] = "common/payload/FORMAT.md";
 constexpr char kWire[] = "common/wire/FORMAT.md";
 constexpr char kReplica[] = "raas_receiver/replica/FORMAT.md";
-constexpr char kBuffer[] = "trainer_agent/buffer/FORMAT.md";
+constexpr char kBuffer[] = "trainer_agent/run/FORMAT.md";
 constexpr char kExporter[] = "export_plugin/exporter/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
@@ -141,35 +141,36 @@ TEST_CASE("The replica state example is what the code writes") {
 
 TEST_CASE("The control segment and rank protocol examples are what the code writes") {
   const Story story;
-  const uint64_t bytes = buffer::ControlSegment::BytesFor(*story.layout);
+  const uint64_t bytes = run::ControlSegment::BytesFor(*story.layout);
   auto segment = *os::CreateMemfdSegment("golden", bytes);
   const auto written =
       *os::AdoptSegment(os::UniqueFd(::dup(segment.fd())), bytes, os::Access::kReadOnly, "the same memory");
-  auto control = buffer::ControlSegment::Format(std::move(segment), "actor", story.run, *story.layout, 1);
+  auto control = run::ControlSegment::Format(std::move(segment), "actor", story.run, *story.layout, 1);
   control.SetCommitted(0, 1, 1'000'000'000);
   control.RecordManifest(0, {{story.run, 1}, {model::BlockHash(story.before)}, story.Digest(story.before)});
   control.SetWriting(1, 2);
   CHECK(HexBlock(kBuffer, "control") == Copy({written.data(), bytes}));
   Bytes begin;
-  Append(begin, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kBegin),
-                                      .body_bytes = sizeof(buffer::VersionBody)});
-  Append(begin, buffer::VersionBody{2});
+  Append(begin, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kBegin),
+                                        .body_bytes = sizeof(wire::VersionBody)});
+  Append(begin, wire::VersionBody{2});
   CHECK(HexBlock(kBuffer, "begin") == begin);
   Bytes ranges;
-  Append(ranges, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kRanges),
-                                       .body_bytes = sizeof(buffer::VersionBody) + sizeof(StridedRange)});
-  Append(ranges, buffer::VersionBody{2});
+  Append(ranges, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kRanges),
+                                         .body_bytes = sizeof(wire::VersionBody) + sizeof(StridedRange)});
+  Append(ranges, wire::VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
   CHECK(HexBlock(kBuffer, "ranges") == ranges);
   Bytes commit;
-  Append(commit, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kCommit), .body_bytes = 9});
-  Append(commit, buffer::VersionBody{2});
+  Append(commit,
+         wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kCommit), .body_bytes = 9});
+  Append(commit, wire::VersionBody{2});
   AppendBytes(commit, AsBytes(std::string_view("7")));
   CHECK(HexBlock(kBuffer, "commit") == commit);
   Bytes await;
   Append(await,
-         buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kAwaitServed), .body_bytes = 39});
-  Append(await, buffer::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
+         wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kAwaitServed), .body_bytes = 39});
+  Append(await, wire::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
   AppendBytes(await, AsBytes(std::string_view("actor\n7")));
   CHECK(HexBlock(kBuffer, "await-served") == await);
 }

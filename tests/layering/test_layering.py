@@ -27,7 +27,7 @@ common/http: common/base common/net common/os @asio @curl
 common/objects: common/base common/http common/net common/os @expat @nlohmann_json @openssl
 common/versionlog: common/base common/model common/net common/objects common/os common/payload proto @openssl
 common/payload: common/base common/model kernels @zstd
-common/wire: common/base common/payload @openssl
+common/wire: common/base common/model common/os common/payload common/peer @openssl
 common/net: common/base common/os @asio @openssl
 common/access: common/base common/config common/os common/rpc common/telemetry @grpc
 common/metrics: common/base common/net common/rpc common/telemetry @asio @prometheus
@@ -39,19 +39,17 @@ kernels: common/base @highway
 kernels/cuda: @cuda  # only with --config=cuda
 proto: @grpc @protobuf
 # The trainer's side.
-trainer_agent/buffer: common/base common/os common/peer common/model
+export_plugin/client: common/base common/os common/peer common/model common/wire
 export_plugin/rules: common/base common/model common/layout @nlohmann_json
 export_plugin/plan: common/base common/json common/model common/layout export_plugin/rules @nlohmann_json
 export_plugin/exporter: common/base common/os common/model common/layout common/gpu kernels kernels/cuda
-    trainer_agent/buffer export_plugin/plan @cuda @nlohmann_json  # what has cuda in its name: only with --config=cuda
-export_plugin: common/base common/os common/model common/layout kernels trainer_agent/buffer export_plugin/exporter
+    export_plugin/client export_plugin/plan @cuda @nlohmann_json  # what has cuda in its name: only with --config=cuda
+export_plugin: common/base common/os common/model common/layout kernels export_plugin/client export_plugin/exporter
     export_plugin/plan @nlohmann_json
-trainer_agent/delta: common/base common/os common/model common/payload kernels trainer_agent/buffer
-trainer_agent/store: common/base common/os common/model common/payload common/telemetry
-trainer_agent/publish: common/base common/os common/peer common/model common/payload common/telemetry
-    trainer_agent/buffer trainer_agent/delta trainer_agent/store
+# The agent.
+trainer_agent/run: common/base common/os common/peer common/model common/payload common/telemetry common/wire kernels
 trainer_agent/serve: common/access common/base common/os common/peer common/telemetry common/model common/payload
-    common/wire common/net common/rpc proto trainer_agent/buffer trainer_agent/store
+    common/wire common/net common/rpc proto trainer_agent/run
 # The inference side.
 raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
 raas_receiver/replica: common/base common/os common/model common/payload

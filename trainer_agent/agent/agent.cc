@@ -75,7 +75,7 @@ v1::BuildInfo Build() {
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
   build.set_peer(peer::SelfLine("trainer_agent"));
-  build.set_segment_format(buffer::kSegmentFormat);
+  build.set_segment_format(run::kSegmentFormat);
   return build;
 }
 
@@ -96,15 +96,14 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   for (const std::string& path : {std::filesystem::absolute(options.socket).string(), options.segment_dir}) {
     LS_RETURN_IF_ERROR(os::MakeOwnPlace(path));
   }
-  LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
+  LS_ASSIGN_OR_RETURN(agent->home_, run::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   WarnOfDisk(options);
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
-  const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
-                                                  .retain_bytes = options.retain_bytes,
-                                                  .timeline = &agent->timeline_};
-  const publish::DiffOptions diff{.pool = &agent->pool_, .codec = options.codec_level};
-  agent->registry_ =
-      std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
+  const run::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
+                                              .retain_bytes = options.retain_bytes,
+                                              .timeline = &agent->timeline_};
+  const run::DiffOptions diff{.pool = &agent->pool_, .codec = options.codec_level};
+  agent->registry_ = std::make_unique<run::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   LS_RETURN_IF_ERROR(agent->registry_->Recover());
   LS_RETURN_IF_ERROR(agent->Listen());
   agent->Tick();
@@ -141,12 +140,12 @@ Status Agent::Listen() {
                  .admit = [this](const rpc::PeerCertificate& peer) { return access_->Admit(access::IdentityOf(peer)); },
                  .health_services = {kLiveness, kReadiness},
                  .health_address = net::ToString(options_.health_address)}));
-  const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone,
+  const auto await_served = [this](const wire::ServedQuestion& question, const std::function<bool()>& gone,
                                    std::string* lacking) {
     return serve::AwaitServed(catalog_, pulls_.reports(), question, gone, lacking);
   };
   LS_ASSIGN_OR_RETURN(ranks_,
-                      publish::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));
+                      run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));
   if (options_.metrics_address) {
     LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(options_.metrics_address),
                                                                     [this] { return MetricsPage(); }));
@@ -196,10 +195,10 @@ std::string Agent::MetricsPage() const {
 
 std::vector<v1::AgentModel> Agent::Facts() const {
   std::vector<v1::AgentModel> all;
-  for (const publish::ModelSnapshot& open : registry_->Snapshot()) {
-    const buffer::DoubleBuffer& buffer = open.publisher->buffer();
+  for (const run::ModelSnapshot& open : registry_->Snapshot()) {
+    const run::DoubleBuffer& buffer = open.publisher->buffer();
     const model::ModelLayout& layout = *buffer.layout();
-    const publish::PublisherStatus status = open.publisher->status();
+    const run::PublisherStatus status = open.publisher->status();
     v1::AgentModel& model = all.emplace_back();
     model.set_name(buffer.model());
     model.set_run(ToBytes(buffer.run()));
@@ -219,7 +218,7 @@ std::vector<v1::AgentModel> Agent::Facts() const {
 }
 
 Result<v1::DropModelResponse> Agent::Drop(const std::string& model) {
-  LS_ASSIGN_OR_RETURN(const publish::ModelRegistry::DroppedRun dropped, registry_->Drop(model));
+  LS_ASSIGN_OR_RETURN(const run::ModelRegistry::DroppedRun dropped, registry_->Drop(model));
   v1::DropModelResponse response;
   response.set_run(ToBytes(dropped.run));
   response.set_freed_bytes(dropped.bytes);
@@ -230,7 +229,7 @@ void Agent::Tick() {
   pulls_.Expire();
   access_->Reload();
   const auto models = registry_->Snapshot();
-  const bool ready = std::any_of(models.begin(), models.end(), [](const publish::ModelSnapshot& model) {
+  const bool ready = std::any_of(models.begin(), models.end(), [](const run::ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();
   });
   rpc_->SetServing(kReadiness, ready);

@@ -11,11 +11,11 @@
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/agent/options.h"
-#include "trainer_agent/publish/rank_server.h"
+#include "trainer_agent/run/rank_server.h"
+#include "trainer_agent/run/scrubber.h"
 #include "trainer_agent/serve/agent_service.h"
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/local_server.h"
-#include "trainer_agent/store/scrubber.h"
 
 namespace lockstep::agent {
 
@@ -44,11 +44,11 @@ class Agent {
   metrics::CommonMetrics metrics_{"trainer_agent"};
   telemetry::Timeline timeline_;
   std::unique_ptr<access::AccessControl> access_;
-  std::unique_ptr<publish::SegmentHome> home_;
-  store::VersionCatalog catalog_;
+  std::unique_ptr<run::SegmentHome> home_;
+  run::VersionCatalog catalog_;
   WorkerPool pool_;  // diffs: a trainer may wait for these
-  std::unique_ptr<publish::ModelRegistry> registry_;
-  store::Scrubber scrubber_;
+  std::unique_ptr<run::ModelRegistry> registry_;
+  run::Scrubber scrubber_;
   serve::PullTable pulls_;
   std::unique_ptr<serve::AgentService> service_;
   std::unique_ptr<serve::LaneServer> lanes_;

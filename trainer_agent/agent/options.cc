@@ -10,7 +10,7 @@
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
-#include "trainer_agent/buffer/control_segment.h"
+#include "trainer_agent/run/control_segment.h"
 
 namespace lockstep::agent {
 namespace {
@@ -112,7 +112,7 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
       {.program = "trainer_agent",
        .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
        .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
-                      " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat, " proto v1")});
+                      " payload ", payload::kPayloadFormat, " segment ", run::kSegmentFormat, " proto v1")});
   parser.Add(
       "socket", &options->socket,
       "unix socket for the trainer's ranks; auto: export.sock in /run/trainer-agent, or for a user who may not write "

@@ -41,7 +41,7 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 
 }  // namespace
 
-AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
+AgentService::AgentService(access::AccessControl* access, run::VersionCatalog* catalog, run::Scrubber* scrubber,
                            PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
     : access_(access),
@@ -207,7 +207,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
                                   v1::VerifyResult* result) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
-  LS_GRPC_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
+  LS_GRPC_ASSIGN_OR_RETURN(const run::ServedVersion newest, run->RequireNewest());
   const model::ModelLayout& layout = run->layout();
   const model::Manifest& manifest = *newest.manifest;
   std::vector<uint64_t> hashes;

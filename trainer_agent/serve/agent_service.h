@@ -10,8 +10,8 @@
 #include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/run/scrubber.h"
 #include "trainer_agent/serve/pull_table.h"
-#include "trainer_agent/store/scrubber.h"
 
 namespace lockstep::serve {
 
@@ -27,8 +27,8 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
 
   // `access` decides which peer may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
   // access, catalog, scrubber, pulls and timeline to outlive this.
-  AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
-               PullTable* pulls, PublishSide publish, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
+  AgentService(access::AccessControl* access, run::VersionCatalog* catalog, run::Scrubber* scrubber, PullTable* pulls,
+               PublishSide publish, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
                const telemetry::Timeline* timeline);
 
   // Refuses to open pulls and streams from now on; status says so. Open streams end when the catalog closes.
@@ -64,8 +64,8 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   access::AccessControl* const access_;
   const access::Gate gate_;
   access::Quota streams_;
-  store::VersionCatalog* const catalog_;
-  store::Scrubber* const scrubber_;
+  run::VersionCatalog* const catalog_;
+  run::Scrubber* const scrubber_;
   PullTable* const pulls_;
   const PublishSide publish_;
   const v1::BuildInfo build_;

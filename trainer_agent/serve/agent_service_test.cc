@@ -68,7 +68,7 @@ class Guarded {
 
   const os::TempDir ca_;
   telemetry::Timeline timeline_;
-  store::Scrubber scrubber_{&served.catalog, std::chrono::milliseconds(0)};
+  run::Scrubber scrubber_{&served.catalog, std::chrono::milliseconds(0)};
   std::unique_ptr<access::AccessControl> access_;
   std::unique_ptr<AgentService> service_;
   std::unique_ptr<rpc::RpcServer> server_;

@@ -16,7 +16,7 @@ struct Answer {
 };
 
 Result<Answer> OpenSlot(const Pull& pull, Version version) {
-  LS_ASSIGN_OR_RETURN(store::ServedRun::Slot slot, pull.run->OpenSlot(version));
+  LS_ASSIGN_OR_RETURN(run::ServedRun::Slot slot, pull.run->OpenSlot(version));
   const ByteView hashes = std::as_bytes(std::span(slot.manifest->block_hashes));
   return Answer{.head = {.version = slot.manifest->held.version,
                          .offset = slot.memory.data_offset,

@@ -15,7 +15,7 @@
 
 #include "common/base/mutex.h"
 #include "common/wire/lane_identity.h"
-#include "trainer_agent/store/version_catalog.h"
+#include "trainer_agent/run/version_catalog.h"
 
 namespace lockstep::serve {
 
@@ -26,8 +26,8 @@ class Pull {
 
   // `owner`: the identity of the peer that opened it; `follower`: of a standing pull, else null; `allowed`: why the
   // owner may not have the model any more (null: it may).
-  Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
-       std::unique_ptr<store::DeltaFeed::Follower> follower, std::function<Status()> allowed)
+  Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<run::ServedRun> run, Version target,
+       std::unique_ptr<run::DeltaFeed::Follower> follower, std::function<Status()> allowed)
       : id(id),
         receiver(std::move(receiver)),
         owner(std::move(owner)),
@@ -40,7 +40,7 @@ class Pull {
   const uint64_t id;
   const std::string receiver;
   const std::string owner;
-  const std::shared_ptr<store::ServedRun> run;
+  const std::shared_ptr<run::ServedRun> run;
   const Version target;  // as planned first; CatchUp moves on from it
 
   void AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload);
@@ -89,11 +89,11 @@ class Pull {
   static Result<LaneLease> AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes);
 
  private:
-  const std::unique_ptr<store::DeltaFeed::Follower> follower_;
+  const std::unique_ptr<run::DeltaFeed::Follower> follower_;
   const std::function<Status()> allowed_;
   mutable Mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_ LS_GUARDED_BY(mutex_);  // null: taken back
-  std::unique_ptr<store::DeltaStore::RetentionPin> pin_ LS_GUARDED_BY(mutex_);
+  std::unique_ptr<run::DeltaStore::RetentionPin> pin_ LS_GUARDED_BY(mutex_);
   std::map<wire::TicketName, Ticket> tickets_ LS_GUARDED_BY(mutex_);
   Clock::time_point touched_ LS_GUARDED_BY(mutex_);
   std::atomic<uint32_t> lanes_{0};

@@ -22,7 +22,7 @@ uint64_t RandomPullId() {
 
 // From what the receiver holds to `newest`. The delta of a version is there shortly before the version is, if it ever
 // is: it is not promised.
-payload::DeltaChain RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
+payload::DeltaChain RouteFor(const PullRequest& request, run::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   payload::DeltaChain steps = run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes());
   // Steps from a version fit only its bytes: a receiver that has other bytes under its number gets none.
@@ -67,7 +67,7 @@ void PullTable::Expire(Pull::Clock::time_point now) {
 }
 
 void PullTable::TakeBack(Pull::Clock::time_point now) {
-  std::map<std::shared_ptr<store::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
+  std::map<std::shared_ptr<run::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
   {
     MutexLock lock(mutex_);
     for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
@@ -86,7 +86,7 @@ size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
       std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->TouchedSince(since); }));
 }
 
-Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& request) const {
+Result<std::shared_ptr<run::ServedRun>> PullTable::FindRun(const PullRequest& request) const {
   LS_RETURN_IF_ERROR(CheckReceiverName(request.receiver));
   LS_ASSIGN_OR_RETURN(auto run, catalog_->FindOpen(request.model));
   if (request.layout == run->layout().digest()) return run;
@@ -140,7 +140,7 @@ void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPl
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   if (request.standing) return OpenStanding(request, run);
-  LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
+  LS_ASSIGN_OR_RETURN(const run::ServedVersion newest, run->RequireNewest());
   reports_.OfPull({request.model, request.receiver, request.owner, ""}, request.held, "");
   PullPlan plan{.base = request.held,
                 .target = newest.manifest->held,
@@ -168,8 +168,8 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   return plan;
 }
 
-Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run) {
-  auto follower = std::make_unique<store::DeltaFeed::Follower>(&run->feed());
+Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::shared_ptr<run::ServedRun>& run) {
+  auto follower = std::make_unique<run::DeltaFeed::Follower>(&run->feed());
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
                                            request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
@@ -195,7 +195,7 @@ Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id, const st
   return pull;
 }
 
-Result<std::shared_ptr<store::ServedRun>> PullTable::RunOf(uint64_t pull_id, const std::string& owner) const {
+Result<std::shared_ptr<run::ServedRun>> PullTable::RunOf(uint64_t pull_id, const std::string& owner) const {
   LS_ASSIGN_OR_RETURN(const auto pull, FindOwn(pull_id, owner));
   return pull->run;
 }
@@ -203,7 +203,7 @@ Result<std::shared_ptr<store::ServedRun>> PullTable::RunOf(uint64_t pull_id, con
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {
   LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
   pull->DropPayloads();  // what an earlier catch-up promised
-  LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, pull->run->RequireNewest());
+  LS_ASSIGN_OR_RETURN(const run::ServedVersion newest, pull->run->RequireNewest());
   payload::DeltaChain chain;
   if (oldest != newest.manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest, newest.manifest->held.version));

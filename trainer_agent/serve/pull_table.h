@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "common/base/mutex.h"
+#include "trainer_agent/run/version_catalog.h"
 #include "trainer_agent/serve/pull.h"
 #include "trainer_agent/serve/pull_plan.h"
 #include "trainer_agent/serve/receiver_reports.h"
-#include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
 
@@ -28,7 +28,7 @@ struct PullLimits {
 class PullTable {
  public:
   // REQUIRES the catalog to outlive this.
-  PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
+  PullTable(const run::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
   const PullLimits& limits() const { return limits_; }
 
@@ -36,7 +36,7 @@ class PullTable {
   // kResourceExhausted: too many pulls.
   Result<PullPlan> Open(const PullRequest& request);
   // The next four calls treat a pull that another identity than `owner` opened as one that does not exist.
-  Result<std::shared_ptr<store::ServedRun>> RunOf(uint64_t pull_id, const std::string& owner) const;
+  Result<std::shared_ptr<run::ServedRun>> RunOf(uint64_t pull_id, const std::string& owner) const;
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
   Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest, const std::string& owner = "");
@@ -64,14 +64,14 @@ class PullTable {
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // of any owner
   Result<std::shared_ptr<Pull>> FindOwn(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
-  Result<PullPlan> OpenStanding(const PullRequest& request, const std::shared_ptr<store::ServedRun>& run);
-  Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
+  Result<PullPlan> OpenStanding(const PullRequest& request, const std::shared_ptr<run::ServedRun>& run);
+  Result<std::shared_ptr<run::ServedRun>> FindRun(const PullRequest& request) const;
   void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;
 
-  const store::VersionCatalog* const catalog_;
+  const run::VersionCatalog* const catalog_;
   const PullLimits limits_;
   ReceiverReports reports_;
   mutable Mutex mutex_;

@@ -202,7 +202,7 @@ TEST_CASE(
     bytes += std::exchange(plans.back().steps.at(0).payload, nullptr)->total_bytes();
   }
   served.Publish(8);
-  const store::DroppedDeltas& dropped = served.run->deltas().dropped();
+  const run::DroppedDeltas& dropped = served.run->deltas().dropped();
   REQUIRE(bytes > 4096);
   CHECK(dropped.bytes() > 4096);
   pulls.Expire();
@@ -212,7 +212,7 @@ TEST_CASE(
   CHECK(HasPayload(pulls, plans.back()).ok());
   CHECK((*pulls.Open(served.Request(1))).mode == v1::PULL_MODE_FULL);
   // However little it is, not for ever.
-  pulls.Expire(Pull::Clock::now() + store::DroppedDeltas::kMaxAge);
+  pulls.Expire(Pull::Clock::now() + run::DroppedDeltas::kMaxAge);
   CHECK(dropped.bytes() == 0);
   CHECK_THAT(HasPayload(pulls, plans.back()), FailsWith(ErrorCode::kState, "was taken back"));
 }

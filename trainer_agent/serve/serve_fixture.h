@@ -15,8 +15,8 @@
 #include "common/os/file.h"
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
+#include "trainer_agent/run/store_fixture.h"
 #include "trainer_agent/serve/pull_table.h"
-#include "trainer_agent/store/store_fixture.h"
 
 namespace lockstep::serve {
 
@@ -24,7 +24,7 @@ inline constexpr uint32_t kBlocks = 40;
 inline constexpr uint32_t kBlock = 4096;
 
 inline std::shared_ptr<const model::ModelLayout> Layout() {
-  return store::LayoutOf(kBlocks * kBlock / 2);
+  return run::LayoutOf(kBlocks * kBlock / 2);
 }
 
 inline Bytes BlockOf(Version version, BlockIndex block) {
@@ -32,7 +32,7 @@ inline Bytes BlockOf(Version version, BlockIndex block) {
 }
 
 // Versions before `oldest` are gone. Each version's memory is a segment of its own, in which a test may write.
-struct MadeUpBlocks : store::BlockReader {
+struct MadeUpBlocks : run::BlockReader {
   static constexpr uint64_t kDataOffset = 128;
 
   std::atomic<Version> oldest{1};
@@ -52,10 +52,10 @@ struct MadeUpBlocks : store::BlockReader {
     --lent;
     return OkStatus();
   }
-  Result<store::VersionFile> OpenFile(Version version) override {
+  Result<run::VersionFile> OpenFile(Version version) override {
     if (version < oldest) return Status(ErrorCode::kState, "gone");
     LS_ASSIGN_OR_RETURN(os::UniqueFd file, os::ReopenReadOnly(MemoryOf(version).fd(), "made-up memory"));
-    return store::VersionFile{std::move(file), kDataOffset};
+    return run::VersionFile{std::move(file), kDataOffset};
   }
   os::MappedSegment& MemoryOf(Version version) {
     std::lock_guard lock(mutex);
@@ -79,10 +79,10 @@ struct Served {
   WorkerPool pool{2};
   std::shared_ptr<const model::ModelLayout> layout = Layout();
   std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
-  std::shared_ptr<store::ServedRun> run =
-      std::make_shared<store::ServedRun>("actor", RandomId<RunId>(), layout, blocks,
-                                         store::StoreOptions{.directory = deltas.path(), .retain_bytes = retain_bytes});
-  store::VersionCatalog catalog;
+  std::shared_ptr<run::ServedRun> run =
+      std::make_shared<run::ServedRun>("actor", RandomId<RunId>(), layout, blocks,
+                                       run::StoreOptions{.directory = deltas.path(), .retain_bytes = retain_bytes});
+  run::VersionCatalog catalog;
   PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
 
   explicit Served(uint64_t retain_bytes = 2ull << 30) : retain_bytes(retain_bytes) {
@@ -103,8 +103,8 @@ struct Served {
   void Retain(Version version) {
     std::vector<payload::DeltaBlock> delta;
     for (BlockIndex block = 0; block < kBlocks; block += 2) {
-      delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}},
-                                         model::BlockHash(BlockOf(version, block))));
+      delta.push_back(run::SparseBlock(block, {.positions = {block}, .steps = {version}},
+                                       model::BlockHash(BlockOf(version, block))));
     }
     std::vector<const payload::DeltaBlock*> pointers;
     for (const payload::DeltaBlock& block : delta) pointers.push_back(&block);

@@ -66,7 +66,7 @@ TEST_CASE("A standing lane leaves a span for every delta it served, and none for
   telemetry::Timeline timeline;
   Served served;
   const auto server = StartLanes(served, {.timeline = &timeline});
-  store::DeltaFeed& feed = served.run->feed();
+  run::DeltaFeed& feed = served.run->feed();
   feed.SetNewest(1);
   const auto plan = served.pulls.Open(served.StandingRequest(1));
   TestLane lane(server->port());

@@ -32,14 +32,14 @@ size_t EnginesServing(const ReceiverReport& report, const VersionRef& wanted) {
   return std::ranges::count_if(report.engines, [&](const auto& engine) { return Reached(engine.served, wanted); });
 }
 
-bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted) {
+bool Satisfied(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted) {
   size_t serving = 0;
   std::map<std::string, bool> all_serve;  // by name of receiver, and RECEIVER/ENGINE
   const auto add = [&](const std::string& name, bool serves) { all_serve.emplace(name, true).first->second &= serves; };
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
     const bool serves = Serves(report, wanted);
-    add(buffer::kEveryReceiver, serves);
+    add(wire::kEveryReceiver, serves);
     serving += question.of_engines ? EnginesServing(report, wanted) : serves ? 1 : 0;
     add(report.receiver.name, serves);
     for (const EngineReport& engine : report.engines)
@@ -98,7 +98,7 @@ std::string Line(const ReceiverReport& report) {
 }
 
 // Those that matter to the question, those that keep it waiting first; these in `lacking`, too.
-std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
+std::string TellAll(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
                     std::string& lacking) {
   std::set<std::string, std::less<>> unknown(question.names.begin(), question.names.end());
   const std::set<std::string, std::less<>> named = unknown;
@@ -109,7 +109,7 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
       asked = unknown.erase(name) > 0 || named.contains(name) || asked;
     };
     is_asked(report.receiver.name);
-    if (report.presence == Presence::kConnected) is_asked(buffer::kEveryReceiver);
+    if (report.presence == Presence::kConnected) is_asked(wire::kEveryReceiver);
     for (const EngineReport& engine : report.engines) is_asked(Cat(report.receiver.name, "/", engine.name));
     if (!asked) continue;
     const bool serves = Serves(report, wanted);
@@ -117,7 +117,7 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
     if (!serves && lacking.size() < kMostLackingBytes) lacking += Line(report);
   }
   for (const std::string& name : unknown) {
-    if (name == buffer::kEveryReceiver) {
+    if (name == wire::kEveryReceiver) {
       waiting.emplace_back("none is connected");
       continue;
     }
@@ -131,14 +131,14 @@ std::string TellAll(const buffer::ServedQuestion& question, const Reports& repor
   return text;
 }
 
-buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const VersionRef& wanted) {
-  const std::optional<store::ServedVersion> newest = run.Newest();
-  const store::DeltaStore::StepFacts step = run.deltas().StepTo(wanted.version);
-  buffer::ServedBody facts{.version = wanted.version,
-                           .model_bytes = run.layout().data_bytes(),
-                           .delta_bytes = step.data_bytes,
-                           .density = step.density,
-                           .newest_version = newest ? newest->manifest->held.version : wanted.version};
+wire::ServedBody Facts(run::ServedRun& run, const Reports& reports, const VersionRef& wanted) {
+  const std::optional<run::ServedVersion> newest = run.Newest();
+  const run::DeltaStore::StepFacts step = run.deltas().StepTo(wanted.version);
+  wire::ServedBody facts{.version = wanted.version,
+                         .model_bytes = run.layout().data_bytes(),
+                         .delta_bytes = step.data_bytes,
+                         .density = step.density,
+                         .newest_version = newest ? newest->manifest->held.version : wanted.version};
   facts.oldest_served = facts.newest_version;
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
@@ -150,12 +150,12 @@ buffer::ServedBody Facts(store::ServedRun& run, const Reports& reports, const Ve
   return facts;
 }
 
-Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
+Status NotServed(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
                  std::string& lacking) {
   const std::string what = question.label.empty() ? Cat("version ", question.version)
                            : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
                                               : Cat("label \"", question.label, "\", version ", wanted.version, ",");
-  const std::string by = question.names == std::vector<std::string>{buffer::kEveryReceiver} ? "every connected receiver"
+  const std::string by = question.names == std::vector<std::string>{wire::kEveryReceiver} ? "every connected receiver"
                          : question.names.empty()
                              ? Cat(question.receivers, question.of_engines ? " engines" : " receivers")
                              : Cat(question.names.size(), " named receivers");
@@ -165,9 +165,9 @@ Status NotServed(const buffer::ServedQuestion& question, const Reports& reports,
 
 }  // namespace
 
-Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone,
-                                       std::string* lacking) {
+Result<wire::ServedBody> AwaitServed(const run::VersionCatalog& catalog, ReceiverReports& reports,
+                                     const wire::ServedQuestion& question, const std::function<bool()>& gone,
+                                     std::string* lacking) {
   const auto deadline = Clock::now() + question.timeout;
   while (true) {
     const auto run = catalog.Find(question.model);

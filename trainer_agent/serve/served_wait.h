@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "trainer_agent/buffer/rank_messages.h"
+#include "common/wire/rank_messages.h"
+#include "trainer_agent/run/version_catalog.h"
 #include "trainer_agent/serve/receiver_reports.h"
-#include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
 
@@ -17,8 +17,8 @@ namespace lockstep::serve {
 // kDeadline: not within the question's timeout; the text says what each receiver serves and holds, its last error, and
 // which are gone, and `lacking` has the same of those that lack the version (buffer/FORMAT.md). kState: the model has
 // another run by now. kCancelled once `gone` says that the caller no longer waits.
-Result<buffer::ServedBody> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
-                                       const buffer::ServedQuestion& question, const std::function<bool()>& gone,
-                                       std::string* lacking);
+Result<wire::ServedBody> AwaitServed(const run::VersionCatalog& catalog, ReceiverReports& reports,
+                                     const wire::ServedQuestion& question, const std::function<bool()>& gone,
+                                     std::string* lacking);
 
 }  // namespace lockstep::serve

@@ -25,18 +25,18 @@ struct Fleet {
     REQUIRE(agent.catalog.Publish(agent.run, {agent.ManifestOf(version), 1, label}).ok());
   }
 
-  buffer::ServedQuestion Ask(uint32_t receivers, std::vector<std::string> names = {}) const {
+  wire::ServedQuestion Ask(uint32_t receivers, std::vector<std::string> names = {}) const {
     return {.model = "actor", .run = agent.run->run(), .version = 1, .receivers = receivers, .names = std::move(names)};
   }
-  buffer::ServedQuestion AskLabel(const std::string& label) const {
+  wire::ServedQuestion AskLabel(const std::string& label) const {
     return {.model = "actor", .run = agent.run->run(), .label = label, .receivers = 1};
   }
-  Result<buffer::ServedBody> Ask(const buffer::ServedQuestion& question) {
+  Result<wire::ServedBody> Ask(const wire::ServedQuestion& question) {
     return AwaitServed(
         agent.catalog, agent.pulls.reports(), question, [] { return false; }, &lacking);
   }
-  Result<Version> Await(const buffer::ServedQuestion& question) {
-    LS_ASSIGN_OR_RETURN(const buffer::ServedBody served, Ask(question));
+  Result<Version> Await(const wire::ServedQuestion& question) {
+    LS_ASSIGN_OR_RETURN(const wire::ServedBody served, Ask(question));
     return served.version;
   }
 };
@@ -115,7 +115,7 @@ TEST_CASE("Engines are counted, and named, of receivers that have several") {
 
 TEST_CASE("Every receiver that is connected is waited for by one name, and one must be") {
   Fleet fleet;
-  const auto question = fleet.Ask(0, {buffer::kEveryReceiver});
+  const auto question = fleet.Ask(0, {wire::kEveryReceiver});
   CHECK_THAT(fleet.Await(question),
              FailsWith(ErrorCode::kDeadline, "is not served by every connected receiver", "; none is connected"));
   fleet.Report("good", fleet.Of(1));

@@ -12,10 +12,10 @@ asio::awaitable<Result<LaneAnswer>> StreamingAnswers::SendStream(const wire::Blo
   const auto found = co_await UntilBegun(request.exact_version, answer.refusal);
   if (!found.ok()) co_return found.status();
   if (!answer.refusal.ok()) co_return answer;
-  store::StreamingDelta& delta = **found;
+  run::StreamingDelta& delta = **found;
   span_.Restart();
   for (size_t seen = 0;;) {
-    const store::StreamingDelta::Update update = delta.Since(seen);
+    const run::StreamingDelta::Update update = delta.Since(seen);
     answer.refusal = update.aborted;
     if (!answer.refusal.ok()) co_return answer;
     if (Status status = co_await SendShare(request, delta, update.blocks, answer); !status.ok()) co_return status;
@@ -29,22 +29,21 @@ asio::awaitable<Result<LaneAnswer>> StreamingAnswers::SendStream(const wire::Blo
 }
 
 // The delta from `base` on, once it was begun. `refusal` says why there will be none.
-asio::awaitable<Result<std::shared_ptr<store::StreamingDelta>>> StreamingAnswers::UntilBegun(Version base,
-                                                                                             Status& refusal) {
-  store::DeltaFeed& feed = pull_.run->feed();
+asio::awaitable<Result<std::shared_ptr<run::StreamingDelta>>> StreamingAnswers::UntilBegun(Version base,
+                                                                                           Status& refusal) {
+  run::DeltaFeed& feed = pull_.run->feed();
   while (true) {
-    const Result<std::shared_ptr<store::StreamingDelta>> found = feed.Find(base);
+    const Result<std::shared_ptr<run::StreamingDelta>> found = feed.Find(base);
     refusal = found.status();
-    if (!found.ok()) co_return std::shared_ptr<store::StreamingDelta>();
+    if (!found.ok()) co_return std::shared_ptr<run::StreamingDelta>();
     if (*found != nullptr) co_return *found;
     feed.WakeWhenBegun(base, wakeup_, wakeup_->Waker());
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
 }
 
-asio::awaitable<Status> StreamingAnswers::SendShare(const wire::BlockRequest& request,
-                                                    const store::StreamingDelta& delta, const Blocks& blocks,
-                                                    LaneAnswer& answer) {
+asio::awaitable<Status> StreamingAnswers::SendShare(const wire::BlockRequest& request, const run::StreamingDelta& delta,
+                                                    const Blocks& blocks, LaneAnswer& answer) {
   for (const auto& block : blocks) {
     if (block->block % request.block_count != request.first_block) continue;
     writer_.Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),

@@ -29,8 +29,8 @@ class StreamingAnswers {
  private:
   using Blocks = std::vector<std::shared_ptr<const payload::DeltaBlock>>;
 
-  asio::awaitable<Result<std::shared_ptr<store::StreamingDelta>>> UntilBegun(Version base, Status& refusal);
-  asio::awaitable<Status> SendShare(const wire::BlockRequest& request, const store::StreamingDelta& delta,
+  asio::awaitable<Result<std::shared_ptr<run::StreamingDelta>>> UntilBegun(Version base, Status& refusal);
+  asio::awaitable<Status> SendShare(const wire::BlockRequest& request, const run::StreamingDelta& delta,
                                     const Blocks& blocks, LaneAnswer& answer);
   asio::awaitable<Status> UntilWoken();
   void WatchPeer();

@@ -33,7 +33,7 @@ struct Following {
   std::unique_ptr<LaneServer> server = StartLanes(served, {.timeouts = {.idle = milliseconds(30)}});
   PullPlan plan = *served.pulls.Open(served.StandingRequest(2));
   std::array<TestLane, 2> lanes{TestLane(server->port()), TestLane(server->port())};
-  store::DeltaFeed& feed = served.run->feed();
+  run::DeltaFeed& feed = served.run->feed();
 
   Following() {
     feed.SetNewest(1);

@@ -20,7 +20,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> Meet(ReceiverReports& repor
 
 }  // namespace
 
-VersionStream::VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports,
+VersionStream::VersionStream(const run::VersionCatalog* catalog, ReceiverReports* reports,
                              const v1::WatchVersionsRequest& request, const std::string& owner,
                              Result<access::Quota::Lease> admitted, std::function<Status()> still)
     : catalog_(catalog),

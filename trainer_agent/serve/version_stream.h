@@ -10,8 +10,8 @@
 #include "common/access/quota.h"
 #include "common/base/mutex.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/run/version_catalog.h"
 #include "trainer_agent/serve/receiver_reports.h"
-#include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
 
@@ -22,7 +22,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   // with UNAVAILABLE when the catalog closes, or with the error of `still` (null: none), which is called before each
   // version and says whether the caller would be admitted now. A receiver that gives its name is connected until the
   // end. REQUIRES catalog and reports to outlive it.
-  VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
+  VersionStream(const run::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
                 const std::string& owner, Result<access::Quota::Lease> admitted, std::function<Status()> still = {});
 
   void OnWriteDone(bool ok) override;
@@ -33,7 +33,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   void Send();  // begins the next write when none is in progress and there is something new
   void End(const grpc::Status& why) LS_REQUIRES(mutex_);
 
-  const store::VersionCatalog* const catalog_;
+  const run::VersionCatalog* const catalog_;
   const std::string model_;
   const Result<access::Quota::Lease> admitted_;
   const std::function<Status()> still_;
@@ -44,7 +44,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   bool ended_ LS_GUARDED_BY(mutex_) = false;
   VersionRef sent_ LS_GUARDED_BY(mutex_);
   v1::VersionEvent event_ LS_GUARDED_BY(mutex_);  // being written
-  store::VersionCatalog::Watch watch_;            // last: it calls as soon as it is made
+  run::VersionCatalog::Watch watch_;              // last: it calls as soon as it is made
 };
 
 }  // namespace lockstep::serve

@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kSoon{60};
 // The catalog of a Served over gRPC, and nothing else of an agent.
 class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
-  explicit StreamServer(const store::VersionCatalog* catalog)
+  explicit StreamServer(const run::VersionCatalog* catalog)
       : catalog_(catalog),
         server_(*rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}})),
         stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(Cat("127.0.0.1:", server_->bound_port())))) {}
@@ -34,7 +34,7 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
   }
 
  private:
-  const store::VersionCatalog* const catalog_;
+  const run::VersionCatalog* const catalog_;
   access::Quota streams_{"version streams", {.all = 1000, .each = 1}};
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<v1::TrainerAgent::Stub> stub_;
@@ -141,11 +141,11 @@ TEST_CASE("A stream reports the newest version at once, and each that follows") 
 }
 
 TEST_CASE("A stream of a model that is not open begins when a trainer opens it, before its first version") {
-  store::VersionCatalog catalog;
+  run::VersionCatalog catalog;
   StreamServer server(&catalog);
   Watcher watcher(server, "actor");
-  const auto run = std::make_shared<store::ServedRun>("actor", RandomId<RunId>(), Layout(),
-                                                      std::make_shared<MadeUpBlocks>(), store::StoreOptions{});
+  const auto run = std::make_shared<run::ServedRun>("actor", RandomId<RunId>(), Layout(),
+                                                    std::make_shared<MadeUpBlocks>(), run::StoreOptions{});
   catalog.Open(run);
   CHECK(watcher.Until(0) == std::vector<Version>{0});
   CHECK(watcher.digest().empty());

@@ -36,7 +36,7 @@ class Peer:
 
 
 def peers_of(text: str) -> "Tuple[Peer, ...]":
-    """Of the lines in which an agent says which receivers lack a version (trainer_agent/buffer/FORMAT.md). ValueError: they
+    """Of the lines in which an agent says which receivers lack a version (trainer_agent/run/FORMAT.md). ValueError: they
     are something else."""
     peers: "list[Peer]" = []
     for line in filter(None, text.split("\n")):

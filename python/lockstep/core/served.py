@@ -1,4 +1,4 @@
-"""Asking the agent whether the fleet serves a version (trainer_agent/buffer/FORMAT.md, AWAIT_SERVED)."""
+"""Asking the agent whether the fleet serves a version (trainer_agent/run/FORMAT.md, AWAIT_SERVED)."""
 
 import contextlib
 import enum

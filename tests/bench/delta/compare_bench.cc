@@ -26,7 +26,7 @@
 #include "tests/bench/common/models.h"
 #include "tests/bench/delta/adam_model.h"
 #include "tests/bench/delta/delta_pair.h"
-#include "trainer_agent/delta/delta_job.h"
+#include "trainer_agent/run/delta_job.h"
 
 namespace lockstep::bench {
 namespace {
@@ -74,7 +74,7 @@ class Publisher {
   // Each way starts with slot `served_` at the version before, the other slot one more behind, and leaves them so.
   // Lists() first needs the list of the version before: a turn of another way makes it.
   Seconds Copies() {
-    delta::DeltaJob job(
+    run::DeltaJob job(
         &pool_,
         {.layout = model_.layout(), .target = idle().data(), .base = slot(served_).data(), .base_manifest = nullptr});
     return Timed(

@@ -101,13 +101,13 @@ double DeltaPair::TimeReadOne() {
 double DeltaPair::TimeDiff(payload::CodecLevel level, size_t from) {
   found_ = {};  // freeing the last one is no part of this one
   const std::vector<BlockIndex> blocks = layout().AllBlocks();
-  const delta::DeltaInput input{.layout = model_.layout(),
-                                .target = slots_[1 - from].data(),
-                                .base = slots_[from].data(),
-                                .base_manifest = manifests_[from],
-                                .level = level};
+  const run::DeltaInput input{.layout = model_.layout(),
+                              .target = slots_[1 - from].data(),
+                              .base = slots_[from].data(),
+                              .base_manifest = manifests_[from],
+                              .level = level};
   return TimeOnce([&] {
-    delta::DeltaJob job(&agent_pool_, input);
+    run::DeltaJob job(&agent_pool_, input);
     job.BlocksReady(blocks);
     found_ = job.FinishAndWait();
   });

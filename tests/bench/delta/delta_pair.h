@@ -11,7 +11,7 @@
 #include "common/os/segment.h"
 #include "common/payload/payload.h"
 #include "tests/bench/delta/adam_model.h"
-#include "trainer_agent/delta/delta_job.h"
+#include "trainer_agent/run/delta_job.h"
 
 namespace lockstep::bench {
 
@@ -73,7 +73,7 @@ class DeltaPair {
   Loads loads_ = Loads::kWide32;
   os::MappedSegment slots_[2];
   std::shared_ptr<const model::Manifest> manifests_[2];
-  delta::DeltaOutput found_;
+  run::DeltaOutput found_;
   WorkerPool agent_pool_;
   WorkerPool receiver_pool_;
 };

@@ -15,8 +15,8 @@
 #include "raas_receiver/replica/state_file.h"
 #include "tests/bench/common/bench.h"
 #include "tests/bench/common/models.h"
-#include "trainer_agent/buffer/control_segment.h"
-#include "trainer_agent/buffer/coverage.h"
+#include "trainer_agent/run/control_segment.h"
+#include "trainer_agent/run/coverage.h"
 
 namespace lockstep::bench {
 namespace {
@@ -77,8 +77,8 @@ void GetLayout(int port) {
 
 // Every tensor reported by four ranks: matrices as a quarter of their columns each, the rest whole by the first.
 void ReportAll(const model::ModelLayout& layout) {
-  buffer::Coverage coverage(layout);
-  buffer::CompletedBlocks completed;
+  run::Coverage coverage(layout);
+  run::CompletedBlocks completed;
   for (uint64_t part = 0; part < kColumnParts; ++part) {
     for (size_t i = 0; i < layout.tensors().size(); ++i) {
       const model::TensorMeta& tensor = layout.tensors()[i];
@@ -91,7 +91,7 @@ void ReportAll(const model::ModelLayout& layout) {
       } else if (part > 0) {
         continue;
       }
-      OrDie(coverage.Add(range, buffer::Content::kNew, completed));
+      OrDie(coverage.Add(range, run::Content::kNew, completed));
     }
   }
   Require(coverage.complete(), "a byte was not reported");
@@ -99,12 +99,12 @@ void ReportAll(const model::ModelLayout& layout) {
 }
 
 void Segments(const model::ModelLayout& layout, Steps& steps) {
-  os::MappedSegment memory = OrDie(os::CreateMemfdSegment("layout_bench", buffer::ControlSegment::BytesFor(layout)));
+  os::MappedSegment memory = OrDie(os::CreateMemfdSegment("layout_bench", run::ControlSegment::BytesFor(layout)));
   os::MappedSegment again =
       OrDie(os::AdoptSegment(os::UniqueFd(::dup(memory.fd())), memory.bytes(), os::Access::kReadWrite, "again"));
   steps.Time("control_segment",
-             [&] { buffer::ControlSegment::Format(std::move(memory), "model", RandomId<RunId>(), layout, 64); });
-  steps.Time("recover_segment", [&] { OrDie(buffer::ControlSegment::Open(std::move(again))); });
+             [&] { run::ControlSegment::Format(std::move(memory), "model", RandomId<RunId>(), layout, 64); });
+  steps.Time("recover_segment", [&] { OrDie(run::ControlSegment::Open(std::move(again))); });
 }
 
 void Manifests(const std::shared_ptr<const model::ModelLayout>& layout, Steps& steps) {

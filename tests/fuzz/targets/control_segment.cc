@@ -1,5 +1,5 @@
-// The control segment and the slots that an agent finds again after it was killed (trainer_agent/buffer).
-#include "trainer_agent/buffer/control_segment.h"
+// The control segment and the slots that an agent finds again after it was killed (trainer_agent/run).
+#include "trainer_agent/run/control_segment.h"
 
 #include <unistd.h>
 
@@ -7,17 +7,17 @@
 
 #include "common/base/hash.h"
 #include "common/model/safetensors.h"
+#include "common/wire/rank_messages.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
-#include "trainer_agent/buffer/double_buffer.h"
-#include "trainer_agent/buffer/rank_messages.h"
+#include "trainer_agent/run/double_buffer.h"
 
 namespace lockstep::fuzz {
 namespace {
 
-using buffer::ControlHeader;
-using buffer::ControlSegment;
-using buffer::SlotRecord;
+using run::ControlHeader;
+using run::ControlSegment;
+using run::SlotRecord;
 
 constexpr size_t kRecordsAt = 256;
 constexpr size_t kLayoutAt = 512;
@@ -45,7 +45,7 @@ Bytes Sealed(ByteView input) {
   if (bytes.size() < kLayoutAt) return bytes;
   ControlHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
-  for (size_t slot = 0; slot < buffer::kSlots; ++slot) SealSlot(header, slot, bytes);
+  for (size_t slot = 0; slot < run::kSlots; ++slot) SealSlot(header, slot, bytes);
   if (header.layout_bytes <= bytes.size() - kLayoutAt) {
     header.layout = {Hash128(ByteView(bytes).subspan(kLayoutAt, header.layout_bytes))};
   }
@@ -61,9 +61,9 @@ os::MappedSegment SegmentOf(ByteView bytes) {
 }
 
 void CheckSlots(const ControlSegment& control) {
-  for (size_t slot = 0; slot < buffer::kSlots; ++slot) {
+  for (size_t slot = 0; slot < run::kSlots; ++slot) {
     LS_FUZZ_RULE(control.version(slot) <= kMaxVersion);
-    LS_FUZZ_RULE(control.state(slot) != buffer::SlotState::kEmpty || control.version(slot) == 0);
+    LS_FUZZ_RULE(control.state(slot) != run::SlotState::kEmpty || control.version(slot) == 0);
     const auto manifest = control.RecordedManifest(slot);
     if (!manifest) continue;
     LS_FUZZ_RULE(manifest->block_hashes.size() == control.layout()->block_count());
@@ -83,9 +83,9 @@ void CheckReopening(ByteView bytes) {
     std::memcpy(slot.data(), head.data(), head.size());
     return slot;
   };
-  const auto reopened = buffer::DoubleBuffer::Reopen(SegmentOf(bytes), open);
+  const auto reopened = run::DoubleBuffer::Reopen(SegmentOf(bytes), open);
   if (!reopened.ok()) return CheckRefusal(reopened.status(), {ErrorCode::kResourceExhausted});
-  buffer::DoubleBuffer& buffer = **reopened;
+  run::DoubleBuffer& buffer = **reopened;
   const auto newest = buffer.NewestCommitted();
   if (!newest) return;
   const uint64_t data_bytes = buffer.layout()->data_bytes();
@@ -101,7 +101,7 @@ void TestBytes(const Bytes& bytes, ByteView input) {
     return CheckRefusal(opened.status(), {ErrorCode::kProtocol, ErrorCode::kCorrupt, ErrorCode::kBadData});
   }
   LS_FUZZ_RULE(model::CheckModelName(opened->model()).ok());
-  LS_FUZZ_RULE(opened->header().ranks >= 1 && opened->header().ranks <= buffer::kMaxRanks);
+  LS_FUZZ_RULE(opened->header().ranks >= 1 && opened->header().ranks <= wire::kMaxRanks);
   LS_FUZZ_RULE(ControlSegment::BytesFor(*opened->layout()) == bytes.size());
   CheckSlots(*opened);
   CheckReopening(bytes);
@@ -120,7 +120,7 @@ std::vector<Bytes> Seeds() {
     control.SetCommitted(slot, slot + 1, 1'000'000'000);
     control.RecordManifest(slot, SmallManifest(slot + 1));
   }
-  return {HexBlock("trainer_agent/buffer/FORMAT.md", "control"), Copy({written.data(), bytes})};
+  return {HexBlock("trainer_agent/run/FORMAT.md", "control"), Copy({written.data(), bytes})};
 }
 
 void TestInput(ByteView input) {

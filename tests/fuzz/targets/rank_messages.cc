@@ -1,17 +1,17 @@
-// What ranks of a trainer and their agent say to each other (trainer_agent/buffer/rank_messages.h). An input is a
+// What ranks of a trainer and their agent say to each other (common/wire/rank_messages.h). An input is a
 // stream of messages.
-#include "trainer_agent/buffer/rank_messages.h"
+#include "common/wire/rank_messages.h"
 
 #include "common/base/text.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 #include "tests/fuzz/stream.h"
-#include "trainer_agent/buffer/coverage.h"
+#include "trainer_agent/run/coverage.h"
 
 namespace lockstep::fuzz {
 namespace {
 
-using buffer::RankMessage;
+using wire::RankMessageType;
 
 constexpr std::chrono::milliseconds kTimeout{1000};
 
@@ -22,49 +22,49 @@ struct Taken {
   bool aborted = false;
 };
 
-Bytes Encoded(RankMessage type, ByteView body) {
+Bytes Encoded(RankMessageType type, ByteView body) {
   Bytes message = Copy(AsBytes(
-      buffer::MessageHeader{.type = static_cast<uint16_t>(type), .body_bytes = static_cast<uint32_t>(body.size())}));
+      wire::RankMessageHeader{.type = static_cast<uint16_t>(type), .body_bytes = static_cast<uint32_t>(body.size())}));
   AppendBytes(message, body);
   return message;
 }
 
 Bytes OpenBody(std::string_view model) {
   const Bytes& layout = SmallLayout()->encoded();
-  Bytes body = Copy(AsBytes(buffer::OpenBody{.rank = 1,
-                                             .ranks = 2,
-                                             .run = SmallRun(),
-                                             .model_bytes = static_cast<uint32_t>(model.size()),
-                                             .layout_bytes = static_cast<uint32_t>(layout.size())}));
+  Bytes body = Copy(AsBytes(wire::OpenBody{.rank = 1,
+                                           .ranks = 2,
+                                           .run = SmallRun(),
+                                           .model_bytes = static_cast<uint32_t>(model.size()),
+                                           .layout_bytes = static_cast<uint32_t>(layout.size())}));
   AppendBytes(body, AsBytes(model));
   AppendBytes(body, layout);
   return body;
 }
 
 Bytes RangesBody(const std::vector<StridedRange>& ranges) {
-  Bytes body = Copy(AsBytes(buffer::VersionBody{2}));
+  Bytes body = Copy(AsBytes(wire::VersionBody{2}));
   AppendBytes(body, std::as_bytes(std::span(ranges)));
   return body;
 }
 
 void TestOpen(ByteView body, Taken& taken) {
-  const auto open = buffer::DecodeOpen(body);
+  const auto open = wire::DecodeOpen(body);
   if (!open.ok()) return CheckRefusal(open.status(), {ErrorCode::kProtocol, ErrorCode::kBadData});
-  LS_FUZZ_RULE(open->ranks <= buffer::kMaxRanks && open->layout != nullptr);
+  LS_FUZZ_RULE(open->ranks <= wire::kMaxRanks && open->layout != nullptr);
   taken.ranks = open->ranks;
 }
 
 // Every range is covered as a whole, or refused.
 void TestRanges(ByteView body, Taken& taken) {
-  const auto ranges = buffer::DecodeRanges(body);
+  const auto ranges = wire::DecodeRanges(body);
   if (!ranges.ok()) return CheckRefusal(ranges.status(), {ErrorCode::kProtocol});
   LS_FUZZ_RULE(ranges->size() * sizeof(StridedRange) == body.size());
-  buffer::Coverage coverage(*SmallLayout());
+  run::Coverage coverage(*SmallLayout());
   size_t completed_blocks = 0;
   for (const StridedRange& range : *ranges) {
     const uint64_t missing = coverage.missing_bytes();
-    buffer::CompletedBlocks completed;
-    const Status added = coverage.Add(range, buffer::Content::kNew, completed);
+    run::CompletedBlocks completed;
+    const Status added = coverage.Add(range, run::Content::kNew, completed);
     completed_blocks += completed.changed.size();
     if (added.ok()) {
       LS_FUZZ_RULE(coverage.missing_bytes() == missing - (range.row_bytes == 0 ? 0 : range.bytes()));
@@ -78,30 +78,30 @@ void TestRanges(ByteView body, Taken& taken) {
   LS_FUZZ_RULE(coverage.complete() == !coverage.FirstMissing().has_value());
 }
 
-void TestMessage(const buffer::Message& message, Taken& taken) {
+void TestMessage(const wire::RankMessage& message, Taken& taken) {
   ByteReader reader(message.body);
-  buffer::VersionBody version;
+  wire::VersionBody version;
   switch (message.type) {
-    case RankMessage::kOpen:
+    case RankMessageType::kOpen:
       return TestOpen(message.body, taken);
-    case RankMessage::kRanges:
-    case RankMessage::kUnchanged:
+    case RankMessageType::kRanges:
+    case RankMessageType::kUnchanged:
       if (reader.Take(version)) TestRanges(reader.rest(), taken);
       return;
-    case RankMessage::kAwaitServed: {
-      const auto question = buffer::DecodeAwaitServed(message.body);
+    case RankMessageType::kAwaitServed: {
+      const auto question = wire::DecodeAwaitServed(message.body);
       if (!question.ok()) return CheckRefusal(question.status(), {ErrorCode::kProtocol});
       LS_FUZZ_RULE(question->names.empty() == (question->receivers > 0));
       LS_FUZZ_RULE(question->label.empty() == (question->version != 0));
       return;
     }
-    case RankMessage::kError: {
-      const Status status = buffer::DecodeError(message.body);
+    case RankMessageType::kError: {
+      const Status status = wire::DecodeError(message.body);
       LS_FUZZ_RULE(!status.ok() && status.code() <= ErrorCode::kInternal);
       LS_FUZZ_RULE(CleanText(status.message()) == status.message());
       return;
     }
-    case RankMessage::kAbort:
+    case RankMessageType::kAbort:
       taken.aborted = reader.Take(version) && version.version > 1000;
       return;
     default:
@@ -112,19 +112,19 @@ void TestMessage(const buffer::Message& message, Taken& taken) {
 }  // namespace
 
 std::vector<Bytes> Seeds() {
-  Bytes session = Encoded(RankMessage::kOpen, OpenBody("actor"));
-  AppendBytes(session, HexBlock("trainer_agent/buffer/FORMAT.md", "begin"));
-  AppendBytes(session, Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 2, 64, 128}, {10, 126, 1, 0}})));
-  AppendBytes(session, Encoded(RankMessage::kUnchanged, RangesBody({{8200, 100}, {8, 64, 64, 128}})));
-  AppendBytes(session, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
-  Bytes brief = Encoded(RankMessage::kOpen, OpenBody("a"));
-  AppendBytes(brief, Encoded(RankMessage::kRanges, RangesBody({{0, 8}})));
-  AppendBytes(brief, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
-  return {HexBlock("trainer_agent/buffer/FORMAT.md", "ranges"),
-          HexBlock("trainer_agent/buffer/FORMAT.md", "await-served"),
-          Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
-          Encoded(RankMessage::kError, buffer::EncodeError({ErrorCode::kState, "version 2 is being written"})),
-          Encoded(RankMessage::kOpened, Bytes(sizeof(buffer::OpenedBody))),
+  Bytes session = Encoded(RankMessageType::kOpen, OpenBody("actor"));
+  AppendBytes(session, HexBlock("trainer_agent/run/FORMAT.md", "begin"));
+  AppendBytes(session, Encoded(RankMessageType::kRanges, RangesBody({{0, 8}, {8, 2, 64, 128}, {10, 126, 1, 0}})));
+  AppendBytes(session, Encoded(RankMessageType::kUnchanged, RangesBody({{8200, 100}, {8, 64, 64, 128}})));
+  AppendBytes(session, Encoded(RankMessageType::kAbort, AsBytes(wire::VersionBody{2})));
+  Bytes brief = Encoded(RankMessageType::kOpen, OpenBody("a"));
+  AppendBytes(brief, Encoded(RankMessageType::kRanges, RangesBody({{0, 8}})));
+  AppendBytes(brief, Encoded(RankMessageType::kAbort, AsBytes(wire::VersionBody{2})));
+  return {HexBlock("trainer_agent/run/FORMAT.md", "ranges"),
+          HexBlock("trainer_agent/run/FORMAT.md", "await-served"),
+          Encoded(RankMessageType::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
+          Encoded(RankMessageType::kError, wire::EncodeError({ErrorCode::kState, "version 2 is being written"})),
+          Encoded(RankMessageType::kOpened, Bytes(sizeof(wire::OpenedBody))),
           session,
           brief};
 }
@@ -135,13 +135,13 @@ void TestInput(ByteView input) {
   Taken taken;
   ByteReader stream(input);
   while (true) {
-    const auto message = buffer::ReceiveMessage(connection, kTimeout);
+    const auto message = wire::ReceiveRankMessage(connection, kTimeout);
     if (!message.ok()) {
       CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
       break;
     }
     ByteView sent;
-    LS_FUZZ_RULE(stream.TakeBytes(sizeof(buffer::MessageHeader) + message->body.size(), sent));
+    LS_FUZZ_RULE(stream.TakeBytes(sizeof(wire::RankMessageHeader) + message->body.size(), sent));
     LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->body));
     TestMessage(*message, taken);
   }

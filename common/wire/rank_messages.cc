@@ -1,0 +1,112 @@
+#include "common/wire/rank_messages.h"
+
+#include "common/base/text.h"
+#include "common/model/label.h"
+#include "common/model/model_name.h"
+#include "common/os/framing.h"
+#include "common/peer/peer.h"
+
+namespace lockstep::wire {
+namespace {
+
+constexpr std::chrono::milliseconds kBodyTimeout{30'000};
+
+constexpr os::MessageKind kKinds[] = {
+    {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody},        {"BEGUN", kMaxRankBody},
+    {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody},        {"DONE", kMaxRankBody},
+    {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes}, {"AWAIT_SERVED", 1 << 20},
+    {"SERVED", kMaxRankBody},
+};
+static_assert(std::size(kKinds) == static_cast<size_t>(RankMessageType::kServed));
+
+constexpr os::Protocol kProtocol{
+    .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};
+
+}  // namespace
+
+Status SendRankMessage(os::UnixConnection& connection, RankMessageType type, ByteView body, std::span<const int> fds,
+                       std::chrono::milliseconds timeout) {
+  const RankMessageHeader header{.type = static_cast<uint16_t>(type), .body_bytes = static_cast<uint32_t>(body.size())};
+  return os::SendFramed(connection, AsBytes(header), body, fds, timeout);
+}
+
+Result<RankMessage> ReceiveRankMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
+  RankMessage message;
+  RankMessageHeader header;
+  LS_RETURN_IF_ERROR(connection.Receive(std::as_writable_bytes(std::span(&header, 1)), &message.fds, timeout));
+  LS_RETURN_IF_ERROR(os::CheckStart(kProtocol, AsBytes(header)));
+  if (header.reserved != 0) return Status(ErrorCode::kProtocol, "rank protocol: a header's reserved bytes are not 0");
+  message.type = static_cast<RankMessageType>(header.type);
+  LS_ASSIGN_OR_RETURN(message.body, os::ReceiveBody(connection, header.body_bytes, os::Deadline(kBodyTimeout)));
+  return message;
+}
+
+Result<Opening> DecodeOpen(ByteView body) {
+  ByteReader reader(body);
+  OpenBody open;
+  ByteView model;
+  ByteView layout;
+  if (!reader.Take(open) || !reader.TakeBytes(open.model_bytes, model) ||
+      !reader.TakeBytes(open.layout_bytes, layout) || !reader.empty() || open.ranks > kMaxRanks) {
+    return Status(ErrorCode::kProtocol, "rank protocol: a malformed OPEN");
+  }
+  Opening opening{.model = std::string(AsText(model)), .rank = open.rank, .ranks = open.ranks, .run = open.run};
+  LS_ASSIGN_OR_RETURN(opening.layout, model::ModelLayout::Decode(layout));
+  return opening;
+}
+
+Result<ServedQuestion> DecodeAwaitServed(ByteView body) {
+  ByteReader reader(body);
+  AwaitServedBody asked;
+  const bool whole = reader.Take(asked);
+  std::vector<std::string> lines(1);
+  for (const char c : AsText(reader.rest())) {
+    if (c == '\n') {
+      lines.emplace_back();
+    } else {
+      lines.back() += c;
+    }
+  }
+  const bool by_name = asked.receivers == 0;
+  const bool named = lines.size() >= 2 && model::CheckModelName(lines[0]).ok() && model::CheckLabel(lines[1]).ok();
+  if (!whole || !named || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty() ||
+      asked.receivers == kOfEngines) {
+    return Status(ErrorCode::kProtocol, "rank protocol: a malformed AWAIT_SERVED");
+  }
+  return ServedQuestion{.model = lines[0],
+                        .run = asked.run,
+                        .version = asked.version,
+                        .label = lines[1],
+                        .receivers = asked.receivers & ~kOfEngines,
+                        .of_engines = (asked.receivers & kOfEngines) != 0,
+                        .names = {lines.begin() + 2, lines.end()},
+                        .timeout = std::chrono::milliseconds(asked.timeout_ms)};
+}
+
+Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges) {
+  if (ranges.size() % sizeof(StridedRange) != 0) {
+    return Status(ErrorCode::kProtocol, "rank protocol: malformed ranges");
+  }
+  std::vector<StridedRange> decoded(ranges.size() / sizeof(StridedRange));
+  ByteReader reader(ranges);
+  for (StridedRange& range : decoded) reader.Take(range);
+  return decoded;
+}
+
+Bytes EncodeError(const Status& status) {
+  Bytes body;
+  Append(body, ErrorBody{static_cast<uint32_t>(status.code())});
+  AppendBytes(body, AsBytes(std::string_view(status.message())));
+  return body;
+}
+
+Status DecodeError(ByteView body) {
+  ByteReader reader(body);
+  ErrorBody error;
+  if (!reader.Take(error) || error.code == 0 || error.code > static_cast<uint32_t>(ErrorCode::kInternal)) {
+    return {ErrorCode::kProtocol, "rank protocol: a malformed error message"};
+  }
+  return {static_cast<ErrorCode>(error.code), CleanText(AsText(reader.rest()))};
+}
+
+}  // namespace lockstep::wire

@@ -1,0 +1,154 @@
+// The messages between ranks and the agent on the unix socket (trainer_agent/run/FORMAT.md, "The rank protocol").
+//
+// Every message is a RankMessageHeader and `body_bytes` bytes. A rank says HELLO, then OPEN; BEGIN, COMMIT and ABORT
+// are each answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is the
+// next COMMIT's answer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/os/unique_fd.h"
+#include "common/os/unix_socket.h"
+
+namespace lockstep::wire {
+
+inline constexpr uint32_t kRankMagic = 0x4b52534c;  // "LSRK" as bytes
+inline constexpr uint16_t kRankFormat = 2;
+inline constexpr uint32_t kMaxRankBody = 256u << 20;
+inline constexpr uint32_t kMaxRanks = 4096;
+
+enum class RankMessageType : uint16_t {
+  kOpen = 1,          // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
+  kOpened = 2,        // OpenedBody; descriptors of control, slot 0, slot 1
+  kBegin = 3,         // VersionBody
+  kBegun = 4,         // BegunBody
+  kRanges = 5,        // VersionBody, then StridedRanges: their bytes are final
+  kCommit = 6,        // VersionBody, then the version's label, if this rank gives one
+  kAbort = 7,         // VersionBody, then a sentence: why, for the other ranks
+  kDone = 8,          // VersionBody: the newest version committed in this run, 0 for none
+  kError = 9,         // ErrorBody, then a sentence
+  kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other slot, the version before
+  kHello = 11,        // a peer's line (common/peer/peer.h), from either side
+  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by kServed or kError
+  kServed = 13,       // ServedBody
+};
+static_assert(sizeof(StridedRange) == 32);
+
+struct RankMessageHeader {  // 16 bytes; begins as every MessageStart (common/os/framing.h)
+  uint32_t magic = kRankMagic;
+  uint16_t format = kRankFormat;
+  uint16_t type = 0;  // RankMessageType
+  uint32_t body_bytes = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(RankMessageHeader) == 16);
+
+struct OpenBody {  // 32 bytes
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  RunId run;  // zero: a new run, or the new run that another rank of this trainer has just started
+  uint32_t model_bytes = 0;
+  uint32_t layout_bytes = 0;
+};
+static_assert(sizeof(OpenBody) == 32);
+
+struct OpenedBody {  // 48 bytes
+  RunId run;
+  uint64_t newest_version = 0;  // committed in this run; 0 for none
+  uint64_t image_bytes = 0;
+  uint64_t data_offset = 0;
+  uint64_t control_bytes = 0;
+};
+static_assert(sizeof(OpenedBody) == 48);
+
+struct VersionBody {  // 8 bytes
+  uint64_t version = 0;
+};
+
+struct BegunBody {  // 8 bytes
+  uint32_t slot = 0;
+  uint32_t reserved = 0;
+};
+
+struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the receivers' names, a line each
+  RunId run;
+  uint64_t version = 0;     // 0: the newest that has the label
+  uint32_t receivers = 0;   // how many must serve it, with kOfEngines how many engines; 0: those that are named
+  uint32_t timeout_ms = 0;  // after which the answer is an error
+};
+static_assert(sizeof(AwaitServedBody) == 32);
+
+struct ServedBody {  // 56 bytes
+  uint64_t version = 0;
+  uint64_t model_bytes = 0;
+  uint64_t delta_bytes = 0;  // of the delta that led to the version; 0: none is retained
+  double density = 0;        // the share of elements that it changed
+  uint64_t newest_version = 0;
+  uint64_t oldest_served = 0;  // by a receiver that is connected; 0: one serves nothing of the run
+  uint32_t receivers = 0;      // that are connected
+  uint32_t serving = 0;        // those of them that serve the version, or a newer one
+};
+static_assert(sizeof(ServedBody) == 56);
+
+// In AwaitServedBody::receivers.
+inline constexpr uint32_t kOfEngines = 1u << 31;
+
+struct ErrorBody {    // 4 bytes
+  uint32_t code = 0;  // ErrorCode
+};
+
+struct RankMessage {
+  RankMessageType type{};
+  Bytes body;
+  std::vector<os::UniqueFd> fds;
+};
+
+Status SendRankMessage(os::UnixConnection& connection, RankMessageType type, ByteView body, std::span<const int> fds,
+                       std::chrono::milliseconds timeout);
+// Waits up to `timeout` for a message to begin, and half a minute for its body. kProtocol for anything that is no
+// well-formed header or too large a body.
+Result<RankMessage> ReceiveRankMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
+
+// The body of a kOpen message, decoded. The model's name is not checked.
+struct Opening {
+  std::string model;
+  std::shared_ptr<const model::ModelLayout> layout;
+  uint32_t rank = 0;
+  uint32_t ranks = 0;  // at most kMaxRanks
+  RunId run;
+};
+// kProtocol when it is malformed; else as ModelLayout::Decode.
+Result<Opening> DecodeOpen(ByteView body);
+
+inline constexpr const char* kEveryReceiver = "*";  // among names: all that are connected, one at least
+
+// The body of a kAwaitServed message, decoded: do engines serve a version, or a newer one of its run?
+struct ServedQuestion {
+  std::string model;
+  RunId run;
+  Version version = 0;             // 0: the newest that has the label
+  std::string label;               // empty: none
+  uint32_t receivers = 0;          // how many, whichever they are; 0: all that are named
+  bool of_engines = false;         // `receivers` counts their engines
+  std::vector<std::string> names;  // of receivers, or RECEIVER/ENGINE
+  std::chrono::milliseconds timeout{0};
+};
+// kProtocol when it is malformed, or asks for no version or no receiver.
+Result<ServedQuestion> DecodeAwaitServed(ByteView body);
+
+// The ranges that follow the version in a kRanges or kUnchanged message; kProtocol unless they are whole.
+Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges);
+
+Bytes EncodeError(const Status& status);
+// The error that a kError message carries; kProtocol when it is malformed.
+Status DecodeError(ByteView body);
+
+}  // namespace lockstep::wire

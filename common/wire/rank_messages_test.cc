@@ -1,0 +1,93 @@
+#include "common/wire/rank_messages.h"
+
+#include <catch2/catch.hpp>
+
+#include "common/base/status_testing.h"
+#include "common/base/text.h"
+
+namespace lockstep::wire {
+namespace {
+
+Bytes OpenOf(const OpenBody& open, std::string_view model, const model::ModelLayout& layout) {
+  Bytes body;
+  Append(body, open);
+  AppendBytes(body, AsBytes(model));
+  AppendBytes(body, layout.encoded());
+  return body;
+}
+
+TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does") {
+  const auto layout = *model::ModelLayout::Create({{"w", model::DType::kBF16, {4}, 0}}, 4096);
+  OpenBody open{.rank = 1, .ranks = 2, .run = {{7}}, .model_bytes = 5};
+  open.layout_bytes = static_cast<uint32_t>(layout->encoded().size());
+  const Bytes body = OpenOf(open, "actor", *layout);
+  const auto opening = DecodeOpen(body);
+  REQUIRE(opening.ok());
+  CHECK(opening->model == "actor");
+  CHECK(opening->layout->digest() == layout->digest());
+  CHECK(opening->rank == 1);
+  CHECK(opening->ranks == 2);
+  CHECK(opening->run == open.run);
+  for (size_t bytes = 0; bytes < body.size(); ++bytes) {
+    CHECK_THAT(DecodeOpen(ByteView(body).first(bytes)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
+  }
+  Bytes longer = body;
+  longer.push_back(std::byte{0});
+  CHECK_THAT(DecodeOpen(longer), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
+  open.ranks = kMaxRanks + 1;
+  CHECK_THAT(DecodeOpen(OpenOf(open, "actor", *layout)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
+}
+
+TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or of some by name") {
+  const auto encoded = [](const AwaitServedBody& asked, std::string_view lines) {
+    Bytes body;
+    Append(body, asked);
+    AppendBytes(body, AsBytes(lines));
+    return body;
+  };
+  const auto named = DecodeAwaitServed(encoded({.run = {{7}}, .timeout_ms = 50}, "actor\nstep 3\none\ntwo"));
+  REQUIRE(named.ok());
+  CHECK(named->model == "actor");
+  CHECK(named->run == RunId{{7}});
+  CHECK(named->label == "step 3");
+  CHECK(named->names == std::vector<std::string>{"one", "two"});
+  CHECK(named->timeout == std::chrono::milliseconds(50));
+  const auto counted = DecodeAwaitServed(encoded({.version = 3, .receivers = 2}, "actor\n"));
+  REQUIRE(counted.ok());
+  CHECK((counted->version == 3 && counted->receivers == 2 && counted->label.empty() && counted->names.empty()));
+  const auto engines = DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines | 2}, "actor\n"));
+  REQUIRE(engines.ok());
+  CHECK(engines->receivers == 2);
+  CHECK(engines->of_engines);
+  const FailsWith malformed(ErrorCode::kProtocol, "a malformed AWAIT_SERVED");
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3}, "actor\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\n\none")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\nlabel")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "no/model\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n" + std::string(65, 'x'))), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines}, "actor\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(Bytes(31)), malformed);
+}
+
+TEST_CASE("Ranges come whole or not at all") {
+  const std::vector<StridedRange> ranges = {{0, 8}, {8, 2, 3, 4}};
+  const ByteView bytes = std::as_bytes(std::span(ranges));
+  CHECK(*DecodeRanges(bytes) == ranges);
+  CHECK(DecodeRanges({})->empty());
+  CHECK_THAT(DecodeRanges(bytes.first(33)), FailsWith(ErrorCode::kProtocol, "malformed ranges"));
+}
+
+TEST_CASE("An error arrives with its code and its sentence, fit to be read") {
+  const Status sent(ErrorCode::kState, "version 2 is being written");
+  CHECK(DecodeError(EncodeError(sent)).ToString() == sent.ToString());
+  const Status spoilt = DecodeError(EncodeError({ErrorCode::kState, "a\x1b\xff"}));
+  CHECK(spoilt.message() == "a??");
+  CHECK(DecodeError(EncodeError({ErrorCode::kState, std::string(1 << 20, 'a')})).message().size() == 4096);
+  CHECK_THAT(DecodeError({}), FailsWith(ErrorCode::kProtocol, "a malformed error message"));
+  CHECK_THAT(DecodeError(AsBytes(ErrorBody{99})), FailsWith(ErrorCode::kProtocol, "a malformed error message"));
+}
+
+}  // namespace
+}  // namespace lockstep::wire

@@ -1,0 +1,174 @@
+// ModelPublisher: makes served versions out of what the ranks of one run write into the double buffer.
+//
+//   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
+//                      │  a rank is gone, aborts, reports a byte twice, bytes are missing, or the version that v is
+//                      │  compared with is withdrawn: also while v is finishing
+//                      └──────────────────────────> idle; v is aborted, the next Begin works
+//
+// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported. Begin waits
+// for a finishing version, because that version's diff still reads the slot that Begin gives out. Begin never waits for
+// receivers.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/worker_pool.h"
+#include "common/os/unix_socket.h"
+#include "common/telemetry/timeline.h"
+#include "trainer_agent/run/coverage.h"
+#include "trainer_agent/run/delta_job.h"
+#include "trainer_agent/run/double_buffer.h"
+#include "trainer_agent/run/publish_spans.h"
+#include "trainer_agent/run/version_catalog.h"
+
+namespace lockstep::run {
+
+// How versions are compared. The threads compete with the ranks' own copies for cores and memory bandwidth.
+struct DiffOptions {
+  WorkerPool* pool = nullptr;
+  payload::CodecLevel codec = payload::CodecLevel::kFast;  // of all deltas
+};
+
+struct PublisherStatus {
+  Version writing_version = 0;  // 0: none
+  uint64_t versions_committed = 0;
+  uint64_t versions_aborted = 0;
+  std::string last_error;          // why the last version was aborted; empty once one is committed
+  int64_t last_error_unix_ns = 0;  // when it was
+};
+
+// Thread-safe. Calls of one rank do not overlap.
+class ModelPublisher {
+ public:
+  // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.
+  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffOptions diff, VersionCatalog* catalog,
+                 telemetry::Timeline* timeline = nullptr);
+  // Aborts a draft, and waits for a finishing version.
+  ~ModelPublisher();
+
+  const DoubleBuffer& buffer() const { return *buffer_; }
+  const std::shared_ptr<ServedRun>& served() const { return served_; }
+
+  // Serves the versions that an earlier agent left in the buffer, and makes the run visible to receivers. REQUIRES to
+  // be the first call.
+  void Open();
+
+  // Joins `rank` to the draft of `version` and returns the slot to write into; the first rank's call makes the draft.
+  // Waits until the version before is finished, and until the other ranks are done with a draft that this rank has
+  // committed. Aborts a draft that this rank has not committed. Calls `gone` (null: never true) while it waits.
+  //   kState: `version` is not greater than every version of the run, or the rank has joined it already.
+  //   kAborted: a rank's process has ended and no other has taken its place; `version` was aborted before this rank
+  //     joined it (told once); or it was committed once and lost with an earlier agent.
+  //   kCancelled: after Stop(), or `gone` was true.
+  Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
+  // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A block
+  // whose every byte is kUnchanged is not read, provided that the draft has a base.
+  void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
+  // Commits `rank`'s part of the version; the last rank's call commits the version. `label` is this rank's label of the
+  // version; empty: this rank gives none.
+  //   kBadData: bytes are missing or were reported twice; or `label` is no label, or differs from another rank's.
+  //   kAborted: another rank aborted the version, or its base was withdrawn.
+  //   kState: the rank has not begun the version.
+  Status Commit(uint32_t rank, Version version, const std::string& label = {});
+  Status Abort(uint32_t rank, Version version, const std::string& reason);
+  // Records that the rank is connected.
+  void RankHere(uint32_t rank);
+  // Records that the rank's connection ended; `process` had made it. Aborts the draft if the rank has not committed it.
+  void RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process);
+
+  void Stop();  // ends waiting and later calls of Begin with kCancelled
+  Version newest_version() const;
+  PublisherStatus status() const;
+
+ private:
+  struct Draft {
+    Version version = 0;
+    size_t slot = 0;
+    std::shared_ptr<const model::Manifest> base;  // null: the first version
+    int64_t committed_unix_ns = 0;
+    std::string label;
+    uint32_t labelled_by = 0;  // the first rank that gave it
+    Coverage coverage;
+    std::shared_ptr<PublishSpans> spans;
+    std::shared_ptr<StreamingDelta> streaming;  // null: no receiver follows, or there is no base
+    std::unique_ptr<DeltaJob> job;
+    std::set<uint32_t> joined;
+    std::set<uint32_t> done;
+  };
+
+  struct AbortedVersion {
+    Version version = 0;
+    Status reason;
+    std::set<uint32_t> known_by;  // ranks that had joined it, or were refused when they wanted to
+  };
+
+  Status CheckNotDropped(Version version) const LS_REQUIRES(mutex_);
+  void StartDraft(Version version) LS_REQUIRES(mutex_);
+  void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
+  // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
+  Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
+  // Aborts the draft, which cannot become whole without `rank`. REQUIRES a draft, and gone_ to have the rank.
+  void GiveUpDraft(uint32_t rank) LS_REQUIRES(mutex_);
+  // Returns a rank that has not committed the draft and whose process has ended; no value when there is none.
+  std::optional<uint32_t> DeadRank() const LS_REQUIRES(mutex_);
+  void NoteAborted(const Draft& draft, const Status& reason) LS_REQUIRES(mutex_);
+  Status LabelDraft(uint32_t rank, const std::string& label) LS_REQUIRES(mutex_);
+  Status CheckDraft() const LS_REQUIRES(mutex_);
+  Status SealDraft() LS_REQUIRES(mutex_);
+  void BeginStreaming(DeltaInput& input) LS_REQUIRES(mutex_);
+  void FinishVersion(DeltaOutput output);
+  void LogCommitted(const Draft& draft, const DeltaOutput& output) const;
+  void EndStreaming(const Draft& draft, const DeltaOutput& output);
+
+  // Returns the input of the diff of `slot` against the other slot, which holds `base` (null: hash only).
+  DeltaInput InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const;
+  std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
+  // Adds the delta between two versions to the run's store. A failure is logged; receivers then pull in full.
+  void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
+                   const DeltaOutput& output);
+  // Makes `version` the newest that is served. kAborted when `base`, with which it was compared (null: with none), was
+  // withdrawn meanwhile; then the run serves nothing, and no delta.
+  Status ServeVersion(ServedVersion version, const model::Manifest* base);
+
+  // --- recovery.cc ---
+  // Hashes each slot again that an earlier agent committed, drops one that differs from its recorded manifest, makes
+  // the delta between the two again, and serves both. Returns the newest that is served, 0 for none.
+  Version Recover();
+  std::shared_ptr<const model::Manifest> RecoverSlot(size_t slot, const std::shared_ptr<const model::Manifest>& base,
+                                                     DeltaOutput& output);
+
+  const std::shared_ptr<DoubleBuffer> buffer_;
+  const std::shared_ptr<ServedRun> served_;
+  const DiffOptions diff_;
+  VersionCatalog* const catalog_;
+  std::atomic<bool> large_deltas_ = false;  // the newest delta took more than half of the model, as the log has
+  telemetry::Timeline* const timeline_;
+
+  mutable Mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);      // null: no version is written
+  std::unique_ptr<Draft> finishing_ LS_GUARDED_BY(mutex_);  // committed; its job is or was at work
+  bool finished_ LS_GUARDED_BY(mutex_) = false;             // the job of finishing_ has called back
+  Version newest_ LS_GUARDED_BY(mutex_) = 0;                // committed, served or about to be
+  Version dropped_ LS_GUARDED_BY(mutex_) =
+      0;  // committed once, and lost with an earlier agent: a number that is used up
+  AbortedVersion aborted_ LS_GUARDED_BY(mutex_);  // the last one
+  std::chrono::steady_clock::time_point looked_for_gone_
+      LS_GUARDED_BY(mutex_);  // a connection was lost: until then its rank may be ending
+  std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_
+      LS_GUARDED_BY(mutex_);  // ranks that had a connection, and have none
+  PublisherStatus status_ LS_GUARDED_BY(mutex_);
+  bool stopped_ LS_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace lockstep::run

@@ -1,0 +1,25 @@
+// The agent's side of the rank protocol (common/wire/rank_messages.h), a thread per connected rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/os/unix_server.h"
+#include "common/wire/rank_messages.h"
+#include "trainer_agent/run/model_registry.h"
+
+namespace lockstep::run {
+
+// Waits until engines serve what is asked for; `gone` says that the caller no longer waits. With kDeadline `lacking`
+// says which receivers do not (FORMAT.md).
+using AwaitServed = std::function<Result<wire::ServedBody>(const wire::ServedQuestion& question,
+                                                           const std::function<bool()>& gone, std::string* lacking)>;
+
+// Listens at once and lets ranks in. Its destruction ends every connection. A peer whose uid is neither ours nor root's
+// is refused, unless it is in `group`, if there is one. REQUIRES the registry to outlive the server.
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, std::optional<gid_t> group,
+                                                        ModelRegistry* registry, AwaitServed await_served);
+
+}  // namespace lockstep::run
