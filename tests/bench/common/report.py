@@ -81,7 +81,7 @@ def row(figure: Figure, result: dict) -> str:
     )
 
 
-def describe_machine() -> dict:
+def describe_machine(isa: "str | None") -> dict:
     named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
     return {
@@ -89,4 +89,5 @@ def describe_machine() -> dict:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_kib / 2**20, 1),
         "kernel": platform.release(),
+        **({"isa": isa} if isa else {}),
     }

@@ -36,6 +36,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path)
+    parser.add_argument("--isa", choices=("avx2",))
     try:
         return parser.parse_args()
     except SystemExit:
@@ -45,7 +46,9 @@ def parse_options() -> argparse.Namespace:
 def main() -> int:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    report = Report(describe_machine(), options.quick, options.json)
+    if options.isa:
+        os.environ["LOCKSTEP_ISA"] = options.isa  # kernels/instruction_sets.cc
+    report = Report(describe_machine(options.isa), options.quick, options.json)
     report.write()
     report.print_heading()
     succeeded = True
@@ -64,7 +67,7 @@ def main() -> int:
 
 def plots_directory(options: argparse.Namespace) -> "tempfile.TemporaryDirectory | nullcontext":
     """By themselves, plots of a whole run go to the documents; those of a quick one are drawn as a trial."""
-    if options.plots is not None or options.only is not None:
+    if options.plots is not None or options.only is not None or options.isa is not None:
         return nullcontext(options.plots)
     return tempfile.TemporaryDirectory() if options.quick else nullcontext(PLOTS_DIRECTORY)
 
