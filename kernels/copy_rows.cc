@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/copy_rows_scalar.h"
+#include "kernels/instruction_sets.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -95,7 +96,7 @@ __attribute__((target("avx2"))) void NarrowRow256(std::byte* dst, const std::byt
 }
 
 Target ChooseTarget() {
-  if (__builtin_cpu_supports("avx512f")) return {StreamRow512, NarrowRow256, StoreFence};
+  if (__builtin_cpu_supports("avx512f") && !KeptToAvx2()) return {StreamRow512, NarrowRow256, StoreFence};
   if (__builtin_cpu_supports("avx2")) return {StreamRow256, NarrowRow256, StoreFence};
   return {nullptr, scalar::ConvertRowF32ToBF16, NoFence};
 }

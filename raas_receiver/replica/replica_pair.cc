@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "common/base/text.h"
 #include "common/model/model_name.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr uint64_t kWarmStep = 64 << 20;
 constexpr uint64_t kPage = 4096;
+constexpr std::chrono::milliseconds kReadersPoll{5};
 
 // What Commit() writes beside the replica's file: the state, the attachments, and one page each for the state's last,
 // lockstep.json, a directory and a note. Links to assets find the room of those of the version before.
@@ -127,7 +129,7 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
   const bool claimed =
       replica.file.valid() && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace, stop);
   Result<bool> kept = false;
-  if (stop.stop_requested()) {
+  if (!AwaitReaders(stop) || stop.stop_requested()) {
     kept = Kept();
   } else if (claimed) {
     kept = RewriteFile(layout, whole);
@@ -135,9 +137,21 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
     kept = replaced;
   }
   if (!kept.ok() && replica.whole) RestoreTarget();
+  if (!kept.ok()) KeepRoom();
   const auto room = os::FileSystemOf(directory_.scratch());
   if (kept.status().code() != ErrorCode::kResourceExhausted || !room.ok()) return kept;
   return NoRoom(options_, 1, model::ImageBytes(*layout), *room);
+}
+
+// Waits until no verification that began when the target was current reads it. False: `stop` came first.
+bool ReplicaPair::AwaitReaders(const std::stop_token& stop) {
+  std::shared_mutex& bytes = bytes_mutexes_[target_index()];
+  while (!bytes.try_lock()) {
+    if (stop.stop_requested()) return false;
+    std::this_thread::sleep_for(kReadersPoll);
+  }
+  bytes.unlock();
+  return true;
 }
 
 // In the target's file, which is claimed. Whether its content was kept.
@@ -170,7 +184,9 @@ Status ReplicaPair::ReplaceFile(const std::shared_ptr<const model::ModelLayout>&
     return given_up;
   }
   if (::rename(directory_.NextReplicaPath().c_str(), replica.path.c_str()) != 0) {
-    return ErrnoStatus(errno, Cat("rename ", directory_.NextReplicaPath(), " to ", replica.path));
+    const Status failed = ErrnoStatus(errno, Cat("rename ", directory_.NextReplicaPath(), " to ", replica.path));
+    ::unlink(directory_.NextReplicaPath().c_str());
+    return failed;
   }
   replica.file = std::move(next);
   if (fits) ++replaced_;
@@ -189,7 +205,6 @@ bool ReplicaPair::FitsInPlaceAlone(const model::ModelLayout& layout) const {
 void ReplicaPair::RestoreTarget() {
   EndWriting();
   (void)PublishTarget();  // else when it is gone back to
-  KeepRoom();
 }
 
 // For a rollback, which has to work where nothing else does.

@@ -9,7 +9,7 @@
 //
 // A receiver that is killed at any instant comes back with a whole version or none (FORMAT.md). A sync that fails
 // leaves the current replica as it was. A sync that lacks room on disk fails with kResourceExhausted before it changes
-// the target (FORMAT.md, "Room").
+// the target.
 //
 // A replica is marked as damaged when a check finds that one of its blocks does not have its hash. Syncs then check the
 // blocks that they take from it, no rollback leads to it, and PublishedVersion says so. The mark stays until the
@@ -122,7 +122,7 @@ class ReplicaPair {
   bool WarmTarget();
 
   // BringForward and BeginFull fail with kResourceExhausted, or kCancelled after `stop` or by SetMayGiveUp, only before
-  // they change the target.
+  // they change the target, but for the exception in FORMAT.md.
 
   // Makes the target equal to the current version with `steps`, if any, applied. Returns the blocks, rising, that came
   // out wrong: the caller must write them whole before Commit. REQUIRES steps to be consecutive, to start at the
@@ -180,6 +180,7 @@ class ReplicaPair {
   bool FitsInPlaceAlone(const model::ModelLayout& layout) const;
   Status WithdrawTarget();
   Status RemoveTargetState();
+  bool AwaitReaders(const std::stop_token& stop);
   Status GiveUpTarget();
   Status Kept() const;
   void RestoreTarget();

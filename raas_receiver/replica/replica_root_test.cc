@@ -127,8 +127,9 @@ TEST_CASE("A sync that is ended before it gives the version before up leaves tha
   };
   const uintmax_t before = room();
   CHECK(fixture.pair().BeginFull(next.layout(), stop.get_token()).code() == ErrorCode::kCancelled);
+  CHECK(room() <= before + 8);  // a page: what is kept free for a commit may have grown
   CHECK(fixture.pair().BringForward({}, stop.get_token()).status().code() == ErrorCode::kCancelled);
-  CHECK(room() <= before + 2 * 8 * 16);  // `room` may have grown, by pages
+  CHECK(room() <= before + 8);
   CHECK(fixture.pair().previous().held == fixture.model.held(1));
   CHECK(fixture.Directories() == std::set<std::string>{"v1", "v2"});
   REQUIRE(fixture.pair().RollBack({fixture.model.held(1)}).ok());

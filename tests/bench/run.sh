@@ -11,7 +11,8 @@
 #                                       "series": {name: {"unit", "rows": [{...}]}}: what the plots show,
 #                                       "seconds": {program: that it took}}; written again with each figure
 #   tests/bench/run.sh --plots DIR     where SVGs go: of a whole run to docs/figures, of a quick one nowhere
-#   tests/bench/run.sh --isa avx2      the kernels do without what came after AVX2, as on processors without AVX-512
+#   tests/bench/run.sh --isa avx2      kernels do without what came after AVX2, as on processors without AVX-512; hashes of whole
+#                                      buffers do not
 #
 # Where memory is too short for a program's model it measures a smaller one and says so; the size is part of each result.
 #

@@ -31,7 +31,7 @@ constexpr char kModel[] = "common/model/FORMAT.md";
 constexpr char kPayload[] = "common/payload/FORMAT.md";
 constexpr char kWire[] = "common/wire/FORMAT.md";
 constexpr char kReplica[] = "raas_receiver/replica/FORMAT.md";
-constexpr char kBuffer[] = "trainer_agent/run/FORMAT.md";
+constexpr char kRun[] = "trainer_agent/run/FORMAT.md";
 constexpr char kExporter[] = "export_plugin/exporter/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
@@ -149,30 +149,30 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   control.SetCommitted(0, 1, 1'000'000'000);
   control.RecordManifest(0, {{story.run, 1}, {model::BlockHash(story.before)}, story.Digest(story.before)});
   control.SetWriting(1, 2);
-  CHECK(HexBlock(kBuffer, "control") == Copy({written.data(), bytes}));
+  CHECK(HexBlock(kRun, "control") == Copy({written.data(), bytes}));
   Bytes begin;
   Append(begin, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kBegin),
                                         .body_bytes = sizeof(wire::VersionBody)});
   Append(begin, wire::VersionBody{2});
-  CHECK(HexBlock(kBuffer, "begin") == begin);
+  CHECK(HexBlock(kRun, "begin") == begin);
   Bytes ranges;
   Append(ranges, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kRanges),
                                          .body_bytes = sizeof(wire::VersionBody) + sizeof(StridedRange)});
   Append(ranges, wire::VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
-  CHECK(HexBlock(kBuffer, "ranges") == ranges);
+  CHECK(HexBlock(kRun, "ranges") == ranges);
   Bytes commit;
   Append(commit,
          wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kCommit), .body_bytes = 9});
   Append(commit, wire::VersionBody{2});
   AppendBytes(commit, AsBytes(std::string_view("7")));
-  CHECK(HexBlock(kBuffer, "commit") == commit);
+  CHECK(HexBlock(kRun, "commit") == commit);
   Bytes await;
   Append(await,
          wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kAwaitServed), .body_bytes = 39});
   Append(await, wire::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
   AppendBytes(await, AsBytes(std::string_view("actor\n7")));
-  CHECK(HexBlock(kBuffer, "await-served") == await);
+  CHECK(HexBlock(kRun, "await-served") == await);
 }
 
 TEST_CASE("The bucket example is what the code writes") {

@@ -58,7 +58,7 @@ def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):
     cluster.receiver(cluster.agent(), engine_load="in-place", engine_socket=engine_socket)
     rank = connect(engine_socket)
     attach = json.dumps({"peer": "engine_rank/9.0.0 protocol=2", "teleport": True}).encode()
-    rank.sendall(START.pack(b"LSER", 4, 1, len(attach)) + bytes(28) + attach)
+    rank.sendall(START.pack(b"LSER", 5, 1, len(attach)) + bytes(28) + attach)
     refusal = read_message(rank, 40)
     assert START.unpack_from(refusal)[2] == REFUSED
     assert (

@@ -84,7 +84,7 @@ class DoubleBuffer final : public BlockReader {
   void RecordManifest(size_t slot, const model::Manifest& manifest);
   std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
-  // BlockReader. The version is exactly that one.
+  // BlockReader. `use` must wait for nothing.
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override;
   Result<VersionFile> OpenFile(Version version) override;
 

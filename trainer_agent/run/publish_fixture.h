@@ -1,4 +1,4 @@
-// The publish side as its ranks see it: real unix sockets, real segments, an agent that can be stopped and started
+// ModelRegistry as its ranks see it: real unix sockets, real segments, an agent that can be stopped and started
 // again.
 #pragma once
 
@@ -38,7 +38,7 @@ inline void Write(client::RankClient& rank, std::byte* data, ByteRange range, in
   REQUIRE(rank.RangesDone({&reported, 1}).ok());
 }
 
-// An agent's publish side in a directory that outlives it.
+// ModelRegistry and its rank server, in a directory that outlives them.
 class Host {
  public:
   explicit Host(bool memfd = false) : memfd_(memfd) { Start(); }

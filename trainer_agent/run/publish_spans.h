@@ -1,4 +1,4 @@
-// PublishSpans: the publish side's spans of one version (common/telemetry/timeline.h), from a draft's begin on.
+// PublishSpans: the spans of one version until it is served (common/telemetry/timeline.h), from a draft's begin on.
 //
 // A version that is aborted has no spans: nothing is recorded before Committed().
 #pragma once

@@ -1,6 +1,6 @@
 // The delta that is being made right now, for receivers that want its blocks before it is whole.
 //
-// The maker (the publish side) begins a delta with each draft, adds blocks as the delta engine finishes them, and ends
+// The maker (ModelPublisher) begins a delta with each draft, adds blocks as the delta engine finishes them, and ends
 // it: sealed once the version is committed and compared, or aborted. Readers (lanes) get what is new and are woken;
 // the maker waits for none of them. Blocks are shared, so that any number of readers costs no memory.
 #pragma once

@@ -1,7 +1,7 @@
 // VersionCatalog: lists what the agent can serve: for each model one run (ServedRun), with its newest version, the
 // version's manifest and deltas, and a reader of its blocks.
 //
-// The publish side publishes versions here. The serve side reads them, and watches for newer ones. The catalog knows
+// ModelPublisher publishes versions here. The serve side reads them, and watches for newer ones. The catalog knows
 // neither sockets nor protos.
 #pragma once
 
@@ -16,7 +16,6 @@
 
 #include "common/base/mutex.h"
 #include "common/model/manifest.h"
-#include "common/os/unique_fd.h"
 #include "trainer_agent/run/delta_store.h"
 #include "trainer_agent/run/double_buffer.h"
 #include "trainer_agent/run/streaming_delta.h"

@@ -83,7 +83,7 @@ std::string Field(std::string_view text) {
   return field;
 }
 
-// A line of buffer/FORMAT.md, and one for each of its engines.
+// A line of run/FORMAT.md, and one for each of its engines.
 std::string Line(const ReceiverReport& report) {
   const auto held = [](const VersionRef& version) { return Cat(ToHex(version.run), " ", version.version); };
   const char* const presence = report.presence == Presence::kConnected ? "connected"

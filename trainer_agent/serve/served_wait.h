@@ -15,7 +15,7 @@ namespace lockstep::serve {
 // that have it, one at least.
 //
 // kDeadline: not within the question's timeout; the text says what each receiver serves and holds, its last error, and
-// which are gone, and `lacking` has the same of those that lack the version (buffer/FORMAT.md). kState: the model has
+// which are gone, and `lacking` has the same of those that lack the version (run/FORMAT.md). kState: the model has
 // another run by now. kCancelled once `gone` says that the caller no longer waits.
 Result<wire::ServedBody> AwaitServed(const run::VersionCatalog& catalog, ReceiverReports& reports,
                                      const wire::ServedQuestion& question, const std::function<bool()>& gone,

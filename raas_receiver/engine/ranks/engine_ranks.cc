@@ -168,7 +168,7 @@ void EngineRanks::Rest(std::chrono::milliseconds timeout) {
     MutexLock lock(mutex_);
     LogLost();
     if (!DropGone()) return;
-    UpdateViews();
+    UpdateViews(/*settled=*/true);
     changed = changed_;
   }
   if (changed) changed();
@@ -217,27 +217,30 @@ void EngineRanks::LogLost() {
   });
 }
 
-void EngineRanks::UpdateViews() {
+// Ranks that were admitted and may be refused yet are shown, and change no time since when.
+void EngineRanks::UpdateViews(bool settled) {
   const int64_t now = telemetry::UnixNanos();
-  const std::vector<RankGroupReport> before = std::exchange(views_, {});
+  views_.clear();
   members_.clear();
   for (const auto& [name, group] : groups_) {
     RankGroupReport view = group->Describe();
-    const auto same = std::ranges::find_if(
-        before, [&](const RankGroupReport& each) { return each.name == view.name && each.attached == view.attached; });
-    view.attached_since_unix_ns = same == before.end() ? now : same->attached_since_unix_ns;
+    const auto same = std::ranges::find_if(settled_, [&](const RankGroupReport& each) {
+      return each.name == view.name && each.attached == view.attached;
+    });
+    view.attached_since_unix_ns = same == settled_.end() ? now : same->attached_since_unix_ns;
     views_.push_back(std::move(view));
-    const auto ranks = group->present();
+    const Ranks ranks = group->present();
     members_.insert(members_.end(), ranks.begin(), ranks.end());
   }
-  if (views_.empty() && !before.empty()) empty_since_unix_ns_ = now;
+  if (!settled) return;
+  if (views_.empty() && !settled_.empty()) empty_since_unix_ns_ = now;
+  settled_ = views_;
 }
 
 void EngineRanks::Update() {
   MutexLock lock(mutex_);
   SettleLosses();
-  admitting_ = 0;
-  UpdateViews();
+  UpdateViews(/*settled=*/true);
 }
 
 Status EngineRanks::CheckPurpose(const RankConnection& rank) const {
@@ -291,6 +294,12 @@ Status EngineRanks::AdmitWaiting(const model::ModelLayout& layout, Status* refus
     rank->SendRefused(joined);
     if (refused != nullptr && refused->ok()) *refused = joined;
   }
+  {
+    MutexLock lock(mutex_);
+    SettleLosses();
+    UpdateViews(/*settled=*/false);
+    admitting_ = 0;
+  }
   if (!server || server->ok()) return OkStatus();
   return server->status().WithContext("ranks wait until their server says that they are its own");
 }
@@ -311,7 +320,6 @@ Status EngineRanks::Prepare(const CommitRequest& request) {
   Status status = AdmitWaiting(*request.version.layout, &refused);
   {
     MutexLock lock(mutex_);
-    SettleLosses();
     lost_ = false;
   }
   const Status prepared = CallGroups([&](RankGroup& group) { return group.Prepare(request); });

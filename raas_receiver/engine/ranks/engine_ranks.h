@@ -102,7 +102,7 @@ class EngineRanks {
   bool DropGone() LS_REQUIRES(mutex_);
   bool MemberGone() const LS_REQUIRES(mutex_);
   bool Lacks(const RankGroupReport& group) const LS_REQUIRES(mutex_);
-  void UpdateViews() LS_REQUIRES(mutex_);
+  void UpdateViews(bool settled) LS_REQUIRES(mutex_);
   void Update();
   template <typename Call>
   Status CallGroups(const Call& call);
@@ -117,11 +117,12 @@ class EngineRanks {
   bool lost_ LS_GUARDED_BY(mutex_) = false;  // a rank was, since the last Prepare began
   std::function<void()> changed_ LS_GUARDED_BY(mutex_);
   Ranks waiting_ LS_GUARDED_BY(mutex_);
-  size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                // taken out of it since the last Update
-  std::map<std::string, std::unique_ptr<RankGroup>> groups_;  // by name; the engine's thread's
-  std::vector<RankGroupReport> views_ LS_GUARDED_BY(mutex_);  // the groups, as other threads see them,
-  int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);         // since when there is none,
-  Ranks members_ LS_GUARDED_BY(mutex_);                       // and their ranks
+  size_t admitting_ LS_GUARDED_BY(mutex_) = 0;                  // taken out of it, and not in views_ yet
+  std::map<std::string, std::unique_ptr<RankGroup>> groups_;    // by name; the engine's thread's
+  std::vector<RankGroupReport> settled_ LS_GUARDED_BY(mutex_);  // views_ after the last call
+  std::vector<RankGroupReport> views_ LS_GUARDED_BY(mutex_);    // the groups, as other threads see them,
+  int64_t empty_since_unix_ns_ LS_GUARDED_BY(mutex_);           // since when there is none,
+  Ranks members_ LS_GUARDED_BY(mutex_);                         // and their ranks
   std::map<VersionRef, Clock::time_point> back_by_
       LS_GUARDED_BY(mutex_);  // what lost ranks read, and until when they may come back
   std::vector<std::pair<LostRank, Clock::time_point>> left_

@@ -23,6 +23,23 @@ struct TwoCompare : RanksFixture {
 
 }  // namespace
 
+TEST_CASE("A rank that a comparison refuses is no group that it compares") {
+  TwoRanks engine;
+  engine.ServeFirst();
+  const LayoutDigest other = replica::TestModel(5, 30'000).layout()->digest();
+  RankHandle& late = engine.RunRank(0, [&](TestRankOptions& options) {
+    options.group = 1;
+    options.layout = other;
+  });
+  REQUIRE(engine.Changed(1));
+  const auto compared = engine.engine_ranks->Verify(engine.Target(1));
+  INFO(compared.status().ToString());
+  REQUIRE(compared.ok());
+  CHECK(*compared == 1);
+  CHECK(engine.engine_ranks->Describe().size() == 1);
+  CHECK(Eventually([&] { return late.status().refused.load(); }));
+}
+
 TEST_CASE("Memory that is doubted is written wholly where it differs, also of an engine that lacks a rank just then") {
   const bool lacks_rank = GENERATE(true, false);
   TwoRanks engine;
