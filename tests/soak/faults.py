@@ -24,7 +24,7 @@ from links import DOWN, UP
 
 EDGE_S = 10  # a version comes sooner
 SYNC_STATES = ("negotiate", "pull_delta", "verify", "apply", "commit")
-STEPS_IN_PLACE = ("prepared", "held", "written", "serve")
+STEPS_IN_PLACE = ("prepared", "paused", "written", "serve")
 AGENT_EVENTS = ("version_begun", "rank_finished", "version_committed", "pull_opened")
 LOADS = {"sglang": "/update_weights_from_disk", "vllm": "/collective_rpc"}
 WAYS = {"up": (UP,), "down": (DOWN,), "both ways": (UP, DOWN)}
