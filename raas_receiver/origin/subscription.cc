@@ -16,10 +16,10 @@ constexpr std::chrono::seconds kOpenAgain{10};
 }  // namespace
 
 void Subscription::Ask(const Want& from, std::stop_token stop) {
-  if (from.held == base_) return;
+  const bool there = standing_ != nullptr && standing_->lost().ok();
+  if (there && from.held == base_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
-  const bool usable =
-      standing_ != nullptr && base_.nothing() && standing_->lost().ok() && from.layout->digest() == layout_;
+  const bool usable = there && base_.nothing() && from.layout->digest() == layout_;
   if (!usable) {
     Close();
     if (std::chrono::steady_clock::now() < open_again_) return;

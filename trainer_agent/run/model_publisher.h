@@ -126,10 +126,11 @@ class ModelPublisher {
   Status CheckDraft() const LS_REQUIRES(mutex_);
   Status SealDraft() LS_REQUIRES(mutex_);
   void BeginStreaming(DeltaInput& input) LS_REQUIRES(mutex_);
+
+  // --- finish_version.cc ---
   void FinishVersion(DeltaOutput output);
   void LogCommitted(const Draft& draft, const DeltaOutput& output) const;
   void EndStreaming(const Draft& draft, const DeltaOutput& output);
-
   // Returns the input of the diff of `slot` against the other slot, which holds `base` (null: hash only).
   DeltaInput InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const;
   std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
