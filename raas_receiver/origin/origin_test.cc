@@ -31,19 +31,6 @@ namespace {
 using serve::kBlock;
 using serve::kBlocks;
 
-// Lanes may damage a block on its way, too.
-struct Blocks : serve::MadeUpBlocks {
-  std::atomic<int64_t> damaged{-1};
-  Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override {
-    return MadeUpBlocks::UseBytes(version, range, [&](ByteView bytes) {
-      Bytes changed(bytes.begin(), bytes.end());
-      const uint64_t at = static_cast<uint64_t>(damaged) * kBlock;
-      if (damaged >= 0 && at >= range.offset && at < range.end()) changed[at - range.offset] ^= std::byte{1};
-      use(changed);
-    });
-  }
-};
-
 // The other end of an origin, which begins with version 1 of `layout`, and the origin that a receiver has of it.
 struct Host {
   std::shared_ptr<const model::ModelLayout> layout = serve::Layout();
@@ -93,7 +80,6 @@ std::vector<v1::AgentModel> OpenModels() {
 // An agent that serves a run, in this process.
 struct AgentHost : Host {
   const Kind kind;
-  const std::shared_ptr<Blocks> damaging = std::make_shared<Blocks>();
   serve::Served served;
   os::TempDir dir;
   const std::string socket = dir.File("pull.sock");
@@ -139,22 +125,12 @@ struct AgentHost : Host {
         {.model = model, .receiver = "r", .instance = std::string(16, 'i'), .agent = address, .lanes = 2}, io,
         served.pool);
   }
-  void Damage(BlockIndex block) override {
-    const auto other = std::make_shared<run::ServedRun>(
-        "actor", RandomId<RunId>(), layout, damaging,
-        run::StoreOptions{.directory = served.deltas.path(), .retain_bytes = served.retain_bytes});
-    served.catalog.Open(other);
-    auto manifest = *served.ManifestOf(1);
-    manifest.held = {other->run(), 1};
-    REQUIRE(served.catalog.Publish(other, {std::make_shared<const model::Manifest>(manifest), 1, ""}).ok());
-    damaging->damaged = block;
-    serve::MadeUpBlocks::DataOf(damaging->MemoryOf(1), block)[0] ^= std::byte{1};
-  }
+  void Damage(BlockIndex block) override { served.ByteOf(1, block) ^= std::byte{1}; }
   size_t OpenPulls() const override { return served.pulls.open_pulls("actor"); }
   bool OnThisHost() const override { return kind == Kind::kAgentByMemory; }
   bool IsConsistent() const override { return false; }
   // The version is not to be had any more, as when a trainer writes over it.
-  void Forget(Version version) { served.blocks->oldest = version + 1; }
+  void Forget(Version version) { run::Forget(*served.buffer, version); }
 };
 
 // A log in a directory that a receiver writes, in this process.
@@ -510,7 +486,8 @@ TEST_CASE("What follows a version that is held comes early where the origin can,
     const auto pull = host.Open(base);
     if (early) {
       const auto streaming = host.served.run->feed().Begin(base, base + 1);
-      const auto& payload = *host.served.run->deltas().RouteFrom(base, base + 1, host.layout->data_bytes())[0];
+      const auto delta = host.served.run->deltas().RouteFrom(base, base + 1, host.layout->data_bytes())[0];
+      const payload::Payload& payload = *delta->payload();
       for (const payload::PayloadEntry& entry : payload.entries()) {
         const ByteView data = payload.data(entry);
         streaming->Add(

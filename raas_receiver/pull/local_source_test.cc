@@ -115,9 +115,7 @@ struct SourceHost : serve::Served {
     }
     return steps;
   }
-  void Overwrite(Version version, BlockIndex block) {
-    std::memset(serve::MadeUpBlocks::DataOf(blocks->MemoryOf(version), block), 0xee, serve::kBlock);
-  }
+  void Overwrite(Version version, BlockIndex block) { std::memset(&ByteOf(version, block), 0xee, serve::kBlock); }
 };
 
 TEST_CASE("Blocks that the trainer has overwritten are not taken for what they were") {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
@@ -37,7 +38,7 @@ payload::Payload::Allocator FileAllocator(const std::string& path) {
 }  // namespace
 
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
-    : layout_(std::move(layout)), options_(std::move(options)), dropped_(options_.retain_bytes) {}
+    : layout_(std::move(layout)), options_(std::move(options)) {}
 
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
@@ -71,7 +72,7 @@ void DeltaStore::Load(const model::Manifest& newest) {
   for (auto at = by_target.find(wanted); at != by_target.end(); at = by_target.find(wanted)) {
     const payload::PayloadHeader& header = at->second->header();
     if (header.target_digest != digest) break;
-    chain_.insert(chain_.begin(), at->second);
+    chain_.insert(chain_.begin(), std::make_shared<StoredDelta>(at->second));
     kept.insert(PathOf(header.base, header.target));
     wanted = header.base;
     digest = header.base_digest;
@@ -97,87 +98,126 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(
   return payload::Payload::Assemble(*layout_, identity, blocks);
 }
 
-Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::PayloadIdentity& identity,
-                                                                const std::vector<const payload::DeltaBlock*>& blocks) {
+Status DeltaStore::Add(const payload::PayloadIdentity& identity,
+                       const std::vector<const payload::DeltaBlock*>& blocks) {
   MutexLock lock(mutex_);
   LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
-  const bool follows = !chain_.empty() && chain_.back()->header().target == identity.base &&
-                       chain_.back()->header().target_digest == identity.base_digest;
+  const auto last = chain_.empty() ? nullptr : chain_.back()->payload();
+  const bool follows =
+      last != nullptr && last->header().target == identity.base && last->header().target_digest == identity.base_digest;
   while (!follows && !chain_.empty()) RemoveOldestLocked();
-  chain_.push_back(payload);
+  chain_.push_back(std::make_shared<StoredDelta>(std::move(payload)));
   EvictLocked();
-  return payload;
+  return OkStatus();
 }
 
 void DeltaStore::RemoveOldestLocked() {
-  const payload::PayloadHeader& header = chain_.front()->header();
+  const auto payload = chain_.front()->payload();
+  const payload::PayloadHeader& header = payload->header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
-  dropped_.Add(chain_.front());
+  std::erase_if(dropped_, [](const DroppedDelta& dropped) { return dropped.delta.expired(); });
+  dropped_.push_back({chain_.front(), Clock::now()});
   chain_.erase(chain_.begin());
 }
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
-  for (const auto& step : chain_) bytes += StoredBytes(*step);
+  for (const auto& step : chain_) bytes += StoredBytes(*step->payload());
   return bytes;
+}
+
+uint64_t DeltaStore::DroppedBytes() const {
+  MutexLock lock(mutex_);
+  return DroppedBytesLocked();
+}
+
+uint64_t DeltaStore::DroppedBytesLocked() const {
+  uint64_t bytes = 0;
+  for (const DroppedDelta& dropped : dropped_) {
+    const auto delta = dropped.delta.lock();
+    const auto payload = delta == nullptr ? nullptr : delta->payload();
+    if (payload != nullptr) bytes += payload->total_bytes();
+  }
+  return bytes;
+}
+
+void DeltaStore::TakeBack(Clock::time_point now) {
+  MutexLock lock(mutex_);
+  uint64_t left = DroppedBytesLocked();
+  while (!dropped_.empty() && (left > options_.retain_bytes || now - dropped_.front().since >= kMaxDroppedAge)) {
+    const auto delta = dropped_.front().delta.lock();
+    const auto payload = delta == nullptr ? nullptr : delta->payload();
+    if (payload != nullptr) {
+      left -= payload->total_bytes();
+      delta->TakeBack();
+    }
+    dropped_.pop_front();
+  }
+}
+
+std::shared_ptr<const void> DeltaStore::PinFrom(Version version) {
+  const auto unpin = [this](const void*) {
+    MutexLock lock(mutex_);
+    std::erase_if(pins_, [](const auto& pin) { return pin.second.expired(); });
+    EvictLocked();
+  };
+  const std::shared_ptr<const void> pin(this, unpin);
+  MutexLock lock(mutex_);
+  pins_.emplace_back(version, pin);
+  return pin;
+}
+
+bool DeltaStore::PinnedLocked(Version version) const {
+  return std::ranges::any_of(pins_, [&](const auto& pin) { return pin.first <= version && !pin.second.expired(); });
 }
 
 uint64_t DeltaStore::MaxDeltaBytes() const {
   MutexLock lock(mutex_);
-  return pins_.empty() ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
+  return !PinnedLocked(kNewest) ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
 }
 
 void DeltaStore::EvictLocked() {
   const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
   while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
-    const bool pinned = !pins_.empty() && *pins_.begin() <= chain_.front()->header().base;
-    if (pinned && bytes <= 2 * budget + layout_->data_bytes()) return;
-    bytes -= StoredBytes(*chain_.front());
+    const auto oldest = chain_.front()->payload();
+    if (PinnedLocked(oldest->header().base) && bytes <= 2 * budget + layout_->data_bytes()) return;
+    bytes -= StoredBytes(*oldest);
     RemoveOldestLocked();
   }
 }
 
-payload::DeltaChain DeltaStore::StepsLocked(Version base, Version last) const {
-  const auto first = std::ranges::find(chain_, base, [](const auto& step) { return step->header().base; });
-  return {first, std::find_if(first, chain_.end(), [&](const auto& step) { return step->header().target > last; })};
+DeltaStore::Chain DeltaStore::StepsLocked(Version base, Version last) const {
+  const auto first = std::ranges::find(chain_, base, [](const auto& step) { return step->payload()->header().base; });
+  return {first,
+          std::find_if(first, chain_.end(), [&](const auto& step) { return step->payload()->header().target > last; })};
 }
 
-Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base, Version last) const {
+Result<DeltaStore::Chain> DeltaStore::ChainFrom(Version base, Version last) const {
   MutexLock lock(mutex_);
-  payload::DeltaChain steps = StepsLocked(base, last);
+  Chain steps = StepsLocked(base, last);
   if (!steps.empty()) return steps;
   return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
 }
 
-payload::DeltaChain DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes) const {
+DeltaStore::Chain DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes) const {
   MutexLock lock(mutex_);
-  payload::DeltaChain steps = StepsLocked(base, last);
+  Chain steps = StepsLocked(base, last);
   uint64_t bytes = 0;
-  for (const auto& step : steps) bytes += step->header().data_bytes;
-  return bytes < full_bytes ? std::move(steps) : payload::DeltaChain();
+  for (const auto& step : steps) bytes += step->payload()->header().data_bytes;
+  return bytes < full_bytes ? std::move(steps) : Chain();
 }
 
 DeltaStore::StepFacts DeltaStore::StepTo(Version target) const {
   MutexLock lock(mutex_);
-  const auto at = std::find_if(chain_.rbegin(), chain_.rend(),
-                               [&](const auto& step) { return target == kNewest || step->header().target == target; });
+  const auto at = std::find_if(chain_.rbegin(), chain_.rend(), [&](const auto& step) {
+    return target == kNewest || step->payload()->header().target == target;
+  });
   if (at == chain_.rend() || layout_->block_count() == 0) return {};
   const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
-  return {.data_bytes = (*at)->header().data_bytes,
-          .density = static_cast<double>((*at)->header().changed_elements) / elements};
-}
-
-DeltaStore::RetentionPin::RetentionPin(DeltaStore* store, Version version)
-    : store_(store), at_([&] {
-        MutexLock lock(store->mutex_);
-        return store->pins_.insert(version);
-      }()) {}
-
-DeltaStore::RetentionPin::~RetentionPin() {
-  MutexLock lock(store_->mutex_);
-  store_->pins_.erase(at_);
-  store_->EvictLocked();
+  const auto payload = (*at)->payload();
+  return {.data_bytes = payload->header().data_bytes,
+          .density = static_cast<double>(payload->header().changed_elements) / elements};
 }
 
 Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const {
@@ -193,7 +233,9 @@ Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const
 
 payload::DeltaChain DeltaStore::Retained() const {
   MutexLock lock(mutex_);
-  return chain_;
+  payload::DeltaChain retained;
+  for (const auto& step : chain_) retained.push_back(step->payload());
+  return retained;
 }
 
 void DeltaStore::Discard() {

@@ -18,10 +18,10 @@ TEST_CASE("What is retained leads to the newest, step by step; unknown versions 
   DeltaStore store(chain.layout, {});
   for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.RouteFrom(3, kNewest, kFull).size() == 1);
-  const payload::DeltaChain steps = store.RouteFrom(1, kNewest, kFull);
+  const DeltaStore::Chain steps = store.RouteFrom(1, kNewest, kFull);
   REQUIRE(steps.size() == 3);
   CHECK(steps == *store.ChainFrom(1, kNewest));
-  const uint64_t bytes = 3 * steps[0]->header().data_bytes;
+  const uint64_t bytes = 3 * steps[0]->payload()->header().data_bytes;
   CHECK(store.RouteFrom(1, kNewest, bytes + 1).size() == 3);
   CHECK(store.RouteFrom(1, kNewest, bytes).empty());
   CHECK(store.RouteFrom(9, kNewest, kFull).empty());
@@ -33,9 +33,9 @@ TEST_CASE("A route ends where it is to, also when a newer delta is retained alre
   const Chain chain;
   DeltaStore store(chain.layout, {});
   for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
-  const payload::DeltaChain steps = store.RouteFrom(1, 3, kFull);
+  const DeltaStore::Chain steps = store.RouteFrom(1, 3, kFull);
   REQUIRE(steps.size() == 2);
-  CHECK(steps[1]->target().version == 3);
+  CHECK(steps[1]->payload()->target().version == 3);
   CHECK(store.RouteFrom(2, 3, kFull).size() == 1);
   CHECK(store.RouteFrom(3, 3, kFull).empty());
 }
@@ -98,7 +98,7 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; deltas on
   const os::TempDir dir;
   DeltaStore store(chain.layout, {.directory = dir.path()});
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
-  const auto payload = store.RouteFrom(2, kNewest, kFull).at(0);
+  const auto payload = store.RouteFrom(2, kNewest, kFull).at(0)->payload();
   const auto file = store.OpenFile(*payload);
   REQUIRE(file.ok());
   store.Discard();
@@ -110,7 +110,8 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; deltas on
 
   DeltaStore heap(chain.layout, {});
   REQUIRE(chain.Add(heap, 1).ok());
-  CHECK_THAT(heap.OpenFile(*heap.RouteFrom(1, kNewest, kFull).at(0)), FailsWith(ErrorCode::kState, " has no file"));
+  CHECK_THAT(heap.OpenFile(*heap.RouteFrom(1, kNewest, kFull).at(0)->payload()),
+             FailsWith(ErrorCode::kState, " has no file"));
 }
 
 TEST_CASE("A version that does not follow the last one starts a new chain") {

@@ -29,20 +29,7 @@ struct VersionFile {
   uint64_t data_offset = 0;  // of the first block
 };
 
-// Reads versions in memory: what receivers get of a DoubleBuffer.
-class BlockReader {
- public:
-  virtual ~BlockReader() = default;
-  // Calls `use` with the bytes of `range` of the data section. The bytes do not change while `use` runs. A trainer may
-  // wait for `use`: it must return as soon as a few blocks could be copied. kState when `version` is no longer in
-  // memory; `use` is not called then.
-  virtual Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) = 0;
-  // Opens the memory that has `version` now. No trainer waits for the caller: the memory may be written over as soon as
-  // this call returns. kState when `version` is no longer in memory.
-  virtual Result<VersionFile> OpenFile(Version version) = 0;
-};
-
-class DoubleBuffer final : public BlockReader {
+class DoubleBuffer {
  public:
   // Where segments come from: (name, bytes) -> segment.
   using SegmentSource = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
@@ -84,9 +71,13 @@ class DoubleBuffer final : public BlockReader {
   void RecordManifest(size_t slot, const model::Manifest& manifest);
   std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
-  // BlockReader. `use` must wait for nothing.
-  Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override;
-  Result<VersionFile> OpenFile(Version version) override;
+  // Calls `use` with the bytes of `range` of the data section. The bytes do not change while `use` runs. A trainer may
+  // wait for `use`: it must wait for nothing, and return as soon as a few blocks could be copied. kState when `version`
+  // is no longer in memory; `use` is not called then.
+  Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use);
+  // Opens the memory that has `version` now. No trainer waits for the caller: the memory may be written over as soon as
+  // this call returns. kState when `version` is no longer in memory.
+  Result<VersionFile> OpenFile(Version version);
 
  private:
   DoubleBuffer(ControlSegment control, std::array<os::MappedSegment, kSlots> slots);

@@ -73,15 +73,13 @@ void ModelPublisher::RetainDelta(const model::Manifest& base, const model::Manif
   if (!output.too_dense) {
     std::vector<const payload::DeltaBlock*> blocks;
     for (const auto& block : output.blocks) blocks.push_back(block.get());
-    added = served_->deltas()
-                .Add({.run = buffer_->run(),
-                      .base = base.held.version,
-                      .target = target.held.version,
-                      .base_digest = base.digest,
-                      .target_digest = target.digest,
-                      .committed_unix_ns = committed_unix_ns},
-                     blocks)
-                .status();
+    added = served_->deltas().Add({.run = buffer_->run(),
+                                   .base = base.held.version,
+                                   .target = target.held.version,
+                                   .base_digest = base.digest,
+                                   .target_digest = target.digest,
+                                   .committed_unix_ns = committed_unix_ns},
+                                  blocks);
   }
   if (!added.ok()) {
     telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
@@ -102,7 +100,9 @@ void ModelPublisher::RetainDelta(const model::Manifest& base, const model::Manif
 Status ModelPublisher::ServeVersion(ServedVersion version, const model::Manifest* base) {
   // First: a receiver that is notified of the version may ask for the next at once.
   served_->feed().SetNewest(version.manifest->held.version);
-  Status status = catalog_->Publish(served_, std::move(version), base);
+  std::vector<Wake> wakes;  // of a thousand receivers' streams: the trainer's next Begin does not wait for them
+  Status status = catalog_->Publish(served_, std::move(version), base, &wakes);
+  if (!wakes.empty()) diff_.pool->Post([wakes = std::move(wakes)] { CallAll(wakes); });
   if (!status.ok()) served_->deltas().Discard();
   return status;
 }

@@ -10,7 +10,7 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   DeltaFeed& feed = host.run().feed();
-  const DeltaFeed::Follower follower(&feed);
+  const auto follower = feed.Follow();
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -31,7 +31,7 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   DeltaFeed& feed = host.run().feed();
-  const DeltaFeed::Follower follower(&feed);
+  const auto follower = feed.Follow();
   std::byte* const data = Begin(*rank, 2);
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
@@ -51,7 +51,7 @@ TEST_CASE("Nothing is kept for followers when there are none, and nothing after 
   REQUIRE(rank->Begin(2).ok());
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Abort("on purpose").ok());
-  const DeltaFeed::Follower follower(&feed);
+  const auto follower = feed.Follow();
   REQUIRE(rank->Begin(3).ok());
   const std::weak_ptr<StreamingDelta> delta = *feed.Find(1);
   CHECK_FALSE(delta.expired());

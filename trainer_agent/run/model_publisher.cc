@@ -19,8 +19,7 @@ constexpr std::chrono::milliseconds kLookForGone{100};
 ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffOptions diff,
                                VersionCatalog* catalog, telemetry::Timeline* timeline)
     : buffer_(std::move(buffer)),
-      served_(
-          std::make_shared<ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(), buffer_, std::move(store))),
+      served_(std::make_shared<ServedRun>(buffer_, std::move(store))),
       diff_(diff),
       catalog_(catalog),
       timeline_(timeline) {}

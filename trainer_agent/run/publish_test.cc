@@ -16,10 +16,10 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   const ServedVersion served = host.Await(5);
   CHECK(FirstByte(host.run(), 5) == std::byte{2});
   CHECK(served.manifest->block_hashes.size() == 30);
-  const payload::DeltaChain steps = host.run().deltas().RouteFrom(1, DeltaStore::kNewest, 120000);
+  const DeltaStore::Chain steps = host.run().deltas().RouteFrom(1, DeltaStore::kNewest, 120000);
   REQUIRE(steps.size() == 1);
-  CHECK(steps[0]->header().target_digest == served.manifest->digest);
-  CHECK(steps[0]->header().changed_elements == 60000);
+  CHECK(steps[0]->payload()->header().target_digest == served.manifest->digest);
+  CHECK(steps[0]->payload()->header().changed_elements == 60000);
 }
 
 TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was aborted none") {
@@ -98,8 +98,9 @@ TEST_CASE("A label is short UTF-8 text without control characters") {
 TEST_CASE("Versions are published while watchers are still being notified of an earlier one") {
   Host host;
   std::latch told(1);
-  const VersionCatalog::Watch watch(&host.catalog(), "actor", [&] { told.wait(); });
   const auto rank = host.Connect();
+  const auto reader = std::make_shared<int>(0);
+  REQUIRE(host.catalog().WakeOnUpdate("actor", {host.run().run(), 0}, reader, [&] { told.wait(); }));
   for (Version version = 1; version <= 3; ++version) host.Publish(*rank, version, static_cast<int>(version));
   told.count_down();
 }
@@ -135,7 +136,7 @@ TEST_CASE("Ranks that write columns of the same tensors report them as rows, and
     }
     CHECK(HasBytes(host.Await(version), expected));
   }
-  CHECK(host.run().deltas().RouteFrom(2, DeltaStore::kNewest, 120000).at(0)->header().changed_elements == 30000);
+  CHECK(host.run().deltas().RouteFrom(2, DeltaStore::kNewest, 120000).at(0)->payload()->header().changed_elements == 30000);
 }
 
 TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
@@ -157,10 +158,10 @@ TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
   expected[100] = std::byte{1};
   CHECK(HasBytes(second, expected));
   CHECK(second.manifest->block_hashes[0] == first.manifest->block_hashes[0]);
-  const payload::DeltaChain steps = host.run().deltas().RouteFrom(1, DeltaStore::kNewest, 120000);
+  const DeltaStore::Chain steps = host.run().deltas().RouteFrom(1, DeltaStore::kNewest, 120000);
   REQUIRE(steps.size() == 1);
-  REQUIRE(steps[0]->entries().size() == 18);
-  CHECK(steps[0]->entries()[0].block == 12);
+  REQUIRE(steps[0]->payload()->entries().size() == 18);
+  CHECK(steps[0]->payload()->entries()[0].block == 12);
 }
 
 TEST_CASE("The first version has nothing to be unchanged from: the hint is ignored") {

@@ -1,6 +1,5 @@
 #include "trainer_agent/run/scrubber.h"
 
-#include <atomic>
 #include <catch2/catch.hpp>
 
 #include "common/base/eventually.h"
@@ -9,47 +8,54 @@
 namespace lockstep::run {
 namespace {
 
-// Zeros, whatever the version, and how often all of them were read.
-struct ZeroBlocks : BlockReader {
-  std::atomic<int> reads{0};
+// A run of zeros, whose newest version a test may damage.
+struct Zeros {
+  std::shared_ptr<DoubleBuffer> buffer;
+  std::shared_ptr<ServedRun> run;
+  VersionCatalog* catalog;
 
-  Status UseBytes(Version, const ByteRange& range, const std::function<void(ByteView)>& use) override {
-    use(Bytes(range.bytes));
-    ++reads;
-    return OkStatus();
+  Zeros(VersionCatalog* catalog, const std::string& model)
+      : buffer(BufferOf(*LayoutOf(20000), model)),
+        run(std::make_shared<ServedRun>(buffer, StoreOptions{})),
+        catalog(catalog) {
+    catalog->Open(run);
   }
-  Result<VersionFile> OpenFile(Version) override { return Status(ErrorCode::kState, "there is none"); }
+  void Publish(Version version) {
+    Write(*buffer, version, [](std::byte* data) { data[0] = std::byte{0}; });
+    REQUIRE(catalog->Publish(run, {ManifestOf(*buffer, version), 0}).ok());
+  }
+  void Damage(Version version) { MemoryOf(*buffer, version)[0] = std::byte{1}; }
 };
 
 TEST_CASE("A suspicion is looked at once for each version and peer, however often it is repeated") {
-  const auto layout = LayoutOf(20000);
-  const auto blocks = std::make_shared<ZeroBlocks>();
-  const auto run = std::make_shared<ServedRun>("actor", RandomId<RunId>(), layout, blocks, StoreOptions{});
   VersionCatalog catalog;
-  catalog.Open(run);
-  const auto publish = [&](Version version) {
-    auto manifest = std::make_shared<model::Manifest>(model::Manifest{{run->run(), version}, {}, {}});
-    for (const BlockIndex block : layout->AllBlocks()) {
-      manifest->block_hashes.push_back(model::BlockHash(Bytes(layout->block_range(block).bytes)));
-    }
-    REQUIRE(catalog.Publish(run, {manifest, 0}).ok());
-  };
-  publish(1);
+  Zeros actor(&catalog, "actor");
+  Zeros later(&catalog, "later");  // the scrubber looks at it after "actor"
+  Version looks = 0;
   Scrubber scrubber(&catalog, std::chrono::milliseconds(0));
-  const auto suspect_again_and_again = [&](const std::string& who) {
-    for (int i = 0; i < 50; ++i) {
-      scrubber.Suspect("actor", who);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  // Returns once the scrubber has looked at what was suspected before.
+  const auto looked = [&] {
+    later.Publish(++looks);
+    later.Damage(looks);
+    scrubber.Suspect("later", "");
+    REQUIRE(Eventually([&] { return !later.run->Newest(); }));
   };
-  suspect_again_and_again("greedy");
-  CHECK(Eventually([&] { return blocks->reads == 1; }));
-  suspect_again_and_again("infer-0");
-  CHECK(Eventually([&] { return blocks->reads == 2; }));
-  publish(2);
-  suspect_again_and_again("greedy");
-  CHECK(Eventually([&] { return blocks->reads == 3; }));
-  CHECK(run->Newest());
+  actor.Publish(1);
+  scrubber.Suspect("actor", "greedy");
+  looked();
+  CHECK(actor.run->Newest());
+  actor.Damage(1);
+  scrubber.Suspect("actor", "greedy");
+  looked();
+  CHECK(actor.run->Newest());
+  scrubber.Suspect("actor", "infer-0");
+  looked();
+  CHECK_FALSE(actor.run->Newest());
+  actor.Publish(2);
+  actor.Damage(2);
+  scrubber.Suspect("actor", "greedy");
+  looked();
+  CHECK_FALSE(actor.run->Newest());
 }
 
 }  // namespace

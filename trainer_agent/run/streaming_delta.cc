@@ -15,32 +15,15 @@ constexpr size_t kBlocksPerUpdate = 256;
 
 constexpr size_t kSealedKept = 2;
 
-void CallAll(const std::vector<std::function<void()>>& wakes) {
-  for (const auto& wake : wakes) wake();
-}
-
 }  // namespace
-
-void WakeList::Add(std::weak_ptr<void> reader, std::function<void()> wake) {
-  if (sleepers_.size() >= sweep_at_) {
-    std::erase_if(sleepers_, [](const Sleeper& sleeper) { return sleeper.reader.expired(); });
-    sweep_at_ = std::max<size_t>(64, 2 * sleepers_.size());
-  }
-  sleepers_.push_back({std::move(reader), std::move(wake)});
-}
-
-std::vector<std::function<void()>> WakeList::Take() {
-  std::vector<std::function<void()>> wakes;
-  for (Sleeper& sleeper : std::exchange(sleepers_, {})) wakes.push_back(std::move(sleeper.wake));
-  return wakes;
-}
 
 void StreamingDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
   MutexLock lock(mutex_);
   if (ended_) return;
   blocks_.push_back(std::move(block));
   if (blocks_.size() % kWakeEvery != 0) return;
-  const auto wakes = waiting_.Take();
+  std::vector<Wake> wakes;
+  waiting_.Take(wakes);
   lock.unlock();
   CallAll(wakes);
 }
@@ -63,7 +46,8 @@ void StreamingDelta::End(Status aborted, bool again) {
   ended_ = true;
   aborted_ = std::move(aborted);
   if (!aborted_.ok()) blocks_.clear();
-  const auto wakes = waiting_.Take();
+  std::vector<Wake> wakes;
+  waiting_.Take(wakes);
   lock.unlock();
   CallAll(wakes);
 }
@@ -78,23 +62,22 @@ StreamingDelta::Update StreamingDelta::Since(size_t seen) const {
           .aborted = aborted_};
 }
 
-void StreamingDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
-  {
-    MutexLock lock(mutex_);
-    if (!HasUpdate(seen)) return waiting_.Add(std::move(reader), std::move(wake));
-  }
-  wake();
+bool StreamingDelta::WakeOnUpdate(size_t seen, std::weak_ptr<const void> reader, Wake wake) {
+  MutexLock lock(mutex_);
+  if (HasUpdate(seen)) return false;
+  waiting_.Add(std::move(reader), std::move(wake));
+  return true;
 }
 
 std::shared_ptr<StreamingDelta> DeltaFeed::Begin(Version base, Version target) {
   auto delta = std::make_shared<StreamingDelta>(base, target);
-  std::vector<std::function<void()>> wakes;
+  std::vector<Wake> wakes;
   std::shared_ptr<StreamingDelta> before;
   {
     MutexLock lock(mutex_);
     newest_ = base;
     before = std::exchange(delta_, delta);
-    wakes = waiting_.Take();
+    waiting_.Take(wakes);
   }
   if (before != nullptr) before->Abort({ErrorCode::kAborted, "another version was begun"});
   CallAll(wakes);
@@ -102,7 +85,7 @@ std::shared_ptr<StreamingDelta> DeltaFeed::Begin(Version base, Version target) {
 }
 
 void DeltaFeed::SetNewest(Version newest) {
-  std::vector<std::function<void()>> wakes;
+  std::vector<Wake> wakes;
   std::shared_ptr<StreamingDelta> old;
   {
     MutexLock lock(mutex_);
@@ -113,7 +96,7 @@ void DeltaFeed::SetNewest(Version newest) {
       old = sealed_.front().lock();
       sealed_.pop_front();
     }
-    wakes = waiting_.Take();
+    waiting_.Take(wakes);
   }
   if (old != nullptr) old->Drop({ErrorCode::kAborted, "two newer versions are served: pull"});
   CallAll(wakes);
@@ -131,17 +114,14 @@ void DeltaFeed::End() {
 
 bool DeltaFeed::followed() const {
   MutexLock lock(mutex_);
-  return followers_ > 0;
+  return !follower_.expired();
 }
 
-DeltaFeed::Follower::Follower(DeltaFeed* feed) : feed_(feed) {
-  MutexLock lock(feed_->mutex_);
-  ++feed_->followers_;
-}
-
-DeltaFeed::Follower::~Follower() {
-  MutexLock lock(feed_->mutex_);
-  --feed_->followers_;
+std::shared_ptr<const void> DeltaFeed::Follow() {
+  MutexLock lock(mutex_);
+  auto follower = follower_.lock();
+  if (follower == nullptr) follower_ = follower = std::make_shared<char>();
+  return follower;
 }
 
 bool DeltaFeed::Waits(Version base) const {
@@ -155,12 +135,11 @@ Result<std::shared_ptr<StreamingDelta>> DeltaFeed::Find(Version base) const {
   return Status(ErrorCode::kState, Cat("no delta from version ", base, " will be made; the newest is ", newest_));
 }
 
-void DeltaFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake) {
-  {
-    MutexLock lock(mutex_);
-    if (Waits(base)) return waiting_.Add(std::move(reader), std::move(wake));
-  }
-  wake();
+bool DeltaFeed::WakeWhenBegun(Version base, std::weak_ptr<const void> reader, Wake wake) {
+  MutexLock lock(mutex_);
+  if (!Waits(base)) return false;
+  waiting_.Add(std::move(reader), std::move(wake));
+  return true;
 }
 
 }  // namespace lockstep::run

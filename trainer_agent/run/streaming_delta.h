@@ -6,7 +6,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,25 +13,9 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/payload/payload.h"
+#include "trainer_agent/run/wake_list.h"
 
 namespace lockstep::run {
-
-// WakeList: the readers to wake, each once. Add() drops readers that are gone, so that the list stays as short as there
-// are readers. Not thread-safe: the owner's mutex guards it.
-class WakeList {
- public:
-  void Add(std::weak_ptr<void> reader, std::function<void()> wake);
-  // Empties the list and returns its callbacks. The caller must call them without the owner's mutex.
-  std::vector<std::function<void()>> Take();
-
- private:
-  struct Sleeper {
-    std::weak_ptr<void> reader;
-    std::function<void()> wake;
-  };
-  std::vector<Sleeper> sleepers_;
-  size_t sweep_at_ = 64;
-};
 
 // One delta in the making. Thread-safe.
 class StreamingDelta {
@@ -57,9 +40,8 @@ class StreamingDelta {
     Status aborted;       // not OK: the reader must discard every block of the delta
   };
   Update Since(size_t seen) const;
-  // Calls `wake` once, as soon as Since(seen) is not empty: at once, or later on a thread of the maker. `wake` must not
-  // block. It may still be called after `reader` has expired.
-  void WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
+  // Has the maker call `wake` once Since(seen) is not empty. False, and `wake` is never called: it is not empty now.
+  bool WakeOnUpdate(size_t seen, std::weak_ptr<const void> reader, Wake wake);
 
  private:
   void End(Status aborted, bool again);
@@ -89,23 +71,14 @@ class DeltaFeed {
   bool followed() const;
 
   // --- readers ---
-  // While it lives, the run is followed.
-  class Follower {
-   public:
-    explicit Follower(DeltaFeed* feed);
-    ~Follower();
-    Follower(const Follower&) = delete;
-    Follower& operator=(const Follower&) = delete;
-
-   private:
-    DeltaFeed* const feed_;
-  };
+  // Returns a follower: the run is followed while one lives.
+  std::shared_ptr<const void> Follow();
 
   // The delta that starts at `base` and is being made; null while it has not begun. kState when it will not be made:
   // `base` is not the newest version.
   Result<std::shared_ptr<StreamingDelta>> Find(Version base) const;
-  // Calls `wake` once, as soon as Find(base) answers another than null; as StreamingDelta::WakeOnUpdate.
-  void WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake);
+  // Has the maker call `wake` once Find(base) answers another than null. False: Find does so now.
+  bool WakeWhenBegun(Version base, std::weak_ptr<const void> reader, Wake wake);
 
  private:
   bool Waits(Version base) const LS_REQUIRES(mutex_);
@@ -114,7 +87,7 @@ class DeltaFeed {
   Version newest_ LS_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<StreamingDelta> delta_ LS_GUARDED_BY(mutex_);
   std::deque<std::weak_ptr<StreamingDelta>> sealed_ LS_GUARDED_BY(mutex_);  // that may have readers yet, oldest first
-  size_t followers_ LS_GUARDED_BY(mutex_) = 0;
+  std::weak_ptr<const void> follower_ LS_GUARDED_BY(mutex_);                // that all followers share
   WakeList waiting_ LS_GUARDED_BY(mutex_);
 };
 

@@ -74,7 +74,9 @@ TEST_CASE("A reader that waits and goes away is dropped, however many there are"
   for (int i = 0; i < 10'000; ++i) list.Add(std::make_shared<int>(), [] {});
   const auto stays = std::make_shared<int>();
   list.Add(stays, [] {});
-  CHECK(list.Take().size() <= 65);
+  std::vector<Wake> wakes;
+  list.Take(wakes);
+  CHECK(wakes.size() <= 65);
 }
 
 TEST_CASE("A follower waits for the delta from the newest version, and is refused any other") {
@@ -86,7 +88,8 @@ TEST_CASE("A follower waits for the delta from the newest version, and is refuse
   CHECK_THAT(feed.Find(4), FailsWith(ErrorCode::kState, "no delta from version 4 will be made; the newest is 5"));
   const auto reader = std::make_shared<int>();
   int woken = 0;
-  feed.WakeWhenBegun(5, reader, [&] { ++woken; });
+  CHECK(feed.WakeWhenBegun(5, reader, [&] { ++woken; }));
+  CHECK_FALSE(feed.WakeWhenBegun(4, reader, [&] { ++woken; }));
   CHECK(woken == 0);
   const auto delta = feed.Begin(5, 6);
   CHECK(woken == 1);
@@ -112,7 +115,7 @@ TEST_CASE("Readers of a sealed delta keep it until two newer versions are served
   for (Version base = 1; base <= 3; ++base) {
     deltas.push_back(feed.Begin(base, base + 1));
     deltas.back()->Add(Block(9));
-    if (base == 1) deltas[0]->WakeOnUpdate(1, reader, [&] { ++woken; });
+    if (base == 1) CHECK(deltas[0]->WakeOnUpdate(1, reader, [&] { ++woken; }));
     deltas.back()->Seal();
     feed.SetNewest(base + 1);
     CHECK(deltas[0]->Since(0).aborted.ok() == (base < 3));
@@ -147,8 +150,8 @@ TEST_CASE("A run is followed while a follower of it lives") {
   DeltaFeed feed;
   CHECK_FALSE(feed.followed());
   {
-    const DeltaFeed::Follower first(&feed);
-    { const DeltaFeed::Follower second(&feed); }
+    const auto first = feed.Follow();
+    { const auto second = feed.Follow(); }
     CHECK(feed.followed());
   }
   CHECK_FALSE(feed.followed());

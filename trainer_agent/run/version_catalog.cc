@@ -6,13 +6,12 @@
 
 namespace lockstep::run {
 
-ServedRun::ServedRun(std::string model, RunId run, std::shared_ptr<const model::ModelLayout> layout,
-                     std::shared_ptr<BlockReader> blocks, StoreOptions store)
-    : model_(std::move(model)),
-      run_(run),
-      layout_(std::move(layout)),
+ServedRun::ServedRun(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store)
+    : model_(buffer->model()),
+      run_(buffer->run()),
+      layout_(buffer->layout()),
       deltas_(layout_, std::move(store)),
-      blocks_(std::move(blocks)) {}
+      buffer_(std::move(buffer)) {}
 
 std::optional<ServedVersion> ServedRun::Newest() const {
   MutexLock lock(mutex_);
@@ -46,12 +45,18 @@ std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) 
 
 std::string ServedRun::LabelOf(Version version) const {
   MutexLock lock(mutex_);
-  return labels_.Of(version);
+  for (auto at = labels_.rbegin(); at != labels_.rend() && at->first >= version; ++at) {
+    if (at->first == version) return at->second;
+  }
+  return {};
 }
 
 Version ServedRun::NewestLabelled(const std::string& label) const {
   MutexLock lock(mutex_);
-  return labels_.Newest(label);
+  for (auto at = labels_.rbegin(); at != labels_.rend(); ++at) {
+    if (at->second == label) return at->first;
+  }
+  return 0;
 }
 
 Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use) {
@@ -66,9 +71,9 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
       LS_ASSIGN_OR_RETURN(const ServedVersion newest, RequireNewest());
       manifest = newest.manifest;
     }
-    const std::shared_ptr<BlockReader> blocks = Blocks();
-    if (blocks == nullptr) return {ErrorCode::kState, Cat("model ", model_, ": the run has ended")};
-    status = blocks->UseBytes(manifest->held.version, range, [&](ByteView bytes) { use(*manifest, bytes); });
+    const std::shared_ptr<DoubleBuffer> buffer = Buffer();
+    if (buffer == nullptr) return {ErrorCode::kState, Cat("model ", model_, ": the run has ended")};
+    status = buffer->UseBytes(manifest->held.version, range, [&](ByteView bytes) { use(*manifest, bytes); });
     if (status.ok() || exact) return status;
   }
   if (exact) return {ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory")};
@@ -77,23 +82,23 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
 
 Result<ServedRun::Slot> ServedRun::OpenSlot(Version wanted) const {
   std::shared_ptr<const model::Manifest> manifest = FindManifest(wanted);
-  const std::shared_ptr<BlockReader> blocks = Blocks();
-  if (manifest == nullptr || blocks == nullptr) {
+  const std::shared_ptr<DoubleBuffer> buffer = Buffer();
+  if (manifest == nullptr || buffer == nullptr) {
     return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
   }
-  LS_ASSIGN_OR_RETURN(VersionFile memory, blocks->OpenFile(manifest->held.version));
+  LS_ASSIGN_OR_RETURN(VersionFile memory, buffer->OpenFile(manifest->held.version));
   return Slot{std::move(memory), std::move(manifest)};
 }
 
-std::shared_ptr<BlockReader> ServedRun::Blocks() const {
+std::shared_ptr<DoubleBuffer> ServedRun::Buffer() const {
   MutexLock lock(mutex_);
-  return blocks_;
+  return buffer_;
 }
 
 void ServedRun::End() {
   {
     MutexLock lock(mutex_);
-    blocks_.reset();
+    buffer_.reset();
     newest_.reset();
     previous_.reset();
   }
@@ -102,39 +107,45 @@ void ServedRun::End() {
 }
 
 void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
-  const std::string model = run->model();
+  std::vector<Wake> wakes;
   {
     MutexLock lock(mutex_);
-    runs_[model] = std::move(run);
+    waiting_.Take(wakes);
+    runs_[run->model()] = run;
   }
-  Announce(model);
+  CallAll(wakes);
 }
 
 Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version,
-                               const model::Manifest* base) {
+                               const model::Manifest* base, std::vector<Wake>* wakes) {
+  std::vector<Wake> called_here;
   {
     MutexLock lock(mutex_);
     MutexLock run_lock(run->mutex_);
     LS_RETURN_IF_ERROR(run->CheckBaseLocked(base));
     if (run->newest_) run->previous_ = run->newest_->manifest;
-    run->labels_.Add(version.manifest->held.version, version.label);
+    if (!version.label.empty()) run->labels_.emplace_back(version.manifest->held.version, version.label);
+    if (run->labels_.size() > ServedRun::kRememberedLabels) run->labels_.pop_front();
     run->newest_ = std::move(version);
     run->withdrawn_ = OkStatus();
+    waiting_.Take(wakes != nullptr ? *wakes : called_here);
   }
-  Announce(run->model());
+  CallAll(called_here);
   return OkStatus();
 }
 
 void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why) {
+  std::vector<Wake> wakes;
   {
     MutexLock lock(mutex_);
     MutexLock run_lock(run->mutex_);
     if (!run->newest_ || run->newest_->manifest->held.version != version) return;
     run->newest_.reset();
     run->withdrawn_ = why;
+    waiting_.Take(wakes);
   }
   run->deltas_.Discard();
-  Announce(run->model());
+  CallAll(wakes);
 }
 
 std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
@@ -171,65 +182,37 @@ Result<std::shared_ptr<ServedRun>> VersionCatalog::FindOpen(const std::string& m
 
 std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::string& model,
                                                                   const VersionRef& seen) const {
-  const std::shared_ptr<ServedRun> run = Find(model);
-  if (run == nullptr) return std::nullopt;
+  MutexLock lock(mutex_);
+  return UpdateSinceLocked(model, seen);
+}
+
+std::optional<VersionCatalog::Update> VersionCatalog::UpdateSinceLocked(const std::string& model,
+                                                                        const VersionRef& seen) const {
+  const auto at = runs_.find(model);
+  if (at == runs_.end()) return std::nullopt;
+  const std::shared_ptr<ServedRun>& run = at->second;
   Update update{.newest = {run->run(), 0}, .run = run, .version = run->Newest()};
   if (update.version) update.newest = update.version->manifest->held;
   if (update.newest == seen) return std::nullopt;
   return update;
 }
 
-VersionCatalog::Watch::Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed)
-    : catalog_(catalog), model_(std::move(model)), changed_(std::move(changed)) {
-  MutexLock lock(catalog_->watches_mutex_);
-  catalog_->watches_.insert(this);
-}
-
-VersionCatalog::Watch::~Watch() {
-  MutexLock lock(catalog_->watches_mutex_);
-  catalog_->watches_.erase(this);
-}
-
-VersionCatalog::~VersionCatalog() {
-  {
-    MutexLock lock(announced_mutex_);
-    ending_ = true;
-    announced_changed_.notify_all();
-  }
-  notifier_.join();
-}
-
-void VersionCatalog::Announce(const std::string& model) {
-  MutexLock lock(announced_mutex_);
-  announced_.insert(model);
-  announced_changed_.notify_all();
-}
-
-void VersionCatalog::Notify() {
-  MutexLock lock(announced_mutex_);
-  while (true) {
-    announced_changed_.wait(lock, [this]() LS_REQUIRES(announced_mutex_) { return ending_ || !announced_.empty(); });
-    if (announced_.empty()) return;
-    const std::set<std::string> models = std::exchange(announced_, {});
-    lock.unlock();
-    for (const std::string& model : models) CallWatches(model);
-    lock.lock();
-  }
-}
-
-void VersionCatalog::CallWatches(const std::string& model) const {
-  MutexLock lock(watches_mutex_);
-  for (const Watch* watch : watches_) {
-    if (model.empty() || watch->model_ == model) watch->changed_();
-  }
+bool VersionCatalog::WakeOnUpdate(const std::string& model, const VersionRef& seen, std::weak_ptr<const void> reader,
+                                  Wake wake) const {
+  MutexLock lock(mutex_);
+  if (closed_ || UpdateSinceLocked(model, seen)) return false;
+  waiting_.Add(std::move(reader), std::move(wake));
+  return true;
 }
 
 void VersionCatalog::Close() {
+  std::vector<Wake> wakes;
   {
     MutexLock lock(mutex_);
     closed_ = true;
+    waiting_.Take(wakes);
   }
-  Announce("");
+  CallAll(wakes);
 }
 
 bool VersionCatalog::closed() const {

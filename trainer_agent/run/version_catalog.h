@@ -5,21 +5,19 @@
 // neither sockets nor protos.
 #pragma once
 
-#include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <thread>
 
 #include "common/base/mutex.h"
 #include "common/model/manifest.h"
 #include "trainer_agent/run/delta_store.h"
 #include "trainer_agent/run/double_buffer.h"
 #include "trainer_agent/run/streaming_delta.h"
-#include "trainer_agent/run/version_labels.h"
+#include "trainer_agent/run/wake_list.h"
 
 namespace lockstep::run {
 
@@ -32,8 +30,7 @@ struct ServedVersion {
 // ServedRun: one run of one model, as receivers get it. Thread-safe.
 class ServedRun {
  public:
-  ServedRun(std::string model, RunId run, std::shared_ptr<const model::ModelLayout> layout,
-            std::shared_ptr<BlockReader> blocks, StoreOptions store);
+  ServedRun(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store);
 
   const std::string& model() const { return model_; }
   const RunId& run() const { return run_; }
@@ -50,12 +47,15 @@ class ServedRun {
   // Returns the manifest of the newest version (also for 0) or of the one before it; null for any other version.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
-  // As VersionLabels::Of and Newest, for the versions that this agent published.
+  // Of the labels that this agent's versions got, the newest this many are known.
+  static constexpr size_t kRememberedLabels = 4096;
+  // The label of `version`; empty: none that is known.
   std::string LabelOf(Version version) const;
+  // The newest version that has `label`; 0: none that is known.
   Version NewestLabelled(const std::string& label) const;
 
   // Calls `use` with `count` blocks from `first` on, and with the manifest of their version. That is `wanted`, or the
-  // newest version when `wanted` is gone and `exact` is false. `use` must keep the rules of BlockReader::UseBytes.
+  // newest version when `wanted` is gone and `exact` is false. `use` must keep the rules of DoubleBuffer::UseBytes.
   // kState when no such version is in memory; `use` is not called then.
   using UseOfBlocks = std::function<void(const model::Manifest& manifest, ByteView bytes)>;
   Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
@@ -73,7 +73,7 @@ class ServedRun {
 
  private:
   friend class VersionCatalog;
-  std::shared_ptr<BlockReader> Blocks() const;
+  std::shared_ptr<DoubleBuffer> Buffer() const;
   Status CheckBaseLocked(const model::Manifest* base) const LS_REQUIRES(mutex_);
 
   const std::string model_;
@@ -82,24 +82,22 @@ class ServedRun {
   DeltaStore deltas_;
   DeltaFeed feed_;
   mutable Mutex mutex_;
-  std::shared_ptr<BlockReader> blocks_ LS_GUARDED_BY(mutex_);  // null once ended
+  std::shared_ptr<DoubleBuffer> buffer_ LS_GUARDED_BY(mutex_);  // null once ended
   std::optional<ServedVersion> newest_ LS_GUARDED_BY(mutex_);
   Status withdrawn_ LS_GUARDED_BY(mutex_);  // why there is no newest_ any more
   std::shared_ptr<const model::Manifest> previous_ LS_GUARDED_BY(mutex_);
-  VersionLabels labels_ LS_GUARDED_BY(mutex_);
+  std::deque<std::pair<Version, std::string>> labels_ LS_GUARDED_BY(mutex_);  // versions rise
 };
 
 // Thread-safe.
 class VersionCatalog {
  public:
-  VersionCatalog() : notifier_([this] { Notify(); }) {}
-  // Calls the watches for what was announced before, then stops the notifier thread.
-  ~VersionCatalog();
-
   // Makes `run` the model's run, in place of an earlier one.
   void Open(std::shared_ptr<ServedRun> run);
-  // Makes `version` the run's newest. When run->CheckBase(base) fails, returns its error and publishes nothing.
-  Status Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version, const model::Manifest* base = nullptr);
+  // Makes `version` the run's newest. When run->CheckBase(base) fails, returns its error and publishes nothing. Wakes
+  // who waits for a version; with `wakes` the caller must do that.
+  Status Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version, const model::Manifest* base = nullptr,
+                 std::vector<Wake>* wakes = nullptr);
   // Stops serving `version` and the run's deltas, because its bytes are damaged. RequireNewest() returns `why`, which
   // is kCorrupt, until a version is published. Does nothing when `version` is not the newest.
   void Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why);
@@ -119,44 +117,22 @@ class VersionCatalog {
   // Returns the model's update when its `newest` differs from `seen`; else, and when the model is not open, no value.
   std::optional<Update> UpdateSince(const std::string& model, const VersionRef& seen) const;
 
-  // A watch has the catalog's notifier thread call `changed` soon after there may be an update of `model`, and after
-  // Close(). No publish waits for a watch. `changed` must not make or end a watch, and must not block, because the
-  // other watches wait for it. Nothing calls `changed` once the destructor has returned. REQUIRES the catalog to
-  // outlive the watch.
-  class Watch {
-   public:
-    Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed);
-    ~Watch();
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
+  // Has `wake` called once there may be an update of `model`, and at Close(). False, and `wake` is never called: there
+  // is one now, or the catalog is closed.
+  bool WakeOnUpdate(const std::string& model, const VersionRef& seen, std::weak_ptr<const void> reader,
+                    Wake wake) const;
 
-   private:
-    friend class VersionCatalog;
-    const VersionCatalog* const catalog_;
-    const std::string model_;
-    const std::function<void()> changed_;
-  };
-
-  // Notifies every watch. Called when no version will be published any more.
+  // Wakes everyone who waits. Called when no version will be published any more.
   void Close();
   bool closed() const;
 
  private:
-  // Has the notifier thread call the watches of `model`; all watches when `model` is empty.
-  void Announce(const std::string& model);
-  void Notify();
-  void CallWatches(const std::string& model) const;
+  std::optional<Update> UpdateSinceLocked(const std::string& model, const VersionRef& seen) const LS_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<ServedRun>> runs_ LS_GUARDED_BY(mutex_);
+  mutable WakeList waiting_ LS_GUARDED_BY(mutex_);  // for versions of whatever model
   bool closed_ LS_GUARDED_BY(mutex_) = false;
-  mutable Mutex watches_mutex_;  // held while they are called, which take mutex_; so never taken after it
-  mutable std::set<const Watch*> watches_ LS_GUARDED_BY(watches_mutex_);
-  Mutex announced_mutex_;  // taken after no other
-  std::condition_variable announced_changed_;
-  std::set<std::string> announced_ LS_GUARDED_BY(announced_mutex_);  // models with watches to call; an empty name: all
-  bool ending_ LS_GUARDED_BY(announced_mutex_) = false;
-  std::thread notifier_;
 };
 
 }  // namespace lockstep::run

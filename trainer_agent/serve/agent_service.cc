@@ -125,7 +125,7 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     retained_bytes += payload->total_bytes();
   }
   model.set_retained_bytes(retained_bytes);
-  model.set_pinned_bytes(run->deltas().dropped().bytes());
+  model.set_pinned_bytes(run->deltas().DroppedBytes());
 }
 
 grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,
@@ -140,9 +140,9 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::Get
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext* context,
                                                                         const v1::WatchVersionsRequest* request) {
   const Result<access::Caller> caller = gate_.Admit(*context, __func__, *request);
-  if (!caller.ok()) return new VersionStream(catalog_, &pulls_->reports(), *request, "", caller.status());
-  return new VersionStream(catalog_, &pulls_->reports(), *request, caller->name, streams_.Take(caller->name),
-                           Still(*context, __func__, request->model()));
+  if (!caller.ok()) return VersionStream::Start(catalog_, &pulls_->reports(), *request, "", caller.status());
+  return VersionStream::Start(catalog_, &pulls_->reports(), *request, caller->name, streams_.Take(caller->name),
+                              Still(*context, __func__, request->model()));
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,

@@ -73,7 +73,7 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kSlot);
   CHECK(answer.code == 0);
   CHECK(answer.version == 2);
-  CHECK(answer.offset == MadeUpBlocks::kDataOffset);
+  CHECK(answer.offset == host.buffer->data_offset());
   CHECK(answer.data_bytes == host.layout->data_bytes());
   REQUIRE(client.files.size() == 1);
   CHECK((::fcntl(client.files[0].get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
@@ -102,7 +102,7 @@ TEST_CASE("A version that is gone is refused with a sentence, and the connection
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
-  host.blocks->oldest = 2;
+  run::Forget(*host.buffer, 1);
   const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kSlot, 1);
   CHECK(static_cast<ErrorCode>(answer.code) == ErrorCode::kState);
   CHECK(client.files.empty());

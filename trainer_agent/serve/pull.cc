@@ -1,41 +1,34 @@
 #include "trainer_agent/serve/pull.h"
 
-#include <algorithm>
-
 #include "common/base/text.h"
 
 namespace lockstep::serve {
 
-void Pull::AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) {
+void Pull::AddDelta(uint64_t payload_id, std::shared_ptr<const run::StoredDelta> delta) {
   MutexLock lock(mutex_);
-  payloads_[payload_id] = std::move(payload);
+  deltas_[payload_id] = std::move(delta);
 }
 
-void Pull::DropPayloads() {
+void Pull::DropDeltas() {
   MutexLock lock(mutex_);
-  payloads_.clear();
+  deltas_.clear();
 }
 
 Result<std::shared_ptr<const payload::Payload>> Pull::FindPayload(uint64_t payload_id) const {
   MutexLock lock(mutex_);
-  const auto at = payloads_.find(payload_id);
-  if (at == payloads_.end()) return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
-  if (at->second != nullptr) return at->second;
+  const auto at = deltas_.find(payload_id);
+  if (at == deltas_.end()) return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
+  if (auto payload = at->second->payload()) return payload;
   return Status(
       ErrorCode::kState,
       Cat("payload ", payload_id, " was taken back: the pull held it for too long after newer versions; pull again"));
 }
 
-void Pull::TakeBack(const payload::DeltaChain& payloads) {
+void Pull::Close() {
+  closed_ = true;
+  std::shared_ptr<const void> keeps;  // its end takes the store's lock, or the feed's
   MutexLock lock(mutex_);
-  for (auto& [id, payload] : payloads_) {
-    if (std::ranges::find(payloads, payload) != payloads.end()) payload = nullptr;
-  }
-}
-
-void Pull::PinDeltas() {
-  MutexLock lock(mutex_);
-  pin_ = run->deltas().PinFrom(target);
+  std::swap(keeps, keeps_);
 }
 
 void Pull::Touch() {

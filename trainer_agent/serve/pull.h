@@ -1,7 +1,7 @@
 // Pull: one pull in progress as its lanes see it, and the tickets that let them in.
 //
-// A pull keeps alive what its plan promised: its payloads, and for a full pull the deltas from its target on. A
-// standing pull has no target, and lasts as long as its lanes.
+// A pull keeps alive what its plan promised: its deltas, and for a full pull the store's from its target on. A standing
+// pull has no target, and lasts as long as its lanes.
 #pragma once
 
 #include <atomic>
@@ -24,17 +24,17 @@ class Pull {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `owner`: the identity of the peer that opened it; `follower`: of a standing pull, else null; `allowed`: why the
-  // owner may not have the model any more (null: it may).
+  // `owner`: the identity of the peer that opened it; `target`: 0 makes the pull a standing one; `keeps`: lives until
+  // the pull is closed; `allowed`: why the owner may not have the model any more (null: it may).
   Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<run::ServedRun> run, Version target,
-       std::unique_ptr<run::DeltaFeed::Follower> follower, std::function<Status()> allowed)
+       std::shared_ptr<const void> keeps, std::function<Status()> allowed)
       : id(id),
         receiver(std::move(receiver)),
         owner(std::move(owner)),
         run(std::move(run)),
         target(target),
-        follower_(std::move(follower)),
         allowed_(std::move(allowed)),
+        keeps_(std::move(keeps)),
         touched_(Clock::now()) {}
 
   const uint64_t id;
@@ -43,20 +43,16 @@ class Pull {
   const std::shared_ptr<run::ServedRun> run;
   const Version target;  // as planned first; CatchUp moves on from it
 
-  void AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload);
-  void DropPayloads();
+  void AddDelta(uint64_t payload_id, std::shared_ptr<const run::StoredDelta> delta);
+  void DropDeltas();
   // kNotFound: the payload is not of this pull. kState: it was taken back; the receiver must pull again.
   Result<std::shared_ptr<const payload::Payload>> FindPayload(uint64_t payload_id) const;
-  // Releases every payload of this pull that is in `payloads`.
-  void TakeBack(const payload::DeltaChain& payloads);
-  // Pins the deltas from the target on in the run's store, until the pull ends.
-  void PinDeltas();
 
   void Touch();
   bool TouchedSince(Clock::time_point time) const;
-  bool standing() const { return follower_ != nullptr; }
-  // From now on no lane is let in; those that are there end, at the latest with the next version.
-  void Close() { closed_ = true; }
+  bool standing() const { return target == 0; }
+  // From now on no lane is let in; those that are there end, at the latest with the next version. Waits for the store.
+  void Close();
   bool closed() const { return closed_; }
   bool revoked() const { return allowed_ && !allowed_().ok(); }
   // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no standing one with lanes.
@@ -89,11 +85,10 @@ class Pull {
   static Result<LaneLease> AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes);
 
  private:
-  const std::unique_ptr<run::DeltaFeed::Follower> follower_;
   const std::function<Status()> allowed_;
   mutable Mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_ LS_GUARDED_BY(mutex_);  // null: taken back
-  std::unique_ptr<run::DeltaStore::RetentionPin> pin_ LS_GUARDED_BY(mutex_);
+  std::shared_ptr<const void> keeps_ LS_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::shared_ptr<const run::StoredDelta>> deltas_ LS_GUARDED_BY(mutex_);  // by payload id
   std::map<wire::TicketName, Ticket> tickets_ LS_GUARDED_BY(mutex_);
   Clock::time_point touched_ LS_GUARDED_BY(mutex_);
   std::atomic<uint32_t> lanes_{0};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <set>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -22,11 +23,12 @@ uint64_t RandomPullId() {
 
 // From what the receiver holds to `newest`. The delta of a version is there shortly before the version is, if it ever
 // is: it is not promised.
-payload::DeltaChain RouteFor(const PullRequest& request, run::ServedRun& run, Version newest) {
+run::DeltaStore::Chain RouteFor(const PullRequest& request, run::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
-  payload::DeltaChain steps = run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes());
+  run::DeltaStore::Chain steps = run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes());
   // Steps from a version fit only its bytes: a receiver that has other bytes under its number gets none.
-  if (!steps.empty() && steps.front()->header().base_digest != request.held_digest) return {};
+  const auto first = steps.empty() ? nullptr : steps.front()->payload();
+  if (first == nullptr || first->header().base_digest != request.held_digest) return {};
   return steps;
 }
 
@@ -46,15 +48,16 @@ void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome
 }  // namespace
 
 void PullTable::Expire(Pull::Clock::time_point now) {
-  std::vector<std::shared_ptr<Pull>> ended;  // released outside the lock: their pins take the store's
   std::vector<std::shared_ptr<Pull>> expired;
+  std::set<std::shared_ptr<run::ServedRun>> runs;
   {
     MutexLock lock(mutex_);
     for (auto at = pulls_.begin(); at != pulls_.end();) {
       const std::shared_ptr<Pull> pull = at->second;
+      runs.insert(pull->run);
       const bool over = pull->Expired(now - limits_.idle_timeout);
       if (over || pull->revoked()) {
-        (pull->closed() ? ended : expired).push_back(pull);
+        if (!pull->closed()) expired.push_back(pull);
         pull->Close();
       }
       at = over || (pull->closed() && !pull->standing()) ? pulls_.erase(at) : std::next(at);
@@ -63,20 +66,7 @@ void PullTable::Expire(Pull::Clock::time_point now) {
   for (const auto& pull : expired) {
     LogEnd("pull_expired", *pull, pull->revoked() ? "its owner may no longer have the model" : "");
   }
-  TakeBack(now);
-}
-
-void PullTable::TakeBack(Pull::Clock::time_point now) {
-  std::map<std::shared_ptr<run::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
-  }
-  for (const auto& [run, of_run] : pulls) {
-    const payload::DeltaChain overdue = run->deltas().dropped().Overdue(now);
-    if (overdue.empty()) continue;
-    for (const auto& pull : of_run) pull->TakeBack(overdue);
-  }
+  for (const auto& run : runs) run->deltas().TakeBack(now);
 }
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
@@ -121,20 +111,23 @@ std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) const {
   return pull.IssueTickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes), 2 * limits_.max_lanes);
 }
 
-void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan) {
+Status PullTable::AddSteps(Pull& pull, const run::DeltaStore::Chain& deltas, PullPlan& plan) {
   MutexLock lock(mutex_);
-  for (const auto& payload : payloads) {
+  for (const auto& delta : deltas) {
+    auto payload = delta->payload();
+    if (payload == nullptr) return {ErrorCode::kState, "a delta on the way is no longer retained; pull again"};
     const uint64_t id = next_payload_id_++;
-    pull.AddPayload(id, payload);
-    plan.steps.push_back({id, payload});
+    pull.AddDelta(id, delta);
     plan.payload_bytes += payload->header().data_bytes;
+    plan.steps.push_back({id, std::move(payload)});
   }
-  if (payloads.empty()) return;
-  const payload::PayloadHeader& last = payloads.back()->header();
-  plan.target = payloads.back()->target();
+  if (plan.steps.empty()) return OkStatus();
+  const payload::PayloadHeader& last = plan.steps.back().payload->header();
+  plan.target = plan.steps.back().payload->target();
   plan.target_digest = last.target_digest;
   plan.committed_unix_ns = last.committed_unix_ns;
   plan.label = pull.run->LabelOf(plan.target.version);
+  return OkStatus();
 }
 
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
@@ -149,9 +142,10 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
                 .label = newest.label};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
-  const payload::DeltaChain steps = RouteFor(request, *run, plan.target.version);
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version,
-                                           nullptr, request.allowed);
+  const run::DeltaStore::Chain steps = RouteFor(request, *run, plan.target.version);
+  const auto pull =
+      std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version,
+                             steps.empty() ? run->deltas().PinFrom(plan.target.version) : nullptr, request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
@@ -160,18 +154,16 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
     plan.mode = v1::PULL_MODE_FULL;
     plan.base = {};
     plan.payload_bytes = run->layout().data_bytes();
-    pull->PinDeltas();
     return plan;
   }
   plan.mode = steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
-  AddSteps(*pull, steps, plan);
+  LS_RETURN_IF_ERROR(AddSteps(*pull, steps, plan));
   return plan;
 }
 
 Result<PullPlan> PullTable::OpenStanding(const PullRequest& request, const std::shared_ptr<run::ServedRun>& run) {
-  auto follower = std::make_unique<run::DeltaFeed::Follower>(&run->feed());
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
-                                           request.allowed);
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0,
+                                           run->feed().Follow(), request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
   return PullPlan{.pull_id = pull->id, .mode = v1::PULL_MODE_STANDING, .tickets = IssueTickets(*pull, request.lanes)};
 }
@@ -202,9 +194,9 @@ Result<std::shared_ptr<run::ServedRun>> PullTable::RunOf(uint64_t pull_id, const
 
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {
   LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
-  pull->DropPayloads();  // what an earlier catch-up promised
+  pull->DropDeltas();  // what an earlier catch-up promised
   LS_ASSIGN_OR_RETURN(const run::ServedVersion newest, pull->run->RequireNewest());
-  payload::DeltaChain chain;
+  run::DeltaStore::Chain chain;
   if (oldest != newest.manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest, newest.manifest->held.version));
   }
@@ -215,7 +207,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std:
                 .target_digest = newest.manifest->digest,
                 .committed_unix_ns = newest.committed_unix_ns,
                 .label = newest.label};
-  AddSteps(*pull, chain, plan);
+  LS_RETURN_IF_ERROR(AddSteps(*pull, chain, plan));
   return plan;
 }
 
@@ -226,7 +218,7 @@ Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t l
 
 std::string PullTable::Close(uint64_t pull_id, const VersionRef& held, const std::string& outcome,
                              const std::string& owner) {
-  std::shared_ptr<Pull> pull;  // released outside the lock: its pin takes the store's
+  std::shared_ptr<Pull> pull;
   {
     MutexLock lock(mutex_);
     const auto at = pulls_.find(pull_id);

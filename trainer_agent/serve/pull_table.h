@@ -51,8 +51,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends each pull that is over at `now`, as above. Takes overdue dropped deltas back from the other pulls
-  // (dropped_deltas.h). The agent calls this now and then.
+  // Ends each pull that is over at `now`, as above. Takes deltas back that the others hold for too long
+  // (DeltaStore::TakeBack). The agent calls this now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;
@@ -66,9 +66,8 @@ class PullTable {
   Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
   Result<PullPlan> OpenStanding(const PullRequest& request, const std::shared_ptr<run::ServedRun>& run);
   Result<std::shared_ptr<run::ServedRun>> FindRun(const PullRequest& request) const;
-  void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);
-  void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
+  Status AddSteps(Pull& pull, const run::DeltaStore::Chain& deltas, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;
 
   const run::VersionCatalog* const catalog_;

@@ -202,18 +202,18 @@ TEST_CASE(
     bytes += std::exchange(plans.back().steps.at(0).payload, nullptr)->total_bytes();
   }
   served.Publish(8);
-  const run::DroppedDeltas& dropped = served.run->deltas().dropped();
+  run::DeltaStore& deltas = served.run->deltas();
   REQUIRE(bytes > 4096);
-  CHECK(dropped.bytes() > 4096);
+  CHECK(deltas.DroppedBytes() > 4096);
   pulls.Expire();
-  CHECK(dropped.bytes() <= 4096);
-  CHECK(dropped.bytes() > 2048);
+  CHECK(deltas.DroppedBytes() <= 4096);
+  CHECK(deltas.DroppedBytes() > 2048);
   CHECK_THAT(HasPayload(pulls, plans.front()), FailsWith(ErrorCode::kState, "was taken back", "pull again"));
   CHECK(HasPayload(pulls, plans.back()).ok());
   CHECK((*pulls.Open(served.Request(1))).mode == v1::PULL_MODE_FULL);
   // However little it is, not for ever.
-  pulls.Expire(Pull::Clock::now() + run::DroppedDeltas::kMaxAge);
-  CHECK(dropped.bytes() == 0);
+  pulls.Expire(Pull::Clock::now() + run::DeltaStore::kMaxDroppedAge);
+  CHECK(deltas.DroppedBytes() == 0);
   CHECK_THAT(HasPayload(pulls, plans.back()), FailsWith(ErrorCode::kState, "was taken back"));
 }
 

@@ -21,7 +21,7 @@ asio::awaitable<Result<LaneAnswer>> StreamingAnswers::SendStream(const wire::Blo
     if (Status status = co_await SendShare(request, delta, update.blocks, answer); !status.ok()) co_return status;
     seen += update.blocks.size();
     if (update.sealed) break;
-    delta.WakeOnUpdate(seen, wakeup_, wakeup_->Waker());
+    if (!delta.WakeOnUpdate(seen, wakeup_, wakeup_->Waker())) continue;
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
   answer.target = delta.target();
@@ -37,7 +37,7 @@ asio::awaitable<Result<std::shared_ptr<run::StreamingDelta>>> StreamingAnswers::
     refusal = found.status();
     if (!found.ok()) co_return std::shared_ptr<run::StreamingDelta>();
     if (*found != nullptr) co_return *found;
-    feed.WakeWhenBegun(base, wakeup_, wakeup_->Waker());
+    if (!feed.WakeWhenBegun(base, wakeup_, wakeup_->Waker())) continue;
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
 }

@@ -27,19 +27,32 @@ VersionStream::VersionStream(const run::VersionCatalog* catalog, ReceiverReports
       model_(request.model()),
       admitted_(std::move(admitted)),
       still_(std::move(still)),
-      met_(Meet(*reports, request, owner, admitted_)),
-      watch_(catalog, model_, [this] { Send(); }) {
-  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
-  Send();
+      met_(Meet(*reports, request, owner, admitted_)) {}
+
+VersionStream* VersionStream::Start(const run::VersionCatalog* catalog, ReceiverReports* reports,
+                                    const v1::WatchVersionsRequest& request, const std::string& owner,
+                                    Result<access::Quota::Lease> admitted, std::function<Status()> still) {
+  const std::shared_ptr<VersionStream> stream(
+      new VersionStream(catalog, reports, request, owner, std::move(admitted), std::move(still)));
+  stream->self_ = stream;
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", stream->model_}});
+  stream->Send();
+  return stream.get();
 }
 
 void VersionStream::Send() {
   MutexLock lock(mutex_);
   if (writing_ || ended_) return;
   if (!met_.ok()) return End(rpc::ToGrpc(met_.status()));
-  if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
-  const auto update = catalog_->UpdateSince(model_, sent_);
-  if (!update) return;
+  const auto wake = [weak = weak_from_this()] {
+    if (const auto stream = weak.lock()) stream->Send();
+  };
+  std::optional<run::VersionCatalog::Update> update;
+  while (!update) {
+    if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
+    update = catalog_->UpdateSince(model_, sent_);
+    if (!update && catalog_->WakeOnUpdate(model_, sent_, weak_from_this(), wake)) return;
+  }
   if (const Status now = still_ ? still_() : OkStatus(); !now.ok()) return End(rpc::ToGrpc(now));
   sent_ = update->newest;
   event_.Clear();

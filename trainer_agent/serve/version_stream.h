@@ -1,10 +1,11 @@
 // VersionStream: sends one receiver the newest version at once, then each that follows, until the call is cancelled or
 // the catalog closes. A reader that is slow misses versions in between, never the newest.
 //
-// A stream costs no thread: gRPC and the catalog's watch call it. It owns itself from the begin of the call to its end.
+// A stream costs no thread: gRPC and the catalog's wakes call it. It owns itself from the begin of the call to its end.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "common/access/quota.h"
@@ -15,21 +16,26 @@
 
 namespace lockstep::serve {
 
-class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
+class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent>,
+                            public std::enable_shared_from_this<VersionStream> {
  public:
   // `owner` is the caller's identity. Ends at once with the error of `admitted`, with UNIMPLEMENTED for a receiver that
   // has no protocol in common with us, or with INVALID_ARGUMENT for one with a bad name or instance. Ends later
   // with UNAVAILABLE when the catalog closes, or with the error of `still` (null: none), which is called before each
   // version and says whether the caller would be admitted now. A receiver that gives its name is connected until the
   // end. REQUIRES catalog and reports to outlive it.
-  VersionStream(const run::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
-                const std::string& owner, Result<access::Quota::Lease> admitted, std::function<Status()> still = {});
+  static VersionStream* Start(const run::VersionCatalog* catalog, ReceiverReports* reports,
+                              const v1::WatchVersionsRequest& request, const std::string& owner,
+                              Result<access::Quota::Lease> admitted, std::function<Status()> still = {});
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override { delete this; }
+  void OnDone() override { self_.reset(); }
 
  private:
+  VersionStream(const run::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
+                const std::string& owner, Result<access::Quota::Lease> admitted, std::function<Status()> still);
+
   void Send();  // begins the next write when none is in progress and there is something new
   void End(const grpc::Status& why) LS_REQUIRES(mutex_);
 
@@ -44,7 +50,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   bool ended_ LS_GUARDED_BY(mutex_) = false;
   VersionRef sent_ LS_GUARDED_BY(mutex_);
   v1::VersionEvent event_ LS_GUARDED_BY(mutex_);  // being written
-  run::VersionCatalog::Watch watch_;              // last: it calls as soon as it is made
+  std::shared_ptr<VersionStream> self_;           // until the call is done
 };
 
 }  // namespace lockstep::serve

@@ -30,7 +30,7 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
                                                             const v1::WatchVersionsRequest* request) override {
-    return new VersionStream(catalog_, &reports, *request, "", streams_.Take(""));
+    return VersionStream::Start(catalog_, &reports, *request, "", streams_.Take(""));
   }
 
  private:
@@ -144,8 +144,7 @@ TEST_CASE("A stream of a model that is not open begins when a trainer opens it, 
   run::VersionCatalog catalog;
   StreamServer server(&catalog);
   Watcher watcher(server, "actor");
-  const auto run = std::make_shared<run::ServedRun>("actor", RandomId<RunId>(), Layout(),
-                                                    std::make_shared<MadeUpBlocks>(), run::StoreOptions{});
+  const auto run = std::make_shared<run::ServedRun>(run::BufferOf(*Layout()), run::StoreOptions{});
   catalog.Open(run);
   CHECK(watcher.Until(0) == std::vector<Version>{0});
   CHECK(watcher.digest().empty());
