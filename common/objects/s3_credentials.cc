@@ -135,7 +135,7 @@ Result<S3Credentials::LoadedKeys> S3Credentials::FromFile(const std::string& pat
 
 // AWS's protocol of a credential process: one JSON object on stdout.
 Status S3Credentials::RunCommand(const std::string& command, LoadedKeys& found, const std::stop_token& stop) const {
-  os::StopSignal signal;
+  os::Event signal;
   const std::stop_callback on_stop(stop, [&] { signal.Set(); });
   LS_ASSIGN_OR_RETURN(const os::ShellOutcome run,
                       os::RunShell(Cat("{ ", command, "\n} 2>/dev/null"), {}, kCommandTime, signal, kMaxKeys));

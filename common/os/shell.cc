@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -94,7 +93,7 @@ bool Drain(int pipe, std::string& tail, size_t tail_bytes) {
 }
 
 // Waits until the process ends, its time is up or `stop` is set; reads its output meanwhile.
-void Attend(int process, int output, const Deadline& deadline, const StopSignal& stop, size_t tail_bytes,
+void Attend(int process, int output, const Deadline& deadline, const Event& stop, size_t tail_bytes,
             ShellOutcome& outcome) {
   std::array<pollfd, 3> events{pollfd{process, POLLIN, 0}, pollfd{stop.fd(), POLLIN, 0}, pollfd{output, POLLIN, 0}};
   while (true) {
@@ -110,24 +109,8 @@ void Attend(int process, int output, const Deadline& deadline, const StopSignal&
 
 }  // namespace
 
-StopSignal::StopSignal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-
-void StopSignal::Set() {
-  ::eventfd_write(event_.get(), 1);
-}
-
-void StopSignal::Reset() {
-  eventfd_t count = 0;
-  ::eventfd_read(event_.get(), &count);
-}
-
-bool StopSignal::Wait(std::chrono::milliseconds time) const {
-  pollfd event{event_.get(), POLLIN, 0};
-  return ::poll(&event, 1, Deadline(time).PollTimeoutMs()) > 0;
-}
-
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
-                              std::chrono::milliseconds timeout, const StopSignal& stop, size_t tail_bytes) {
+                              std::chrono::milliseconds timeout, const Event& stop, size_t tail_bytes) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return ErrnoStatus(errno, "make a pipe");
   const UniqueFd output(ends[0]);

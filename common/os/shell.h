@@ -6,28 +6,14 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/os/unique_fd.h"
+#include "common/os/event.h"
 
 namespace lockstep::os {
-
-// Set and reset from any thread, seen by a RunShell in progress.
-class StopSignal {
- public:
-  StopSignal();
-  void Set();
-  void Reset();
-  // Waits for `time`; true as soon as it is set.
-  bool Wait(std::chrono::milliseconds time) const;
-  int fd() const { return event_.get(); }  // readable once set
-
- private:
-  UniqueFd event_;
-};
 
 struct ShellOutcome {
   int wait_status = 0;      // as waitpid() says; 0 is success
   bool timed_out = false;   // killed because it took too long
-  bool stopped = false;     // killed because of the StopSignal
+  bool stopped = false;     // killed because of the Event
   std::string output_tail;  // the last bytes of stdout and stderr, without the last line break
 };
 
@@ -38,7 +24,6 @@ inline constexpr size_t kOutputTail = 4096;
 // passes or `stop` is set, the whole group is killed. What it leaves in the background after a normal end lives on. An
 // error means that it could not be started. `tail_bytes` of its output are kept.
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
-                              std::chrono::milliseconds timeout, const StopSignal& stop,
-                              size_t tail_bytes = kOutputTail);
+                              std::chrono::milliseconds timeout, const Event& stop, size_t tail_bytes = kOutputTail);
 
 }  // namespace lockstep::os

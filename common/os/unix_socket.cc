@@ -84,9 +84,9 @@ int OpenPeerProcess(int socket) {
 
 }  // namespace
 
-bool PeerProcess::Ended() const {
+bool PeerProcess::Ended(std::chrono::milliseconds wait) const {
   pollfd process{pidfd(), POLLIN, 0};
-  return ::poll(&process, 1, 0) > 0;
+  return ::poll(&process, 1, static_cast<int>(wait.count())) > 0;
 }
 
 Status UnixConnection::WaitFor(short events, const Deadline& deadline, std::string_view what) const {

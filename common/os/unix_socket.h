@@ -41,7 +41,8 @@ class PeerProcess {
 
   pid_t pid() const { return pid_; }          // 0: it is in another pid namespace
   int pidfd() const { return pidfd_.get(); }  // negative: it cannot be seen
-  bool Ended() const;                         // false where it cannot be seen
+  // Whether the process has ended, or does so within `wait`. False where it cannot be seen.
+  bool Ended(std::chrono::milliseconds wait = std::chrono::milliseconds(0)) const;
 
  private:
   const pid_t pid_;

@@ -18,12 +18,12 @@ uint64_t BytesRead(const model::ModelLayout& layout, const DeltaOutput& output) 
 }  // namespace
 
 void ModelPublisher::FinishVersion(DeltaOutput output) {
-  const Draft* finishing = nullptr;
+  Draft* finishing = nullptr;
   {
     MutexLock lock(mutex_);
-    finishing = finishing_.get();
+    finishing = draft_.get();
   }
-  const Draft& draft = *finishing;  // no other thread touches it until finished_ is set
+  Draft& draft = *finishing;  // no other thread touches it in kFinishing
   const auto manifest = MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
   EndStreaming(draft, output);
@@ -40,9 +40,10 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
     NoteAborted(draft, served);
     buffer_->Drop(draft.slot);
   }
-  finishing_->streaming.reset();
-  finished_ = true;
-  changed_.notify_all();
+  draft.streaming.reset();
+  state_ = State::kIdle;
+  finished_.notify_all();
+  WakeRanks();
 }
 
 DeltaInput ModelPublisher::InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const {

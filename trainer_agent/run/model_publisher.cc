@@ -10,8 +10,8 @@ namespace {
 // A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
 constexpr uint64_t kMaxStreamedBytes = 192 << 20;
 
-// How soon a rank that dies while it waits makes room for another. A process that ends closes its connections a moment
-// before: so long after a connection was lost it is not said yet that the process lives.
+// A process that ends closes its connections a moment before: so long after a connection was lost it is not said yet
+// that the process lives.
 constexpr std::chrono::milliseconds kLookForGone{100};
 
 }  // namespace
@@ -26,7 +26,7 @@ ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOption
 
 ModelPublisher::~ModelPublisher() {
   MutexLock lock(mutex_);
-  changed_.wait(lock, [this]() LS_REQUIRES(mutex_) { return !finishing_ || finished_; });
+  finished_.wait(lock, [this]() LS_REQUIRES(mutex_) { return state_ != State::kFinishing; });
 }
 
 void ModelPublisher::Open() {
@@ -44,66 +44,90 @@ Version ModelPublisher::newest_version() const {
 PublisherStatus ModelPublisher::status() const {
   MutexLock lock(mutex_);
   PublisherStatus status = status_;
-  status.writing_version = draft_ ? draft_->version : 0;
+  status.writing_version = state_ == State::kWriting ? draft_->version : 0;
   return status;
 }
 
 void ModelPublisher::Stop() {
   MutexLock lock(mutex_);
   stopped_ = true;
-  changed_.notify_all();
+  WakeRanks();
 }
 
-Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
+Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting,
+                                                   Wake wake) {
   MutexLock lock(mutex_);
-  while (true) {
-    if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
-    if (version > kMaxVersion) {
-      return Status(ErrorCode::kBadData,
-                    Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
+  if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+  if (version > kMaxVersion) {
+    return Status(ErrorCode::kBadData,
+                  Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
+  }
+  LS_RETURN_IF_ERROR(CheckNotDropped(version));
+  if (const auto dead = DeadRank()) {
+    if (state_ != State::kWriting) {
+      return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
+                             ", or the whole trainer"));
     }
-    LS_RETURN_IF_ERROR(CheckNotDropped(version));
-    if (const auto dead = DeadRank()) {
-      if (!draft_) {
-        return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
-                               ", or the whole trainer"));
-      }
-      GiveUpDraft(*dead);
-    }
-    if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) {
-      // If the process turns out to have ended, this rank is told. Else it goes on, since the other may come back.
-      changed_.wait_until(lock, looked_for_gone_,
-                          [&]() LS_REQUIRES(mutex_) { return stopped_ || gone_.empty() || DeadRank(); });
-      continue;
-    }
-    const Version taken = draft_ ? draft_->version - 1 : newest_;
-    if (version <= taken) {
-      return Status(ErrorCode::kState, Cat("model ", buffer().model(), ": version ", version, " is not greater than ",
-                                           draft_ ? "the one being written, " : "the newest, ",
-                                           draft_ ? draft_->version : newest_, "; versions of a run only increase"));
-    }
-    if (draft_ && draft_->version == version) {
-      if (!draft_->joined.insert(rank).second) {
-        return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", version, " already"));
-      }
-      return draft_->slot;
-    }
-    // Begun again by this rank alone it would never be whole: the others have aborted it.
-    if (version == aborted_.version && aborted_.known_by.insert(rank).second) return aborted_.reason;
-    if (draft_ && draft_->done.count(rank) == 0) {
+    GiveUpDraft(*dead);
+  }
+  // If the process of a lost connection turns out to have ended, this rank is told. Else the other may come back.
+  const bool lost_now = !gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_;
+  if (lost_now) return WaitForTurn(std::move(waiting), std::move(wake));
+  LS_RETURN_IF_ERROR(CheckGreater(version));
+  switch (state_) {
+    case State::kWriting:
+      if (version == draft_->version) return JoinDraft(rank);
+      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
+      if (!Lacks(rank)) return WaitForTurn(std::move(waiting), std::move(wake));
       // This rank will never commit the draft, so waiting for it would never end.
       AbortDraft({ErrorCode::kAborted,
                   Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
-      continue;
-    }
-    if (!draft_ && (!finishing_ || finished_)) break;
-    changed_.wait_for(lock, kLookForGone);
-    if (gone && gone()) return Status(ErrorCode::kCancelled, Cat("rank ", rank, " has gone while it waited"));
+      break;
+    case State::kFinishing:
+      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
+      return WaitForTurn(std::move(waiting), std::move(wake));
+    case State::kIdle:
+      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
+      break;
   }
-  finishing_.reset();
   StartDraft(version);
-  draft_->joined.insert(rank);
-  return draft_->slot;
+  return JoinDraft(rank);
+}
+
+Status ModelPublisher::CheckGreater(Version version) const {
+  const bool writing = state_ == State::kWriting;
+  const Version newest = writing ? draft_->version : newest_;
+  if (version > newest || (writing && version == newest)) return OkStatus();
+  return {ErrorCode::kState,
+          Cat("model ", buffer().model(), ": version ", version, " is not greater than ",
+              writing ? "the one being written, " : "the newest, ", newest, "; versions of a run only increase")};
+}
+
+// Begun again by this rank alone, the version would never be whole: the others have aborted it.
+Status ModelPublisher::CheckNotAborted(uint32_t rank, Version version) {
+  const bool untold = version == aborted_.version && aborted_.known_by.insert(rank).second;
+  return untold ? aborted_.reason : OkStatus();
+}
+
+Result<ModelPublisher::Turn> ModelPublisher::JoinDraft(uint32_t rank) {
+  if (draft_->joined.insert(rank).second) return Turn{.slot = draft_->slot, .processes = {}};
+  return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", draft_->version, " already"));
+}
+
+ModelPublisher::Turn ModelPublisher::WaitForTurn(std::weak_ptr<const void> waiting, Wake wake) {
+  waiting_.Add(std::move(waiting), std::move(wake));
+  Turn turn;
+  for (const auto& [rank, process] : gone_) {
+    if (!process->Ended()) turn.processes.push_back(process);
+  }
+  if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) turn.until = looked_for_gone_;
+  return turn;
+}
+
+void ModelPublisher::WakeRanks() {
+  std::vector<Wake> wakes;
+  waiting_.Take(wakes);
+  CallAll(wakes);
 }
 
 Status ModelPublisher::CheckNotDropped(Version version) const {
@@ -126,6 +150,7 @@ void ModelPublisher::StartDraft(Version version) {
     if (served_->feed().followed()) BeginStreaming(input);
   }
   draft_->job = std::make_unique<DeltaJob>(diff_.pool, std::move(input));
+  state_ = State::kWriting;
 }
 
 void ModelPublisher::BeginStreaming(DeltaInput& input) {
@@ -160,12 +185,13 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   }
   draft_.reset();  // waits for the blocks at work, which read the slot
   buffer_->Drop(slot);
-  changed_.notify_all();
+  state_ = State::kIdle;
+  WakeRanks();
 }
 
 void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content) {
   MutexLock lock(mutex_);
-  if (!draft_ || draft_->version != version || draft_->joined.count(rank) == 0) return;
+  if (!Writes(version) || draft_->joined.count(rank) == 0) return;
   CompletedBlocks completed;
   for (const StridedRange& range : ranges) {
     const Status added = draft_->coverage.Add(range, content, completed);
@@ -190,7 +216,7 @@ Status ModelPublisher::LabelDraft(uint32_t rank, const std::string& label) {
 
 Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string& label) {
   MutexLock lock(mutex_);
-  if (draft_ && draft_->version == version && draft_->joined.count(rank) > 0) {
+  if (Writes(version) && draft_->joined.count(rank) > 0) {
     if (const Status labelled = LabelDraft(rank, label); !labelled.ok()) {
       AbortDraft(labelled);
       return labelled;
@@ -225,17 +251,16 @@ Status ModelPublisher::SealDraft() {
   newest_ = draft_->version;
   ++status_.versions_committed;
   status_.last_error.clear();
-  finishing_ = std::move(draft_);
-  finishing_->spans->Committed(buffer().layout()->data_bytes());
-  finished_ = false;
-  finishing_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
-  changed_.notify_all();
+  state_ = State::kFinishing;
+  draft_->spans->Committed(buffer().layout()->data_bytes());
+  draft_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
+  WakeRanks();
   return OkStatus();
 }
 
 Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& reason) {
   MutexLock lock(mutex_);
-  if (draft_ && draft_->version == version) {
+  if (Writes(version)) {
     AbortDraft(
         {ErrorCode::kAborted, Cat("rank ", rank, " aborted version ", version, reason.empty() ? "" : ": ", reason)});
     return OkStatus();
@@ -247,21 +272,30 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
 void ModelPublisher::RankHere(uint32_t rank) {
   MutexLock lock(mutex_);
   gone_.erase(rank);
-  changed_.notify_all();
+  WakeRanks();
 }
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
   MutexLock lock(mutex_);
-  const auto lacks = [&]() LS_REQUIRES(mutex_) { return draft_ && draft_->done.count(rank) == 0; };
-  // One that has not begun the draft may come back and do so, if its process lives; one that ends closes its
-  // connections a moment before.
-  if (lacks() && draft_->joined.count(rank) == 0) {
-    changed_.wait_for(lock, kLookForGone, [&]() LS_REQUIRES(mutex_) { return process->Ended(); });
+  // A rank that has not begun the draft may come back and do so, if its process lives.
+  if (Lacks(rank) && draft_->joined.count(rank) == 0) {
+    lock.unlock();
+    (void)process->Ended(kLookForGone);
+    lock.lock();
   }
   const bool ended = process->Ended();
   gone_[rank] = std::move(process);
   if (!ended) looked_for_gone_ = std::chrono::steady_clock::now() + kLookForGone;
-  if (lacks() && (ended || draft_->joined.count(rank) > 0)) GiveUpDraft(rank);
+  if (Lacks(rank) && (ended || draft_->joined.count(rank) > 0)) return GiveUpDraft(rank);
+  WakeRanks();
+}
+
+bool ModelPublisher::Writes(Version version) const {
+  return state_ == State::kWriting && draft_->version == version;
+}
+
+bool ModelPublisher::Lacks(uint32_t rank) const {
+  return state_ == State::kWriting && draft_->done.count(rank) == 0;
 }
 
 Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
@@ -278,7 +312,7 @@ void ModelPublisher::GiveUpDraft(uint32_t rank) {
 
 std::optional<uint32_t> ModelPublisher::DeadRank() const {
   for (const auto& [rank, process] : gone_) {
-    const bool done = draft_ && draft_->done.count(rank) > 0;
+    const bool done = state_ == State::kWriting && !Lacks(rank);
     if (!done && process->Ended()) return rank;
   }
   return std::nullopt;

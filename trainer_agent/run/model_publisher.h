@@ -1,18 +1,17 @@
 // ModelPublisher: makes served versions out of what the ranks of one run write into the double buffer.
 //
-//   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
+//   kIdle ──Begin──> kWriting(v) ──last rank's Commit──> kFinishing(v) ──diff done──> v is served; kIdle
 //                      │  a rank is gone, aborts, reports a byte twice, bytes are missing, or the version that v is
-//                      │  compared with is withdrawn: also while v is finishing
-//                      └──────────────────────────> idle; v is aborted, the next Begin works
+//                      │  compared with is withdrawn: also in kFinishing
+//                      └──────────────────────────> kIdle; v is aborted, the next Begin works
 //
-// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported. Begin waits
-// for a finishing version, because that version's diff still reads the slot that Begin gives out. Begin never waits for
-// receivers.
+// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported. A rank that
+// begins a version waits for a finishing one, because that version's diff still reads the slot that Begin gives out. No
+// rank waits for receivers.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,6 +29,7 @@
 #include "trainer_agent/run/double_buffer.h"
 #include "trainer_agent/run/publish_spans.h"
 #include "trainer_agent/run/version_catalog.h"
+#include "trainer_agent/run/wake_list.h"
 
 namespace lockstep::run {
 
@@ -63,14 +63,21 @@ class ModelPublisher {
   // be the first call.
   void Open();
 
-  // Joins `rank` to the draft of `version` and returns the slot to write into; the first rank's call makes the draft.
-  // Waits until the version before is finished, and until the other ranks are done with a draft that this rank has
-  // committed. Aborts a draft that this rank has not committed. Calls `gone` (null: never true) while it waits.
+  // Begin's answer. A rank without a slot waits: until the version before is finished, or the other ranks are done with
+  // a draft that this rank has committed. The rank asks again after its wake, once one of `processes` has ended, or at
+  // `until`.
+  struct Turn {
+    std::optional<size_t> slot;                                     // to write into
+    std::vector<std::shared_ptr<const os::PeerProcess>> processes;  // of ranks that had a connection, and have none
+    std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
+  };
+  // Joins `rank` to the draft of `version`; the first rank's call makes the draft. Aborts a draft that this rank has
+  // not committed. `wake`, for a rank that must wait, is called under a lock.
   //   kState: `version` is not greater than every version of the run, or the rank has joined it already.
   //   kAborted: a rank's process has ended and no other has taken its place; `version` was aborted before this rank
   //     joined it (told once); or it was committed once and lost with an earlier agent.
-  //   kCancelled: after Stop(), or `gone` was true.
-  Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
+  //   kCancelled: after Stop().
+  Result<Turn> Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
   // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A block
   // whose every byte is kUnchanged is not read, provided that the draft has a base.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
@@ -84,13 +91,16 @@ class ModelPublisher {
   // Records that the rank is connected.
   void RankHere(uint32_t rank);
   // Records that the rank's connection ended; `process` had made it. Aborts the draft if the rank has not committed it.
+  // Waits a moment for the end of a process that may end.
   void RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process);
 
-  void Stop();  // ends waiting and later calls of Begin with kCancelled
+  void Stop();  // wakes ranks that wait; Begin fails with kCancelled from now on
   Version newest_version() const;
   PublisherStatus status() const;
 
  private:
+  enum class State { kIdle, kWriting, kFinishing };
+
   struct Draft {
     Version version = 0;
     size_t slot = 0;
@@ -113,11 +123,21 @@ class ModelPublisher {
   };
 
   Status CheckNotDropped(Version version) const LS_REQUIRES(mutex_);
+  Status CheckGreater(Version version) const LS_REQUIRES(mutex_);
+  // kAborted, once for each rank, when `version` was aborted before `rank` joined it.
+  Status CheckNotAborted(uint32_t rank, Version version) LS_REQUIRES(mutex_);
   void StartDraft(Version version) LS_REQUIRES(mutex_);
+  Result<Turn> JoinDraft(uint32_t rank) LS_REQUIRES(mutex_);
+  Turn WaitForTurn(std::weak_ptr<const void> waiting, Wake wake) LS_REQUIRES(mutex_);
+  void WakeRanks() LS_REQUIRES(mutex_);
   void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
   // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
   Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
-  // Aborts the draft, which cannot become whole without `rank`. REQUIRES a draft, and gone_ to have the rank.
+  // Whether the draft of `version` is being written.
+  bool Writes(Version version) const LS_REQUIRES(mutex_);
+  // Whether a draft is being written, and lacks `rank`'s commit.
+  bool Lacks(uint32_t rank) const LS_REQUIRES(mutex_);
+  // Aborts the draft, which cannot become whole without `rank`. REQUIRES kWriting, and gone_ to have the rank.
   void GiveUpDraft(uint32_t rank) LS_REQUIRES(mutex_);
   // Returns a rank that has not committed the draft and whose process has ended; no value when there is none.
   std::optional<uint32_t> DeadRank() const LS_REQUIRES(mutex_);
@@ -156,11 +176,12 @@ class ModelPublisher {
   telemetry::Timeline* const timeline_;
 
   mutable Mutex mutex_;
-  std::condition_variable changed_;
-  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);      // null: no version is written
-  std::unique_ptr<Draft> finishing_ LS_GUARDED_BY(mutex_);  // committed; its job is or was at work
-  bool finished_ LS_GUARDED_BY(mutex_) = false;             // the job of finishing_ has called back
-  Version newest_ LS_GUARDED_BY(mutex_) = 0;                // committed, served or about to be
+  std::condition_variable finished_;
+  State state_ LS_GUARDED_BY(mutex_) = State::kIdle;
+  // In kIdle the last one that was finished: its job may still be ending.
+  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);
+  WakeList waiting_ LS_GUARDED_BY(mutex_);    // ranks whose Begin has no slot yet
+  Version newest_ LS_GUARDED_BY(mutex_) = 0;  // committed, served or about to be
   Version dropped_ LS_GUARDED_BY(mutex_) =
       0;  // committed once, and lost with an earlier agent: a number that is used up
   AbortedVersion aborted_ LS_GUARDED_BY(mutex_);  // the last one

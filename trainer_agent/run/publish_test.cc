@@ -136,7 +136,8 @@ TEST_CASE("Ranks that write columns of the same tensors report them as rows, and
     }
     CHECK(HasBytes(host.Await(version), expected));
   }
-  CHECK(host.run().deltas().RouteFrom(2, DeltaStore::kNewest, 120000).at(0)->payload()->header().changed_elements == 30000);
+  CHECK(host.run().deltas().RouteFrom(2, DeltaStore::kNewest, 120000).at(0)->payload()->header().changed_elements ==
+        30000);
 }
 
 TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {

@@ -1,6 +1,12 @@
 #include "trainer_agent/run/rank_server.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <vector>
+
 #include "common/base/text.h"
+#include "common/os/event.h"
 #include "common/peer/peer.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/peer_log.h"
@@ -10,6 +16,7 @@ namespace lockstep::run {
 namespace {
 
 constexpr std::chrono::milliseconds kMessageTimeout{30'000};
+constexpr std::chrono::milliseconds kZero{0};
 constexpr size_t kMaxSessions = 2 * wire::kMaxRanks;
 
 Result<OpenRequest> ParseOpen(wire::RankMessage message) {
@@ -51,6 +58,36 @@ void LogVersion(std::string_view event, const ModelPublisher& publisher, uint32_
                  {{"model", publisher.buffer().model()}, {"rank", rank}, {"version", version}});
 }
 
+// Waits until publisher.Begin may answer `turn` otherwise. kUnavailable: the rank has gone.
+Status AwaitTurn(const os::UnixConnection& connection, os::Event& woken, const ModelPublisher::Turn& turn) {
+  using std::chrono::steady_clock;
+  std::vector<pollfd> fds{{connection.fd(), POLLRDHUP, 0}, {woken.fd(), POLLIN, 0}};
+  if (connection.peer_process() != nullptr) fds.push_back({connection.peer_process()->pidfd(), POLLIN, 0});
+  for (const auto& process : turn.processes) fds.push_back({process->pidfd(), POLLIN, 0});
+  std::chrono::milliseconds wait = os::kForever;
+  if (turn.until != steady_clock::time_point::max()) {
+    wait = std::max(std::chrono::ceil<std::chrono::milliseconds>(turn.until - steady_clock::now()), kZero);
+  }
+  (void)::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
+  if (connection.PeerGone()) return {ErrorCode::kUnavailable, "the rank has gone while it waited"};
+  woken.Reset();
+  return OkStatus();
+}
+
+// Joins the rank to the version, once it is its turn, and returns the slot.
+Result<size_t> BeginVersion(const os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
+                            Version version) {
+  const auto woken = std::make_shared<os::Event>();
+  const auto wake = [weak = std::weak_ptr(woken)] {
+    if (const auto event = weak.lock()) event->Set();
+  };
+  while (true) {
+    LS_ASSIGN_OR_RETURN(const ModelPublisher::Turn turn, publisher.Begin(rank, version, woken, wake));
+    if (turn.slot) return *turn.slot;
+    LS_RETURN_IF_ERROR(AwaitTurn(connection, *woken, turn));
+  }
+}
+
 // Answers one message of a rank that is let in. An error here ends the connection; refusals travel as kError messages.
 Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
                      const wire::RankMessage& message) {
@@ -59,9 +96,12 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
     case wire::RankMessageType::kBegin: {
-      const Result<size_t> slot = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
+      const Result<size_t> slot = BeginVersion(connection, publisher, rank, body.version);
       // A draining agent closes: to the rank it is an agent that will be back.
-      if (slot.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, slot.status().message()};
+      const ErrorCode why = slot.status().code();
+      if (why == ErrorCode::kCancelled || why == ErrorCode::kUnavailable) {
+        return {ErrorCode::kUnavailable, slot.status().message()};
+      }
       if (!slot.ok()) return SendError(connection, slot.status());
       LogVersion("version_begun", publisher, rank, body.version);
       return wire::SendRankMessage(connection, wire::RankMessageType::kBegun,

@@ -39,21 +39,22 @@ TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
   CHECK_THAT(update.aborted, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
 }
 
-TEST_CASE("A reader that waits is woken once: at once when there is an update, else by many blocks or by the end") {
+TEST_CASE("A reader that waits is woken once, by many blocks or by the end, and does not wait when there is an update") {
   StreamingDelta delta(1, 2);
   const auto reader = std::make_shared<int>();
   int woken = 0;
-  delta.WakeOnUpdate(0, reader, [&] { ++woken; });
+  const auto wake = [&] { ++woken; };
+  CHECK(delta.WakeOnUpdate(0, reader, wake));
   delta.Add(Block(0));
   CHECK(woken == 0);  // one block is not worth it
-  delta.WakeOnUpdate(0, reader, [&] { ++woken; });
-  CHECK(woken == 1);
+  CHECK_FALSE(delta.WakeOnUpdate(0, reader, wake));
   for (BlockIndex block = 1; block < 40; ++block) delta.Add(Block(block));
-  CHECK(woken == 2);
-  delta.WakeOnUpdate(40, reader, [&] { ++woken; });
-  CHECK(woken == 2);
+  CHECK(woken == 1);
+  CHECK(delta.WakeOnUpdate(40, reader, wake));
+  CHECK(woken == 1);
   delta.Seal();
-  CHECK(woken == 3);
+  CHECK(woken == 2);
+  CHECK_FALSE(delta.WakeOnUpdate(40, reader, wake));
 }
 
 TEST_CASE("A reader gets some hundred blocks at a time, and the end with the last of them") {

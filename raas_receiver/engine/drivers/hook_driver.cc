@@ -72,7 +72,7 @@ Status CheckProgram(const std::string& command) {
   } else {
     constexpr std::chrono::seconds kLookup{10};
     LS_ASSIGN_OR_RETURN(const os::ShellOutcome outcome,
-                        os::RunShell(Cat("command -v ", program), {}, kLookup, os::StopSignal()));
+                        os::RunShell(Cat("command -v ", program), {}, kLookup, os::Event()));
     if (outcome.wait_status != 0) found = {ErrorCode::kConfig, Cat("there is no ", program, " in PATH")};
   }
   return found.ok() ? found
@@ -98,7 +98,7 @@ class HookDriver final : public EngineDriver {
   LoadOutcome Attempt(const EngineVersion& version, int attempt);
 
   const EngineOptions options_;
-  os::StopSignal stop_;
+  os::Event stop_;
   std::atomic<uint64_t> failures_ = 0;
 };
 

@@ -97,7 +97,7 @@ class HttpDriver final : public EngineDriver {
   const EngineOptions options_;
   const std::unique_ptr<EngineServer> server_;
   const std::unique_ptr<EngineSteps> steps_;
-  os::StopSignal stop_;
+  os::Event stop_;
   Resumable resumable_ = Resumable::kUnknown;
   bool keeps_names_ = true;
   WeightCheck check_;
