@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 
 // Not among Highway's targets unless it is asked for.
 #define HWY_WANT_AVX3_DL 1

@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "common/base/hash.h"
 #include "kernels/each_target.h"
+#include "kernels/hash.h"
 #include "kernels/scalar.h"
 
 namespace lockstep::kernels {

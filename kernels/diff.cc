@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 #include "kernels/scalar.h"
 #include "kernels/unit.h"
 

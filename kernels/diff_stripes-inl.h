@@ -16,7 +16,7 @@
 
 #include <hwy/highway.h>
 
-#include "common/base/xxh3_state.h"
+#include "kernels/xxh3_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::kernels::HWY_NAMESPACE {

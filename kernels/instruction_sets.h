@@ -1,5 +1,5 @@
 // LOCKSTEP_ISA=avx2 in the environment keeps this process's kernels to AVX2 and what was before, as on processors
-// without AVX-512: for tests/bench/run.sh --isa. Hashes of whole buffers (common/base/hash.h) are not kernels.
+// without AVX-512: for tests/bench/run.sh --isa. Hashes of whole buffers (kernels/hash.h) are not kernels.
 #pragma once
 
 #include <cstdlib>

@@ -13,8 +13,6 @@
 
 #include "common/base/backoff.h"
 #include "common/base/bytes.h"
-#include "common/base/hash.h"
-#include "common/base/hash_targets.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/base/status_testing.h"
@@ -187,30 +185,6 @@ TEST_CASE("A backoff doubles up to its longest wait, and gives at least half of 
   }
   backoff.Reset();
   CHECK(backoff.Next() <= milliseconds(100));
-}
-
-TEST_CASE("XXH3 gives its published values") {
-  CHECK(Hash64(nullptr, 0) == 0x2d06800538d394c2ULL);
-  CHECK(HexEncode(Hash128({})) == "99aa06d3014798d86001c324468d497f");
-}
-
-TEST_CASE("Long inputs have the same hash with every instruction set") {
-  const auto targets = LongHashTargets();
-  REQUIRE(targets.back().supported);
-  Bytes bytes(20'000);
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i >> 3);
-  for (const LongHashTarget& target : targets) {
-    if (!target.supported) continue;
-    INFO(target.name);
-    // Around the ends of xxh3's stripes and of its pieces of 1 KiB, at aligned and misaligned starts.
-    for (const size_t size : {241, 255, 256, 257, 1023, 1024, 1025, 1088, 2048, 2049, 19'990}) {
-      for (const size_t start : {0, 1, 9}) {
-        const ByteView view = ByteView(bytes).subspan(start, size);
-        CHECK(target.hash(view.data(), size) == targets.back().hash(view.data(), size));
-        CHECK(Hash64(view) == targets.back().hash(view.data(), size));
-      }
-    }
-  }
 }
 
 TEST_CASE("What others say is made fit to be shown") {

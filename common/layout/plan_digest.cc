@@ -2,8 +2,8 @@
 #include <string_view>
 
 #include "common/base/bytes.h"
-#include "common/base/hash.h"
 #include "common/layout/copy_plan.h"
+#include "kernels/hash.h"
 
 namespace lockstep::layout {
 namespace {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <string_view>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
+#include "kernels/hash.h"
 
 namespace lockstep::model {
 namespace {

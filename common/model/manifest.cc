@@ -1,6 +1,6 @@
 #include "common/model/manifest.h"
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 
 namespace lockstep::model {
 

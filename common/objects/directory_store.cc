@@ -12,13 +12,13 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "common/base/hash.h"
 #include "common/base/ids.h"
 #include "common/base/stop_wait.h"
 #include "common/base/text.h"
 #include "common/os/deadline.h"
 #include "common/os/file.h"
 #include "common/os/unique_fd.h"
+#include "kernels/hash.h"
 
 namespace lockstep::objects {
 namespace {

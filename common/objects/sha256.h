@@ -1,4 +1,4 @@
-// SHA-256: the name of what is stored where others may write, too. xxh3 (common/base/hash.h) is for accidents.
+// SHA-256: the name of what is stored where others may write, too. xxh3 (kernels/hash.h) is for accidents.
 #pragma once
 
 #include <array>

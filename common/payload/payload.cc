@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
+#include "kernels/hash.h"
 
 namespace lockstep::payload {
 namespace {

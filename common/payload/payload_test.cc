@@ -3,12 +3,12 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "common/base/hash.h"
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
 #include "kernels/diff.h"
+#include "kernels/hash.h"
 
 namespace lockstep::payload {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <string>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/wire/frame.h"
+#include "kernels/hash.h"
 
 namespace lockstep::wire {
 

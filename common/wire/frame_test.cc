@@ -2,9 +2,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "common/base/hash.h"
 #include "common/base/status_testing.h"
 #include "common/wire/local.h"
+#include "kernels/hash.h"
 
 namespace lockstep::wire {
 namespace {

@@ -1,6 +1,6 @@
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "ctl/timeline/joined_timeline.h"
+#include "kernels/hash.h"
 
 namespace lockstep::ctl {
 namespace {

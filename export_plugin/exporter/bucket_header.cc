@@ -1,7 +1,7 @@
 #include "export_plugin/exporter/bucket_header.h"
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
+#include "kernels/hash.h"
 
 namespace lockstep::exporter {
 namespace {

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
-#include "common/base/hash.h"
 #include "common/base/status_testing.h"
+#include "kernels/hash.h"
 
 namespace lockstep::exporter {
 namespace {

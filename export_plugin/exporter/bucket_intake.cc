@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
+#include "kernels/hash.h"
 
 namespace lockstep::exporter {
 namespace {

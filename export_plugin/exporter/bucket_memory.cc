@@ -1,6 +1,6 @@
 #include "export_plugin/exporter/bucket_memory.h"
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 
 namespace lockstep::exporter {
 namespace {

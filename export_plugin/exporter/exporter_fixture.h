@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "common/base/hash.h"
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/in_process_exchange.h"
 #include "export_plugin/plan/shard_description.h"
+#include "kernels/hash.h"
 #include "trainer_agent/run/publish_fixture.h"
 
 namespace lockstep::exporter {

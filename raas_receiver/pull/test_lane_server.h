@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/wire/frame.h"
+#include "kernels/hash.h"
 #include "raas_receiver/replica/test_model.h"
 
 namespace lockstep::pull {

@@ -6,13 +6,13 @@
 #include <atomic>
 #include <thread>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "common/os/filesystem.h"
 #include "common/os/places.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
+#include "kernels/hash.h"
 #include "raas_receiver/archive/archiver.h"
 #include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/origin/log_origin.h"

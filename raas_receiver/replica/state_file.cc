@@ -2,10 +2,10 @@
 
 #include <cstring>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/model/label.h"
 #include "common/os/file.h"
+#include "kernels/hash.h"
 
 namespace lockstep::replica {
 namespace {

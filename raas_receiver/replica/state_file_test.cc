@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
-#include "common/base/hash.h"
 #include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
+#include "kernels/hash.h"
 #include "raas_receiver/replica/test_model.h"
 
 namespace lockstep::replica {

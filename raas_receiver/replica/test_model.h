@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "common/base/hash.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "kernels/diff.h"
+#include "kernels/hash.h"
 #include "raas_receiver/replica/apply.h"
 
 namespace lockstep::replica {

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "common/base/hash.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {

@@ -3,7 +3,6 @@
 #include <fstream>
 
 #include "common/base/document_testing.h"
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
@@ -11,6 +10,7 @@
 #include "common/wire/local.h"
 #include "common/wire/rank_messages.h"
 #include "export_plugin/exporter/bucket_header.h"
+#include "kernels/hash.h"
 #include "raas_receiver/replica/state_file.h"
 #include "trainer_agent/run/control_segment.h"
 

@@ -17,17 +17,17 @@ PLUGIN = ROOT / "bazel-bin/export_plugin/liblockstep.so"
 # A module, and what it may use directly. `@name` is a library of the distribution.
 _TABLE = """
 # The ground that all stand on.
-common/base: @xxhash
+common/base: 
 common/os: common/base
 common/peer: common/base
-common/model: common/base @nlohmann_json
-common/layout: common/base common/model
+common/model: common/base kernels @nlohmann_json
+common/layout: common/base common/model kernels
 common/json: common/base common/model common/layout @nlohmann_json
 common/http: common/base common/net common/os @asio @curl
-common/objects: common/base common/http common/net common/os @expat @nlohmann_json @openssl
+common/objects: common/base common/http common/net common/os kernels @expat @nlohmann_json @openssl
 common/versionlog: common/base common/model common/net common/objects common/os common/payload proto @openssl
 common/payload: common/base common/model kernels @zstd
-common/wire: common/base common/model common/os common/payload common/peer @openssl
+common/wire: common/base common/model common/os common/payload common/peer kernels @openssl
 common/net: common/base common/os @asio @openssl
 common/access: common/base common/config common/os common/rpc common/telemetry @grpc
 common/metrics: common/base common/net common/rpc common/telemetry @asio @prometheus
@@ -35,7 +35,7 @@ common/rpc: common/base common/config common/net common/os common/telemetry @asi
 common/telemetry: common/base common/os @spdlog @nlohmann_json
 common/config: common/base common/os @cli11 @tomlplusplus
 common/gpu: common/base @cuda  # only with --config=cuda
-kernels: common/base @highway
+kernels: @highway @xxhash
 kernels/cuda: @cuda  # only with --config=cuda
 proto: @grpc @protobuf
 # The trainer's side.
@@ -49,10 +49,10 @@ export_plugin: common/base common/os common/model common/layout kernels export_p
 # The agent.
 trainer_agent/run: common/base common/os common/peer common/model common/payload common/telemetry common/wire kernels
 trainer_agent/serve: common/access common/base common/os common/peer common/telemetry common/model common/payload
-    common/wire common/net common/rpc proto trainer_agent/run
+    common/wire common/net common/rpc kernels proto trainer_agent/run
 # The inference side.
 raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
-raas_receiver/replica: common/base common/os common/model common/payload
+raas_receiver/replica: common/base common/os common/model common/payload kernels
 raas_receiver/engine/placement/description: common/base common/json common/model common/layout @nlohmann_json
 raas_receiver/engine/placement/plan: common/base common/model common/layout raas_receiver/engine/placement/description
 raas_receiver/engine/placement/writes: common/base common/os common/model common/layout common/payload kernels
@@ -77,7 +77,7 @@ ctl/plan: common/base common/layout common/model common/os ctl/output export_plu
 ctl/log: common/base common/model common/objects common/os common/payload common/telemetry common/versionlog
     ctl/output proto @cli11
 ctl/doctor: common/base common/net common/os common/rpc ctl/output @asio @cli11
-ctl/timeline: common/base common/net common/telemetry ctl/daemon ctl/output proto @cli11 @grpc @nlohmann_json
+ctl/timeline: common/base common/net common/telemetry kernels ctl/daemon ctl/output proto @cli11 @grpc @nlohmann_json
 ctl: common/base common/config common/net common/telemetry ctl/daemon ctl/doctor ctl/log ctl/output ctl/plan
     ctl/timeline @cli11
 """

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstring>
 
-#include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
 #include "common/wire/rank_messages.h"
+#include "kernels/hash.h"
 
 namespace lockstep::run {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <future>
 
-#include "common/base/hash.h"
 #include "kernels/diff.h"
+#include "kernels/hash.h"
 
 namespace lockstep::run {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "common/base/hash.h"
 #include "common/os/segment.h"
+#include "kernels/hash.h"
 #include "trainer_agent/run/version_catalog.h"
 
 namespace lockstep::run {

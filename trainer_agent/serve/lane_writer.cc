@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "common/base/hash.h"
 #include "common/net/burst.h"
+#include "kernels/hash.h"
 
 namespace lockstep::serve {
 

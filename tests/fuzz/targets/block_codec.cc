@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "common/base/hash.h"
 #include "common/payload/block_apply.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {

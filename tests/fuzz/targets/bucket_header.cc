@@ -2,7 +2,7 @@
 // (export_plugin/exporter/bucket_header.h). An input is a header, then a payload.
 #include "export_plugin/exporter/bucket_header.h"
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {

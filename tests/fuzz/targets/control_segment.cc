@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "common/base/hash.h"
 #include "common/model/safetensors.h"
 #include "common/wire/rank_messages.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 #include "trainer_agent/run/double_buffer.h"

@@ -1,7 +1,7 @@
 // The header of a frame and the check of its payload (common/wire/frame.h). An input is a header, then a payload.
 #include "common/wire/frame.h"
 
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {

@@ -1,8 +1,8 @@
 // A stored or received delta (common/payload/payload.h), for a model of three blocks.
 #include "common/payload/payload.h"
 
-#include "common/base/hash.h"
 #include "common/payload/block_apply.h"
+#include "kernels/hash.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 

@@ -1,5 +1,5 @@
 // The state file of a replica, which a receiver reads back when it starts (raas_receiver/replica/state_file.h).
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 #include "raas_receiver/replica/state_file.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"

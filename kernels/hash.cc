@@ -1,6 +1,6 @@
-#include "common/base/hash.h"
+#include "kernels/hash.h"
 
-#include "common/base/hash_targets.h"
+#include "kernels/hash_targets.h"
 
 // The distribution's library hashes with what every machine of the architecture has. Of the header's inner loops, these
 // are compiled too, each function for its instruction set, and chosen when the program runs.
