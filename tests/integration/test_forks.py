@@ -60,7 +60,7 @@ def locking():
         held = threading.Event()
 
         def run() -> None:
-            with handle._lock:
+            with handle._handle.lock:
                 held.set()
                 ends.wait(60)
 
@@ -106,10 +106,10 @@ def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_n
 def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
     with agent.publisher(model.tensors) as publisher:
         data = publisher.begin(1)
-        position, source, _ = publisher._source(*next(iter(model.tensors.items())))
+        position, source, _ = publisher._way._source(*next(iter(model.tensors.items())))
         offset = publisher.layout[position][1]
         data[offset : offset + source.nbytes] = bytes(source.nbytes)
-        library, handle = publisher._library, publisher._handle
+        library, handle = publisher._handle.library, publisher._handle.pointer()
 
         def write() -> None:
             code = library.lockstep_write(handle, abi.CSource(position, source.address, source.nbytes), 1)

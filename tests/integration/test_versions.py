@@ -245,11 +245,11 @@ def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
     with agent.publisher(tensors) as publisher:
         publisher.begin(1)
-        source = publisher._source("b", tensors["b"])
+        source = publisher._way._source("b", tensors["b"])
         with pytest.raises(lockstep.BadDataError, match="b"):
-            publisher._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
+            publisher._way._write([source._replace(bytes=source.bytes._replace(nbytes=28))])
         with pytest.raises(lockstep.BadDataError, match='tensor "b" is not BF16'):
-            publisher._write([source._replace(rounds=True)])
+            publisher._way._write([source._replace(rounds=True)])
         publisher.abort()
         publisher.publish(version=2, tensors=tensors)
 

@@ -1,5 +1,6 @@
 """The trainer's side: publishes weights, loads checkpoints. PyTorch and trainers are imported by what needs them."""
 
+from lockstep.core.handle import CommonOptions
 from lockstep.export._adapter import adapter
 from lockstep.export._bucket_ring import BucketRing
 from lockstep.export._config import ExportConfig
@@ -12,7 +13,6 @@ from lockstep.export._piece import Piece
 from lockstep.export._publisher import Publisher, ShardedOptions, StreamOptions
 from lockstep.export._saved_tensors import saved_tensors
 from lockstep.export._ties import without_ties
-from lockstep.export._writer import CommonOptions
 
 __all__ = [
     "BucketRing",

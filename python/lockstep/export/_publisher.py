@@ -1,20 +1,23 @@
 """Publisher: how a trainer's weights become versions at the agent on its host."""
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
 
 from lockstep.core.agreement import ALONE
+from lockstep.core.errors import StateError
+from lockstep.core.handle import CommonOptions, Handle
 from lockstep.core.keywords import takes
+from lockstep.core.publication import Publication
+from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta
 from lockstep.export._adapter import adapter as adapter_part
 from lockstep.export._fsdp import fsdp, refuse_sharded
-from lockstep.export._in_place_writer import InPlaceWriter
+from lockstep.export._in_place import InPlace
 from lockstep.export._megatron import megatron
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import Frozen, Part
-from lockstep.export._sharded_writer import ShardedWriter
-from lockstep.export._stream_writer import Layout, Patterns, StreamWriter
-from lockstep.export._writer import CommonOptions, Writer
+from lockstep.export._sharded import Sharded
+from lockstep.export._stream import Layout, Patterns, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +42,7 @@ class StreamOptions(CommonOptions, total=False):
     attachments: "Mapping[str, str] | None"
 
 
-class Publisher(Writer):
+class Publisher:
     """Publishes versions of one model to the trainer_agent on this host.
 
     One per (process, model), made by one of
@@ -94,13 +97,20 @@ class Publisher(Writer):
         Error: any other class of it, with the library's sentence.
     """
 
+    _way: "Sharded | InPlace | Stream"
+    _handle: Handle  # which the way writes through
+
     def __new__(cls, *_: Any, **__: Any) -> "Publisher":
-        if cls is Publisher:
-            raise TypeError(
-                "a Publisher is made by from_module, from_fsdp, from_megatron, from_tensors, from_adapter, from_parts, "
-                "from_stream or in_place"
-            )
-        return super().__new__(cls)
+        raise TypeError(
+            "a Publisher is made by from_module, from_fsdp, from_megatron, from_tensors, from_adapter, from_parts, "
+            "from_stream or in_place"
+        )
+
+    @classmethod
+    def _of(cls, way: "Sharded | InPlace | Stream") -> "Publisher":
+        publisher = object.__new__(cls)
+        publisher._way, publisher._handle = way, way.handle
+        return publisher
 
     @staticmethod
     @takes(CommonOptions)
@@ -114,7 +124,7 @@ class Publisher(Writer):
         """
         refuse_sharded(module)
         part = fsdp(module, dtype=dtype, frozen=frozen)
-        return _ShardedPublisher([part], model=model, group=ALONE, **options)
+        return Publisher._of(Sharded([part], model=model, group=ALONE, **options))
 
     @staticmethod
     @takes(ShardedOptions)
@@ -174,7 +184,7 @@ class Publisher(Writer):
     @takes(ShardedOptions)
     def from_parts(parts: "Sequence[Part]", *, model: str, **options: "Unpack[ShardedOptions]") -> "Publisher":
         """What the model is made of, on every rank: ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``."""
-        return _ShardedPublisher(parts, model=model, **options)
+        return Publisher._of(Sharded(parts, model=model, **options))
 
     @staticmethod
     @takes(StreamOptions)
@@ -203,7 +213,7 @@ class Publisher(Writer):
         Raises:
             As the others, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
         """
-        return _StreamPublisher(layout, model=model, **options)
+        return Publisher._of(Stream(layout, model=model, **options))
 
     @staticmethod
     @takes(CommonOptions)
@@ -228,17 +238,179 @@ class Publisher(Writer):
             attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
                 write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
         """
-        return _InPlacePublisher(layout, rank=rank, ranks=ranks, attachments=attachments, model=model, **options)
+        way = InPlace(layout, rank=rank, ranks=ranks, attachments=attachments, model=model, **options)
+        return Publisher._of(way)
 
+    def publish(
+        self,
+        label: "str | int | None" = None,
+        *,
+        tensors: "NamedTensors | None" = None,
+        version: "int | None" = None,
+    ) -> Publication:
+        """Publishes the weights as a version; called on every rank. They are not written to meanwhile.
 
-# What the makers return: a writer of each kind that is a Publisher. They stand below the class that they derive from.
-class _ShardedPublisher(ShardedWriter, Publisher):
-    pass
+        An error leaves no version half-written, and the next publish works. Ctrl-C ends a wait for the agent, and the
+        version with it, but not the wait for the answer to the commit: ``last_publication`` says whether the version is
+        committed. A second Ctrl-C ends that wait, too, and takes effect at once if other ranks need this one. Outside
+        such a wait, Ctrl-C takes effect after the copy.
 
+        Args:
+            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
+                or a number. Several versions may have the same label. All ranks that write and give one must give the
+                same.
+            tensors: for ``from_stream``: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the
+                layout once. A rank that writes needs all of them, those of other ranks' shares too. If the layout lacks
+                ``lm_head.weight``, because its checkpoint ties the head to the embedding, that tensor may come after
+                the embedding; it must equal the embedding, and is left out. For ``in_place``: the tensors that this
+                rank owns, all of them if it is the only one; contiguous, in host memory or on a GPU. Other publishers
+                read their own tensors.
+            version: greater than every version of the run; None: the next number that was not tried before. Ranks that
+                were made together then agree on it, by one ``all_gather_object`` of their group: give it on all ranks
+                or on none. Several writers of ``from_stream`` or ``in_place`` must give it.
 
-class _InPlacePublisher(InPlaceWriter, Publisher):
-    pass
+        Returns:
+            The version, which is whole once the last rank has committed it; false where it was skipped, see
+            ``skip_while_away``. Of ``from_stream``, on a rank that writes nothing and gave no number, it has number 0.
 
+        Raises:
+            BadDataError: the weights are not what was described, or bytes are missing; or ranks give different labels.
+            StateError: the version does not increase, or another publish of it is under way.
+            AbortedError: another rank failed, vanished or skipped it; the version is gone for all.
+            UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
+        """
+        return self._way.publish(label, tensors, version)
 
-class _StreamPublisher(StreamWriter, Publisher):
-    pass
+    @property
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
+        """tensors_meta: every tensor and its byte offset in the data section, in offset order; of ``from_stream`` [] on a
+        rank that writes nothing."""
+        return list(self._way.layout)
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the model's data section in bytes."""
+        return sum(meta.nbytes for meta, _ in self.layout)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes into the agent's memory: its own part, or that of ranks on other hosts."""
+        return self._handle.writes
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; the same on every rank; of ``from_stream`` "" on one that
+        writes nothing."""
+        return self._handle.run
+
+    @property
+    def committed_version(self) -> int:
+        """The newest version this rank knows to be committed by all ranks; 0 for none.
+
+        A rank that is done before others gets it with its next commit.
+        """
+        return self._handle.committed_version
+
+    @property
+    def last_publication(self) -> "Publication | None":
+        """The last version that this rank has committed; None before the first. After a Ctrl-C it says whether the version
+        that was being published is committed all the same. StateError: a second Ctrl-C broke off the wait for the agent's
+        answer, so that is not known, until the next version is committed."""
+        return self._handle.last_publication
+
+    @property
+    def stats(self) -> "dict[str, float]":
+        """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as docs/howto/trainers.md
+        lists it. Nothing of one that failed or was skipped."""
+        return self._handle.stats
+
+    def wait_served(
+        self,
+        label: "str | int | None" = None,
+        *,
+        version: "int | None" = None,
+        receivers: "Receivers | None" = None,
+        engines: "int | None" = None,
+        timeout: "float | None" = None,
+    ) -> int:
+        """Waits until the engines of ``receivers``, or so many ``engines``, serve a version of this run, or a newer one, as
+        a fleet that has gone on does. Returns the version. Other threads may publish meanwhile, and Ctrl-C ends it.
+
+        Args:
+            label: that of the version; of several, of the newest that has it, also one that gets it meanwhile.
+            version: its number, in place of a label.
+            receivers: how many, with all of their engines, or the names of all that must, RECEIVER or RECEIVER/ENGINE;
+                of receivers without an engine it is enough to hold it. None, "*": every one that is connected to the agent,
+                and one at least; one that has not come yet is not missed.
+            engines: how many, of whichever receivers; in place of ``receivers``.
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            DeadlineError: the time is up; the text says what each receiver serves and holds, its last error, such as
+                why its engine refuses, and which are gone; ``lacking`` are the receivers that lack the version. A label is
+                remembered with the newest 4096 of a run.
+            StateError: the run has ended, the publisher is closed, or this rank does not write.
+            UnavailableError: the time is up, and no agent answers.
+        """
+        return self._handle.wait_served(label, version, receivers, engines, timeout)
+
+    def begin(self, version: "int | None" = None) -> memoryview:
+        """Starts writing ``version``, as for ``publish``; waits, if at all, for the end of the previous diff.
+
+        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``, until commit,
+        abort or close: writing to it later damages a version that is served, and receivers refuse it. After close it
+        raises ValueError; its slices, and arrays made of it, keep the memory.
+        """
+        return self._in_place().begin(version)
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
+        self._in_place().write(name, tensor)
+
+    def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
+        self._in_place().ranges_done(ranges)
+
+    def commit(self, label: "str | int | None" = None) -> Publication:
+        """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
+        ``publish``."""
+        return self._in_place().commit(label)
+
+    def abort(self) -> None:
+        """Aborts the version being written, for all ranks."""
+        self._in_place().abort()
+
+    @property
+    def plan_digest(self) -> str:
+        """Names the plan; equal on all ranks."""
+        return self._sharded().plan_digest
+
+    def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
+        """Writes the descriptions of all ranks to ``directory``, for ``lockstepctl plan --descriptions``."""
+        self._sharded().write_descriptions(directory)
+
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes
+        in the middle of a call, that call ends with StateError."""
+        self._handle.close()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _filling(self) -> "ContextManager[Callable[[int, int, int], None]]":
+        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now:
+        (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
+        return self._sharded().filling()
+
+    def _in_place(self) -> InPlace:
+        if not isinstance(self._way, InPlace):
+            raise StateError("this is for what Publisher.in_place makes; call publish")
+        return self._way
+
+    def _sharded(self) -> Sharded:
+        if not isinstance(self._way, Sharded):
+            raise StateError("this publisher has no plan: it was made by from_stream or in_place")
+        return self._way

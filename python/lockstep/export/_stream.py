@@ -1,4 +1,4 @@
-"""StreamWriter: what a generator yields, one tensor after the other."""
+"""Stream: how a Publisher writes what a generator yields, one tensor after the other."""
 
 import contextlib
 import dataclasses
@@ -14,18 +14,16 @@ from lockstep.core.checkpoint_files import StoredTensor, stored_tensors
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
+from lockstep.core.handle import CommonOptions, Handle
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair, refuse_shards
 from lockstep.export._c_tensors import gpu_trouble
-from lockstep.export._in_place_writer import InPlaceWriter
+from lockstep.export._in_place import InPlace
 from lockstep.export._parts import exported_dtype
 from lockstep.export._ties import came_apart
-from lockstep.export._writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from lockstep.export._writer import CommonOptions
 
 # A checkpoint's directory; or descriptions, or tensors, which may come from a generator.
 Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
@@ -36,9 +34,8 @@ _HEAD = "lm_head.weight"
 _PIECE_BYTES = 8 << 20
 
 
-class StreamWriter(InPlaceWriter):
-    """What a generator yields, tensor by tensor; made by ``Publisher.from_stream``. On a rank that writes nothing it is
-    open nowhere."""
+class Stream:
+    """A model that is written in place, tensor by tensor. A rank that writes nothing opens nothing."""
 
     def __init__(
         self,
@@ -57,48 +54,37 @@ class StreamWriter(InPlaceWriter):
         self._publishing = threading.Lock()  # held while a version is written
         self._places: "dict[str, Tuple[TensorMeta, int]]" = {}  # of the layout, by name
         self._ignored = arguments.matching("ignore", ignore)
-        self._writes = rank < writers
-        metas, self._kept = _metas(layout, dtype, self._writes, self._ignored, arguments.matching("keep", keep))
+        writes = rank < writers
+        metas, self._kept = _metas(layout, dtype, writes, self._ignored, arguments.matching("keep", keep))
         if writers < 1 or rank < 0:  # not before: a stream is taken to its end
             raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
-        if not self._writes:
-            Writer.__init__(self, model=model, **options)
-            self._tensors, self._offsets, self._given = [], [], []
-            self._closed = "writes nothing on this rank; call it on one that does"
+        if not writes:
+            self.handle = Handle(model=model, **options)
+            self.handle.writes = False
+            self.handle.closed = "writes nothing on this rank; call it on one that does"
+            self.layout = []
             return
-        super().__init__(metas, rank=rank, ranks=writers, attachments=attachments, model=model, **options)
+        self._in_place = InPlace(metas, rank=rank, ranks=writers, attachments=attachments, model=model, **options)
+        self.handle, self.layout = self._in_place.handle, self._in_place.layout
         self._places = {meta.name: (meta, offset) for meta, offset in self.layout}
         self._own = _share([meta for meta, _ in self.layout], rank, writers)
 
-    # In users' hands these refuse; the writer itself calls those of InPlaceWriter.
-    begin, write, ranges_done = Writer.begin, Writer.write, Writer.ranges_done
-    commit, abort = Writer.commit, Writer.abort
-
-    @property
-    def committed_version(self) -> int:
-        return super().committed_version if self._writes else 0
-
-    @property
-    def stats(self) -> "dict[str, float]":
-        return super().stats if self._writes else {}
-
-    def _publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         entries = _entries(() if tensors is None else tensors)
         with _taken_to_its_end(entries):
             if tensors is None:
                 raise BadDataError("publish: give tensors=, the stream of this version")
             name = arguments.label(label)
-            if not self._writes:
+            if not self.handle.writes:
                 return Publication(0 if version is None else arguments.version_number(version), name.decode())
-            number = self._number(version)
-            self._published_stats = {}
-            return self._absence.publish(lambda: self._publish_stream(number, entries, name), number, name)
+            number = self.handle.number(version)
+            return self.handle.publish_or_skip(lambda: self._publish_stream(number, entries, name), number, name)
 
     def _publish_stream(self, version: int, entries: "Iterator[Any]", label: bytes) -> Publication:
         if not self._publishing.acquire(blocking=False):
             raise StateError("publish: another publish of this publisher is under way, in this thread or another one")
         try:
-            data = super().begin(version)
+            data = self._in_place.begin(version)
             missing = dict.fromkeys(self._places)
             for entry in entries:
                 name, tensor = pair(len(self._places) - len(missing), entry)
@@ -124,10 +110,10 @@ class StreamWriter(InPlaceWriter):
                     next(iter(missing)),
                     f"the stream ended without it{more}; ignore= publishes the model without, keep= as a checkpoint has it",
                 )
-            return super().commit(label.decode())
+            return self._in_place.commit(label.decode())
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                super().abort()
+                self._in_place.abort()
             raise
         finally:
             self._publishing.release()
@@ -173,21 +159,21 @@ class StreamWriter(InPlaceWriter):
         if _readable_in_place(tensor):
             given = meta_of(name, tensor)
             if given == opened:
-                super().write(name, tensor)
+                self._in_place.write(name, tensor)
                 return
             if (given.dtype, opened.dtype) == ("F32", "BF16"):
-                self._write_rounded(name, tensor)
+                self._in_place.write_rounded(name, tensor)
                 return
         local_of(name, tensor)  # refuses what cannot be read
         if opened.nbytes:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
-            super().ranges_done([(offset, opened.nbytes)])
+            self._in_place.ranges_done([(offset, opened.nbytes)])
 
     def _copy_kept(self, data: memoryview, name: str) -> None:
         opened, offset = self._places[name]
         if name in self._own and opened.nbytes:
             self._kept[name].read_into(data[offset : offset + opened.nbytes])
-            super().ranges_done([(offset, opened.nbytes)])
+            self._in_place.ranges_done([(offset, opened.nbytes)])
 
 
 def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":

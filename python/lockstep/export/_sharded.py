@@ -1,4 +1,4 @@
-"""ShardedWriter: a model that is spread over ranks, one call a step on every rank."""
+"""Sharded: how a Publisher writes a model that is spread over ranks, one call a step on every rank."""
 
 import contextlib
 import ctypes
@@ -16,27 +16,24 @@ from lockstep.core.agreement import Ranks, all_gather, gather_descriptions, reas
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
 from lockstep.core.forked import FORKED
+from lockstep.core.handle import CommonOptions, Handle
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import LocalTensor, NamedTensors, TensorMeta, described
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._parts import DESCRIPTION_FORMAT, Part
-from lockstep.export._writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from lockstep.export._writer import CommonOptions
 
 
 _PAUSE_SECONDS = 0.1  # between looks for the agent
 
 
-class ShardedWriter(Writer):
-    """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
+class Sharded:
+    """The ranks' parts of a model, written by a plan, which is compiled and proved when this is made.
 
-    Made by ``Publisher.from_fsdp`` and its like on every rank of the group, together. After that each rank copies its own
-    shards, and no rank waits for another, except to agree on a number, and for the ranks that are on another host than
-    the agent: they send theirs to one on its host.
+    Made on every rank of the group, together. After that each rank copies its own shards. No rank waits for another, except to
+    agree on a number, and for the ranks that are on another host than the agent: they send theirs to one on its host.
     """
 
     def __init__(
@@ -49,20 +46,20 @@ class ShardedWriter(Writer):
         bucket_bytes: int = 0,
         **options: "Unpack[CommonOptions]",
     ) -> None:
-        super().__init__(model=model, **options)
+        self.handle = Handle(model=model, **options)
         self._parts = list(parts)
         self._locals: "list[LocalTensor]" = []
         self._attachments: "bytes | None" = None
         self._group = resolved(group)
         self._finds_out = on_agent_host is None
-        self._on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
+        self.handle.on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
         for part in self._parts:
-            part.open(self._group, self._on_agent_host)
+            part.open(self._group, self.handle.on_agent_host)
         ranks = gather_descriptions(self._describe, self._group)
         if not _any_on_agent_host(ranks) and self._comes_on_agent_host():
             ranks = gather_descriptions(self._describe, self._group)
         self._descriptions = ranks.descriptions
-        self._exchange = _exchange_for(ranks, group, self._call_timeout, self._locals)
+        exchange = _exchange_for(ranks, group, self.handle.call_timeout, self._locals)
         fields: "dict[str, Any]" = dict(
             descriptions=(ctypes.c_char_p * len(ranks.descriptions))(*ranks.descriptions),
             ranks=len(ranks.descriptions),
@@ -70,9 +67,9 @@ class ShardedWriter(Writer):
             locals=c_locals(self._locals),
             local_count=len(self._locals),
             bucket_bytes=bucket_bytes,
-            exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
+            exchange=ctypes.pointer(exchange.callbacks) if exchange else None,
+            keeps=exchange,
             attachments=self._attachments,
-            **self._options,
         )
         self._open_together(fields)
         self._locals = [local._replace(owner=None) for local in self._locals]  # a trainer may free or move them
@@ -85,14 +82,13 @@ class ShardedWriter(Writer):
     def plan_digest(self) -> str:
         return str(self._description["plan"])
 
-    def _publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
-        with self._lock, delayed_interrupt(second_at_once=True):
+    def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
+        with self.handle.lock, delayed_interrupt(second_at_once=True):
             if version is None:
-                number = self._number(self._agreed_number())
+                number = self.handle.number(self._agreed_number())
             else:
-                self._open_handle()
-                number = self._number(version)
-            self._published_stats = {}
+                self.handle.pointer()
+                number = self.handle.number(version)
             try:
                 if tensors is not None:
                     raise BadDataError("tensors: this publisher reads its own; only from_stream and in_place take some")
@@ -100,10 +96,10 @@ class ShardedWriter(Writer):
                 current = self._whole_locals()  # may be the last reference to its tensors: it stays until the copy
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
-                    self._call("abort", number, reason_of(error).encode(errors="replace"))
+                    self.handle.call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self._absence.publish(
-                lambda: self._commit("publish", number, name, number, name, _addresses(current)), number, name
+            return self.handle.publish_or_skip(
+                lambda: self.handle.commit("publish", number, name, number, name, _addresses(current)), number, name
             )
 
     def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
@@ -113,32 +109,31 @@ class ShardedWriter(Writer):
             (target / f"rank-{rank:05}.json").write_bytes(description)
 
     @contextlib.contextmanager
-    def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
-        with self._lock:
-            self._open_handle()
+    def filling(self) -> "Iterator[Callable[[int, int, int], None]]":
+        """As ``Publisher._filling``."""
+        with self.handle.lock:
+            self.handle.pointer()
             current = self._whole_locals()  # they stay until the end
             addresses = _addresses(current)
-            yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
-
-    def _is_on_agent_host(self) -> bool:
-        return self._on_agent_host
+            yield lambda offset, size, address: self.handle.call("fill", addresses, offset, size, address)
 
     def _has_socket(self) -> bool:
-        return Path(self._socket).is_socket()
+        return Path(self.handle.socket).is_socket()
 
     def _comes_on_agent_host(self) -> bool:
         """Waits until a rank finds an agent on its host; False: no rank is to find out. Ranks decide by the same answers."""
-        deadline = None if self._connect_timeout is None else time.monotonic() + self._connect_timeout
+        deadline = None if self.handle.connect_timeout is None else time.monotonic() + self.handle.connect_timeout
         while True:
-            self._on_agent_host = self._finds_out and self._has_socket()
+            self.handle.on_agent_host = self._finds_out and self._has_socket()
             late = deadline is not None and time.monotonic() >= deadline
-            answers = all_gather((self._finds_out, self._on_agent_host, late), self._group)
+            answers = all_gather((self._finds_out, self.handle.on_agent_host, late), self._group)
             if any(here for _, here, _ in answers) or not any(finds_out for finds_out, _, _ in answers):
-                self._on_agent_host = self._finds_out and self._has_socket()  # it may have come since this rank looked
+                # The socket may have come since this rank looked.
+                self.handle.on_agent_host = self._finds_out and self._has_socket()
                 return any(here for _, here, _ in answers)
             if any(late for _, _, late in answers):
                 raise UnavailableError(
-                    f"there is no agent's socket {os.fspath(self._socket)} on the host of any of {len(answers)} ranks; "
+                    f"there is no agent's socket {os.fspath(self.handle.socket)} on the host of any of {len(answers)} ranks; "
                     "start the agent, or give its --socket by socket= or $LOCKSTEP_EXPORT_SOCKET"
                 )
             time.sleep(_PAUSE_SECONDS)
@@ -147,13 +142,13 @@ class ShardedWriter(Writer):
         """One above all that a rank has tried. Raises on every rank where one cannot publish."""
         failure = None
         try:
-            self._open_handle()
+            self.handle.pointer()
         except Error as error:  # sent to the other ranks, and raised below
             failure = error
-            if self._closed == FORKED:  # the group is the parent's
+            if self.handle.closed == FORKED:  # the group is the parent's
                 raise
         try:
-            answers = all_gather((reason_of(failure), self._newest), self._group)
+            answers = all_gather((reason_of(failure), self.handle.newest), self._group)
         except Exception as error:
             if failure is not None:
                 raise failure from None
@@ -168,14 +163,13 @@ class ShardedWriter(Writer):
     def _open_together(self, fields: "dict[str, Any]") -> None:
         failure, interrupt, self._description = None, None, {}
         try:
-            self._open(**fields)
-            self._opened()
-            self._description = json.loads(self._library.lockstep_describe(self._open_handle()))
-            self._writes = self._description["writes"]
+            self.handle.open(**fields)
+            self._description = json.loads(self.handle.library.lockstep_describe(self.handle.pointer()))
+            self.handle.writes = self._description["writes"]
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
             self._check_frozen_names()
-            if self._exchange and self._absence.skips:
+            if fields["exchange"] and self.handle.skips:
                 raise BadDataError(
                     "skip_while_away: ranks on other hosts than the agent's cannot see that it is away; leave it out"
                 )
@@ -184,9 +178,9 @@ class ShardedWriter(Writer):
         except BaseException as error:  # Ctrl-C: the other ranks wait for this one, too
             failure, interrupt = AbortedError(reason_of(error)), error
         try:
-            self._run = self._agree(failure)
+            self.handle.run = self._agree(failure)
         except BaseException:
-            self.close()
+            self.handle.close()
             if interrupt is not None:
                 raise interrupt from None
             raise
@@ -219,7 +213,7 @@ class ShardedWriter(Writer):
     def _agree(self, failure: "Exception | None") -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
         what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
-        run = "" if failure else self._run
+        run = "" if failure else self.handle.run
         answers = all_gather((reason_of(failure), what, run, self._trains), self._group)
         require_agreement([answer[:2] for answer in answers], failure)
         self._check_training([trains for *_, trains in answers])
@@ -241,7 +235,8 @@ class ShardedWriter(Writer):
         by_gradient = any(part.frozen.by_gradient for part in self._parts)
         self._trains = any([part.trains() for part in self._parts]) if by_gradient else None
         return json.dumps(
-            {"format": DESCRIPTION_FORMAT, "on_agent_host": self._on_agent_host, "parts": parts}, separators=(",", ":")
+            {"format": DESCRIPTION_FORMAT, "on_agent_host": self.handle.on_agent_host, "parts": parts},
+            separators=(",", ":"),
         )
 
     def _current_locals(self) -> "list[LocalTensor]":
