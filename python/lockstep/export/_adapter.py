@@ -1,4 +1,4 @@
-"""The part of a PEFT model that is its adapter."""
+"""adapter: the part of a PEFT model that is its adapter. For Publisher.from_adapter, and trainers' programs."""
 
 import json
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Iterable, Tuple
 
 from lockstep.core.errors import BadDataError
-from lockstep.export._parts import FrozenTensors, Shard, ShardsPart, exported_dtype
+from lockstep.export._parts import FrozenTensors, Part, Shard, ShardsPart, exported_dtype
 from lockstep.export._piece import shard_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -18,7 +18,7 @@ _REMEDIES = {
 }
 
 
-def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "AdapterPart":
+def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> Part:
     """The tensors of one adapter of a ``peft.PeftModel``, sharded by FSDP2 or not, under the names that PEFT saves.
 
     Receivers write a PEFT directory: adapter_model.safetensors and adapter_config.json.
@@ -28,7 +28,7 @@ def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "Adap
         adapter: which of its adapters.
         dtype: the adapter's dtype in the checkpoint, when its float32 tensors are to be rounded to it.
     """
-    from lockstep.core.checkpoint import check_module, unwrapped
+    from lockstep.core.checkpoint import check_module, sharded_parameters, unwrapped
 
     for chunk in model if isinstance(model, (list, tuple)) else [model]:
         check_module(chunk)
@@ -37,7 +37,18 @@ def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "Adap
     if adapter not in getattr(model, "peft_config", {}):
         known = ", ".join(getattr(model, "peft_config", {})) or "none"
         raise BadDataError(f'the {type(model).__name__} has no adapter "{adapter}"; it has: {known}')
-    return AdapterPart(model, adapter, dtype)
+    names = _saved_names(model, adapter)
+
+    def pairs() -> "Iterable[Tuple[str, Any]]":
+        return [(saved, tensor) for name, tensor in sharded_parameters(model) for saved in names.get(name, ())]
+
+    def describe(name: str, tensor: Any) -> Shard:
+        return shard_of(name, tensor, exported_dtype(name, tensor, dtype), frozen=False)
+
+    def attachments() -> "dict[str, str]":
+        return _configuration(model.peft_config[adapter])
+
+    return ShardsPart(pairs, describe, FrozenTensors(None), converts=dtype is not None, attachments=attachments)
 
 
 def refuse_adapters(model: Any, packages: "str | Tuple[str, ...]" = tuple(_REMEDIES)) -> None:
@@ -50,59 +61,40 @@ def refuse_adapters(model: Any, packages: "str | Tuple[str, ...]" = tuple(_REMED
             raise BadDataError(f"{what} belongs to an adapter ({kind}{type(module).__name__}): {remedy}")
 
 
-class AdapterPart(ShardsPart):
-    """One adapter; made by ``adapter``."""
+def _saved_names(model: Any, adapter: str) -> "dict[str, list[str]]":
+    """Parameter's name -> the names it is saved under. Called once: PEFT may ask the Hub."""
+    from peft import get_peft_model_state_dict
 
-    def __init__(self, model: Any, adapter_name: str, dtype: Any) -> None:
-        super().__init__(self._adapter_tensors, self._describe_tensor, FrozenTensors(None), converts=dtype is not None)
-        self._model = model
-        self._adapter_name = adapter_name
-        self._dtype = dtype
-        self._names = self._saved_names()
+    from lockstep.core.checkpoint import sharded_parameters, without_wrappers
 
-    def attachments(self) -> "dict[str, str]":
-        with tempfile.TemporaryDirectory() as directory:
-            self._model.peft_config[self._adapter_name].save_pretrained(directory)
-            config = json.loads(Path(directory, CONFIG_FILE).read_text(encoding="utf-8"))
-        config["inference_mode"] = True
-        config["auto_mapping"] = None  # names the module of the trainer's class, and code does not travel
-        for key, value in config.items():  # PEFT writes sets, in an order that differs from rank to rank
-            if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-                config[key] = sorted(value)
-        return {CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True)}
+    parameters = {id(tensor): name for name, tensor in sharded_parameters(model)}
+    with without_wrappers(model) as plain:
+        state = plain.state_dict(keep_vars=True)
+        saved = get_peft_model_state_dict(plain, state_dict=state, adapter_name=adapter)
+    names: "dict[str, list[str]]" = {}
+    computed = []
+    for name, tensor in saved.items():
+        if id(tensor) in parameters:
+            names.setdefault(parameters[id(tensor)], []).append(name)
+        else:
+            computed.append(name)
+    if computed or not names:
+        kind = type(model.peft_config[adapter]).__name__
+        raise BadDataError(
+            f'adapter "{adapter}" ({kind}): PEFT saves {", ".join(computed) or "nothing"} of it, no '
+            "parameters of the model; give what get_peft_model_state_dict returns to a Publisher"
+        )
+    return names
 
-    def _saved_names(self) -> "dict[str, list[str]]":
-        """Parameter's name -> the names it is saved under. Called once: PEFT may ask the Hub."""
-        from peft import get_peft_model_state_dict
 
-        from lockstep.core.checkpoint import without_wrappers
-
-        parameters = {id(tensor): name for name, tensor in self._parameters()}
-        with without_wrappers(self._model) as plain:
-            state = plain.state_dict(keep_vars=True)
-            saved = get_peft_model_state_dict(plain, state_dict=state, adapter_name=self._adapter_name)
-        names: "dict[str, list[str]]" = {}
-        computed = []
-        for name, tensor in saved.items():
-            if id(tensor) in parameters:
-                names.setdefault(parameters[id(tensor)], []).append(name)
-            else:
-                computed.append(name)
-        if computed or not names:
-            kind = type(self._model.peft_config[self._adapter_name]).__name__
-            raise BadDataError(
-                f'adapter "{self._adapter_name}" ({kind}): PEFT saves {", ".join(computed) or "nothing"} of it, no '
-                "parameters of the model; give what get_peft_model_state_dict returns to a Publisher"
-            )
-        return names
-
-    def _adapter_tensors(self) -> "Iterable[Tuple[str, Any]]":
-        return [(saved, tensor) for name, tensor in self._parameters() for saved in self._names.get(name, ())]
-
-    def _parameters(self) -> "Iterable[Tuple[str, Any]]":
-        from lockstep.core.checkpoint import sharded_parameters
-
-        return sharded_parameters(self._model)
-
-    def _describe_tensor(self, name: str, tensor: Any) -> Shard:
-        return shard_of(name, tensor, exported_dtype(name, tensor, self._dtype), frozen=False)
+def _configuration(config: Any) -> "dict[str, str]":
+    """The file that PEFT saves of ``config``, the same on every rank."""
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        saved = json.loads(Path(directory, CONFIG_FILE).read_text(encoding="utf-8"))
+    saved["inference_mode"] = True
+    saved["auto_mapping"] = None  # names the module of the trainer's class, and code does not travel
+    for key, value in saved.items():  # PEFT writes sets, in an order that differs from rank to rank
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            saved[key] = sorted(value)
+    return {CONFIG_FILE: json.dumps(saved, indent=2, sort_keys=True)}

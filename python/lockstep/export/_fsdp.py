@@ -1,4 +1,4 @@
-"""The part of a model that is a transformers model under FSDP2, tensor parallelism by DTensor, or neither."""
+"""fsdp: a transformers model, whole or sharded by DTensors, as a part. For Publisher.from_fsdp and from_module, and Importer."""
 
 import copy
 import dataclasses
@@ -7,12 +7,12 @@ from typing import Any, Callable, FrozenSet, Iterable, Tuple
 
 from lockstep.core.tensors import CheckpointTensor, refuse_shards
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._parts import Frozen, FrozenTensors, Shard, ShardsPart, exported_dtype
+from lockstep.export._parts import Frozen, FrozenTensors, Part, Shard, ShardsPart, exported_dtype
 from lockstep.export._piece import shard_of
 from lockstep.export._ties import refuse_ties_that_came_apart
 
 
-def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
+def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> Part:
     """The weights of a transformers model whose parameters are DTensors (FSDP2, HSDP, with or without tensor
     parallelism) or plain tensors, under the names of its checkpoints.
 
@@ -30,10 +30,30 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
 
     A publisher of it raises BadDataError where the configuration ties two tensors that are no longer one.
     """
-    from lockstep.core.checkpoint import check_module
+    from lockstep.core.checkpoint import check_module, checkpoint_tensors, sharded_parameters
 
     check_module(model)
-    return FsdpPart(model, dtype, frozen)
+    never_changing = FrozenTensors(frozen)
+    refuse_adapters(model)
+    is_kept = None if dtype is None else _kept_in_float32(model, dtype)
+    into: "dict[str, list[CheckpointTensor]]" = {}
+
+    def parameters() -> "Iterable[Tuple[str, Any]]":
+        return sharded_parameters(model)
+
+    def check() -> None:
+        refuse_ties_that_came_apart(model)
+        into.update(checkpoint_tensors(model, dict(parameters())))
+
+    def describe(name: str, tensor: Any) -> Shard:
+        import torch
+
+        is_rounded = is_kept is not None and isinstance(tensor, torch.nn.Parameter) and not is_kept(name)
+        exported = exported_dtype(name, tensor, dtype if is_rounded else None)
+        shard = shard_of(name, tensor, exported, never_changing.has(name, tensor))
+        return dataclasses.replace(shard, into=into[name])
+
+    return ShardsPart(parameters, describe, never_changing, converts=dtype is not None, check=check)
 
 
 def refuse_sharded(model: Any) -> None:
@@ -43,45 +63,6 @@ def refuse_sharded(model: Any) -> None:
     check_module(model)
     for name, tensor in sharded_parameters(model):
         refuse_shards(name, tensor)
-
-
-class FsdpPart(ShardsPart):
-    """A model with its checkpoint's names; made by ``fsdp``."""
-
-    def __init__(self, model: Any, dtype: Any, frozen: Frozen) -> None:
-        super().__init__(
-            self._parameters,
-            self._describe_parameter,
-            FrozenTensors(frozen),
-            converts=dtype is not None,
-        )
-        refuse_adapters(model)
-        self._model = model
-        self._dtype = dtype
-        self._is_kept = _kept_in_float32(model, dtype) if dtype is not None else None
-        self._into: "dict[str, list[CheckpointTensor]]" = {}
-
-    def describe(self) -> "dict[str, Any]":
-        from lockstep.core.checkpoint import checkpoint_tensors
-
-        refuse_ties_that_came_apart(self._model)
-        self._into = checkpoint_tensors(self._model, dict(self._parameters()))
-        return super().describe()
-
-    def _parameters(self) -> "Iterable[Tuple[str, Any]]":
-        from lockstep.core.checkpoint import sharded_parameters
-
-        return sharded_parameters(self._model)
-
-    def _describe_parameter(self, name: str, tensor: Any) -> Shard:
-        dtype = self._dtype if self._is_rounded(name, tensor) else None
-        shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
-        return dataclasses.replace(shard, into=self._into[name])
-
-    def _is_rounded(self, name: str, tensor: Any) -> bool:
-        import torch
-
-        return self._is_kept is not None and isinstance(tensor, torch.nn.Parameter) and not self._is_kept(name)
 
 
 def _kept_in_float32(model: Any, dtype: Any) -> "Callable[[str], bool]":

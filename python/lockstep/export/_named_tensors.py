@@ -1,4 +1,4 @@
-"""The part of a model that is tensors under their HuggingFace names."""
+"""named_tensors: tensors under their HuggingFace names as a part. For Publisher.from_tensors, and Importer."""
 
 from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
@@ -39,12 +39,7 @@ def named_tensors(
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), never_changing.has(name, tensor))
 
-    return NamedTensorsPart(pairs, describe, never_changing, converts=dtype is not None)
+    def check() -> None:
+        refuse_names_in_memory(meta_of(name, tensor) for name, tensor in pairs())
 
-
-class NamedTensorsPart(ShardsPart):
-    """Tensors with their HuggingFace names; made by ``named_tensors``."""
-
-    def describe(self) -> "dict[str, Any]":
-        refuse_names_in_memory(meta_of(name, tensor) for name, tensor in self._pairs())
-        return super().describe()
+    return ShardsPart(pairs, describe, never_changing, converts=dtype is not None, check=check)

@@ -1,4 +1,4 @@
-"""Parts: what a rank holds (its description, export_plugin/plan/FORMAT.md), and where the memory is.
+"""Parts: what a rank holds (its description, export_plugin/plan/FORMAT.md), and where the memory is. For _sharded.py and Importer.
 
 A model is one part or several: parameters of Megatron-core, DTensors of FSDP2, plain tensors, an adapter. Every rank
 gives the same parts in the same order.
@@ -133,12 +133,14 @@ class Shard:
 
 
 class ShardsPart(Part):
-    """Tensors that describe themselves.
+    """Tensors that describe themselves, as most functions that make parts return them.
 
     Args:
         pairs: returns (name, tensor), always the same names in one order; called at every publish.
         describe: what this rank holds of one of them; called once.
         frozen: which of them never change; asked at every publish, to notice when the answer changes.
+        check: called before they are described; raises where they are not what they should be.
+        attachments: as of a Part.
     """
 
     def __init__(
@@ -148,13 +150,18 @@ class ShardsPart(Part):
         frozen: FrozenTensors,
         *,
         converts: bool,
+        check: "Callable[[], None]" = lambda: None,
+        attachments: "Callable[[], dict[str, str]]" = dict,
     ) -> None:
         self.converts = converts
+        self._check = check
+        self._attachments = attachments
         self._pairs = pairs
         self._describe = describe
         self.frozen = frozen
 
     def describe(self) -> "dict[str, Any]":
+        self._check()
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
 
     def trains(self) -> bool:
@@ -165,6 +172,9 @@ class ShardsPart(Part):
             local_of(name, local_tensor(tensor), frozen=self._is_frozen(name, tensor), converts=self.converts)
             for name, tensor in self._pairs()
         ]
+
+    def attachments(self) -> "dict[str, str]":
+        return self._attachments()
 
     def _is_frozen(self, name: str, tensor: Any) -> bool:
         return self.frozen.has(name, tensor)

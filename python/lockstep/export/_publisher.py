@@ -1,4 +1,4 @@
-"""Publisher: how a trainer's weights become versions at the agent on its host."""
+"""Publisher: how a trainer's weights become versions at the agent on its host. For trainers' programs, and integrations."""
 
 import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping, Sequence, Tuple
