@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "common/base/text.h"
+#include "export_plugin/exporter/lowering.h"
 #include "export_plugin/exporter/pinned_pages.h"
 
 namespace lockstep::abi {
@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Copied, and reported, at a time: the agent compares it while the next is copied.
+// Copied, and reported, at a time: the agent compares it while the next is copied. A larger tensor has several batches.
 constexpr uint64_t kBatchBytes = uint64_t{32} << 20;
 // Less waits for more: a report costs as much as copying it.
 constexpr uint64_t kLeastReportedBytes = uint64_t{4} << 20;
@@ -27,72 +27,8 @@ double SecondsSince(Clock::time_point begin) {
 
 }  // namespace
 
-// Copies that are run in batches. One is reported while the next is on its way, be it of the next Write().
-class InPlace::Copies {
- public:
-  explicit Copies(InPlace& model) : model_(model) {}
-  ~Copies() { model_.engine_->Stop(); }  // nothing writes on after an error
-
-  Status Add(const lockstep_source& source) {
-    const ByteRange target = model_.tensors_[source.tensor].range;
-    const auto* from = static_cast<const std::byte*>(source.address);
-    std::byte* const to = model_.client_->write_data();
-    const auto conversion = source.convert != 0 ? ElementConversion::kF32ToBF16 : ElementConversion::kNone;
-    const layout::ElementBytes element = exporter::ElementsOf(conversion);
-    model_.PinForGpu(from, {to + target.offset, target.bytes});
-    for (uint64_t at = 0; at < target.bytes;) {
-      const uint64_t room = (kBatchBytes - batch_.bytes) / element.target * element.target;
-      if (room == 0) {
-        LS_RETURN_IF_ERROR(StartBatch());
-        continue;
-      }
-      const uint64_t bytes = std::min(target.bytes - at, room);
-      const layout::StridedCopy copy{.source_offset = at / element.target * element.source,
-                                     .target_offset = target.offset + at,
-                                     .row_bytes = bytes};
-      copies_.push_back({from, to, copy, conversion});
-      batch_.ranges.push_back(StridedRange::Plain({target.offset + at, bytes}));
-      batch_.bytes += bytes;
-      at += bytes;
-    }
-    return OkStatus();
-  }
-
-  Status Finish() {
-    if (!copies_.empty()) LS_RETURN_IF_ERROR(StartBatch());
-    while (!under_way_.empty()) LS_RETURN_IF_ERROR(WaitForBatch());
-    return OkStatus();
-  }
-
- private:
-  using ElementConversion = exporter::ElementConversion;
-
-  Status StartBatch() {
-    LS_RETURN_IF_ERROR(model_.engine_->Start(copies_));
-    copies_.clear();
-    under_way_.push_back(std::exchange(batch_, {}));
-    LS_RETURN_IF_ERROR(model_.Report(kLeastReportedBytes));
-    return under_way_.size() < model_.engine_->most_under_way() ? OkStatus() : WaitForBatch();
-  }
-
-  Status WaitForBatch() {
-    LS_RETURN_IF_ERROR(model_.engine_->Wait());
-    WrittenRanges& all = model_.unreported_;
-    const WrittenRanges& done = under_way_.front();
-    all.ranges.insert(all.ranges.end(), done.ranges.begin(), done.ranges.end());
-    all.bytes += done.bytes;
-    under_way_.pop_front();
-    return OkStatus();
-  }
-
-  InPlace& model_;
-  std::vector<exporter::PlacedCopy> copies_;  // of batch_
-  WrittenRanges batch_;                       // that is being filled
-  std::deque<WrittenRanges> under_way_;
-};
-
 Result<std::unique_ptr<InPlace>> InPlace::Open(client::RankOptions options, std::vector<std::string> names,
-                                               uint32_t threads) {
+                                               std::span<const size_t> owned, uint32_t threads) {
   auto model = std::make_unique<InPlace>();
   // The layout sorts by offset, and empty tensors share theirs.
   std::unordered_map<std::string_view, size_t> positions;
@@ -102,6 +38,20 @@ Result<std::unique_ptr<InPlace>> InPlace::Open(client::RankOptions options, std:
     const size_t i = positions[name];
     const model::TensorMeta& tensor = layout.tensors()[i];
     model->tensors_.push_back({std::move(name), {tensor.offset, layout.tensor_bytes(i)}, tensor.dtype});
+  }
+  for (const size_t i : owned) {
+    if (i >= model->tensors_.size()) {
+      return Status(ErrorCode::kBadData,
+                    Cat("this rank is to write tensor ", i, "; the model has ", model->tensors_.size()));
+    }
+    Tensor& tensor = model->tensors_[i];
+    tensor.owned = true;
+    tensor.first_batch = static_cast<uint32_t>(options.share.batch_ends.size());
+    for (uint64_t at = 0; at < tensor.range.bytes; at += kBatchBytes) {
+      const auto piece =
+          StridedRange::Plain({tensor.range.offset + at, std::min(tensor.range.bytes - at, kBatchBytes)});
+      options.share.Add({&piece, 1});
+    }
   }
   LS_ASSIGN_OR_RETURN(model->pool_,
                       exporter::NewCopyPool(threads == 0 ? exporter::UsualCopyThreads(options.ranks) : threads));
@@ -116,10 +66,17 @@ Status InPlace::CheckWriting() const {
                             : Status(ErrorCode::kState, "no version is being written; call lockstep_begin");
 }
 
-Status InPlace::CheckSource(const lockstep_source& source) const {
-  if (source.tensor >= tensors_.size()) {
-    return {ErrorCode::kBadData, Cat("there is no tensor ", source.tensor, "; the model has ", tensors_.size())};
+Status InPlace::CheckOwned(size_t tensor) const {
+  if (tensor >= tensors_.size()) {
+    return {ErrorCode::kBadData, Cat("there is no tensor ", tensor, "; the model has ", tensors_.size())};
   }
+  if (tensors_[tensor].owned) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("tensor \"", tensors_[tensor].name, "\" is not among those that this rank was opened to write")};
+}
+
+Status InPlace::CheckSource(const lockstep_source& source) const {
+  LS_RETURN_IF_ERROR(CheckOwned(source.tensor));
   const Tensor& tensor = tensors_[source.tensor];
   if (source.convert != 0 && tensor.dtype != model::DType::kBF16) {
     return {ErrorCode::kBadData, Cat("tensor \"", tensor.name, "\" is not BF16, and nothing else is converted to")};
@@ -143,15 +100,46 @@ Result<std::byte*> InPlace::Begin(Version version) {
 Status InPlace::Write(std::span<const lockstep_source> sources) {
   LS_RETURN_IF_ERROR(CheckWriting());
   for (const lockstep_source& source : sources) LS_RETURN_IF_ERROR(CheckSource(source));
-  Copies copies(*this);
-  for (const lockstep_source& source : sources) LS_RETURN_IF_ERROR(copies.Add(source));
-  return copies.Finish();
+  std::byte* const data = client_->write_data();
+  exporter::CopyList list;
+  std::vector<exporter::LocalTensor> locals;
+  std::vector<WrittenBatches> written;  // by the batches of `list`
+  for (const lockstep_source& source : sources) {
+    const Tensor& tensor = tensors_[source.tensor];
+    const auto conversion =
+        source.convert != 0 ? exporter::ElementConversion::kF32ToBF16 : exporter::ElementConversion::kNone;
+    const layout::ElementBytes element = exporter::ElementsOf(conversion);
+    PinForGpu(source.address, {data + tensor.range.offset, tensor.range.bytes});
+    uint32_t number = tensor.first_batch;
+    for (uint64_t at = 0; at < tensor.range.bytes; at += kBatchBytes) {
+      const uint64_t bytes = std::min(tensor.range.bytes - at, kBatchBytes);
+      if (written.empty() || written.back().bytes + bytes > kBatchBytes) {
+        written.emplace_back();
+        list.batches.emplace_back();
+      }
+      list.copies.push_back({.local = static_cast<uint32_t>(locals.size()),
+                             .copy = {.source_offset = at / element.target * element.source,
+                                      .target_offset = tensor.range.offset + at,
+                                      .row_bytes = bytes},
+                             .conversion = conversion});
+      list.batches.back().copies_end = list.copies.size();
+      written.back().batches.push_back(number++);
+      written.back().bytes += bytes;
+    }
+    locals.push_back({.name = tensor.name, .shape = {}, .strides = {}, .address = source.address});
+  }
+  return exporter::RunBatches(*engine_, list, locals, data, [&](size_t batch) {
+    const WrittenBatches& done = written[batch];
+    unreported_.batches.insert(unreported_.batches.end(), done.batches.begin(), done.batches.end());
+    unreported_.bytes += done.bytes;
+    return Report(kLeastReportedBytes);
+  });
 }
 
 Status InPlace::Report(uint64_t least_bytes) {
-  if (unreported_.ranges.empty() || unreported_.bytes < least_bytes) return OkStatus();
-  const WrittenRanges written = std::exchange(unreported_, {});
-  LS_RETURN_IF_ERROR(client_->RangesDone(written.ranges));
+  if (unreported_.batches.empty() || unreported_.bytes < least_bytes) return OkStatus();
+  const WrittenBatches written = std::exchange(unreported_, {});
+  LS_RETURN_IF_ERROR(client_->BatchesDone(written.batches));
   stats_.bytes_copied += written.bytes;
   return OkStatus();
 }
@@ -169,16 +157,17 @@ void InPlace::PinForGpu(const void* source, std::span<std::byte> target) {
   if (pins_) pinned_[target.data()] = *std::move(pinned);
 }
 
-Status InPlace::RangesDone(std::span<const lockstep_range> ranges) {
+Status InPlace::TensorsDone(std::span<const size_t> tensors) {
   LS_RETURN_IF_ERROR(CheckWriting());
-  std::vector<StridedRange> converted;
-  uint64_t bytes = 0;
-  for (const lockstep_range& range : ranges) {
-    converted.push_back(StridedRange::Plain({range.offset, range.bytes}));
-    bytes += range.bytes;
+  for (const size_t tensor : tensors) LS_RETURN_IF_ERROR(CheckOwned(tensor));
+  WrittenBatches done;
+  for (const size_t tensor : tensors) {
+    uint32_t number = tensors_[tensor].first_batch;
+    for (uint64_t at = 0; at < tensors_[tensor].range.bytes; at += kBatchBytes) done.batches.push_back(number++);
+    done.bytes += tensors_[tensor].range.bytes;
   }
-  LS_RETURN_IF_ERROR(client_->RangesDone(converted));
-  stats_.bytes_copied += bytes;
+  LS_RETURN_IF_ERROR(client_->BatchesDone(done.batches));
+  stats_.bytes_copied += done.bytes;
   return OkStatus();
 }
 

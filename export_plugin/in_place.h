@@ -1,5 +1,5 @@
-// InPlace: a model that the trainer's process writes into shared memory itself, as whole tensors or as ranges that it
-// has filled. Streams of tensors are published this way.
+// InPlace: a model that the trainer's process writes into shared memory itself: whole tensors that it gives, or that it
+// has filled in place. Streams of tensors are published this way.
 #pragma once
 
 #include <chrono>
@@ -22,13 +22,14 @@ namespace lockstep::abi {
 // Not thread-safe. Errors as lockstep.h says of the functions of the same names.
 class InPlace {
  public:
-  // `names`: of the layout's tensors in the caller's order. `threads` that copy; 0: the usual number.
+  // `names`: of the layout's tensors in the caller's order; `owned`: positions of those that this rank writes.
+  // `threads` that copy; 0: the usual number.
   static Result<std::unique_ptr<InPlace>> Open(client::RankOptions options, std::vector<std::string> names,
-                                               uint32_t threads);
+                                               std::span<const size_t> owned, uint32_t threads);
 
   Result<std::byte*> Begin(Version version);
   Status Write(std::span<const lockstep_source> sources);
-  Status RangesDone(std::span<const lockstep_range> ranges);
+  Status TensorsDone(std::span<const size_t> tensors);
   Status Commit(std::string_view label);
   Status Abort(Version version, std::string_view reason);
   void Leave() { client_->Leave(); }
@@ -37,18 +38,20 @@ class InPlace {
   const exporter::PublishStats& stats() const { return stats_; }
 
  private:
-  class Copies;
-  struct WrittenRanges {
-    std::vector<StridedRange> ranges;
+  struct WrittenBatches {
+    std::vector<uint32_t> batches;
     uint64_t bytes = 0;
   };
   struct Tensor {
     std::string name;
     ByteRange range;  // of the data section
     model::DType dtype = {};
+    bool owned = false;
+    uint32_t first_batch = 0;  // of the rank's share; one for each piece of an owned tensor
   };
 
   Status CheckWriting() const;
+  Status CheckOwned(size_t tensor) const;
   Status CheckSource(const lockstep_source& source) const;
   Status Report(uint64_t least_bytes);
   void PinForGpu(const void* source, std::span<std::byte> target);
@@ -59,7 +62,7 @@ class InPlace {
   std::unique_ptr<client::RankClient> client_;
   std::unordered_map<const std::byte*, exporter::PinnedMemory> pinned_;  // by where in a slot
   bool pins_ = true;                                                     // until pinning fails
-  WrittenRanges unreported_;                                             // is in place
+  WrittenBatches unreported_;                                            // are in place
   Version version_ = 0;                                                  // that was begun last
   std::chrono::steady_clock::time_point began_;
   exporter::PublishStats stats_;

@@ -7,7 +7,7 @@
  *
  *     lockstep_begin(publisher, version, &data);    waits, if at all, for the tail of the previous diff
  *     ... write the bytes of some tensors at data + tensor.offset, or use lockstep_write() ...
- *     lockstep_ranges_done(publisher, ranges, n);   as they complete, in any order, each byte once over all ranks
+ *     lockstep_tensors_done(publisher, tensors, n); as they complete, in any order, each of this rank's once
  *     lockstep_commit(publisher, label);            this rank is done
  *
  * Sharded: a rank describes what it holds in a description (JSON, plan/FORMAT.md), gathers the descriptions of all
@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-#define LOCKSTEP_ABI_VERSION 3
+#define LOCKSTEP_ABI_VERSION 4
 
 /* The numbers are those of lockstep::ErrorCode (common/base/status.h). */
 enum {
@@ -121,6 +121,9 @@ typedef struct lockstep_options {
   /* In place. */
   const lockstep_tensor* tensors; /* null: sharded */
   size_t tensor_count;
+  const size_t* owned; /* positions in `tensors` of those that this rank writes: each tensor has one rank that does.
+                          LOCKSTEP_BAD_DATA, of the last rank to open, when one has none or two. Null: all */
+  size_t owned_count;
 
   /* Sharded. */
   const char* const* descriptions; /* of all ranks, in rank order; null: in place */
@@ -157,14 +160,10 @@ typedef struct lockstep_source {
  * too, where that can be had. */
 int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources, size_t count);
 
-typedef struct lockstep_range {
-  uint64_t offset; /* bytes into the data section */
-  uint64_t bytes;
-} lockstep_range;
-
-/* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
- * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
-int lockstep_ranges_done(lockstep_publisher* publisher, const lockstep_range* ranges, size_t count);
+/* Reports that the bytes of these tensors, positions in `tensors`, are final in the version being written. A tensor
+ * that is reported twice is an error at once or at commit. LOCKSTEP_ABORTED, of lockstep_write too: as of
+ * lockstep_commit. */
+int lockstep_tensors_done(lockstep_publisher* publisher, const size_t* tensors, size_t count);
 
 /* This rank is done with the version, which is called `label` beside its number (lockstep_publish). Answers when the
  * agent has recorded it; with the last rank's commit the version is whole and will be served. LOCKSTEP_BAD_DATA: bytes

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -74,8 +75,11 @@ Status Open(const lockstep_options* options, lockstep_publisher** out) {
     LS_ASSIGN_OR_RETURN(client::RankOptions converted, abi::ToRankOptions(*options));
     std::vector<std::string> names;
     for (size_t i = 0; i < options->tensor_count; ++i) names.emplace_back(options->tensors[i].name);
+    std::vector<size_t> owned(options->tensor_count);
+    std::iota(owned.begin(), owned.end(), 0);
+    if (options->owned != nullptr) owned.assign(options->owned, options->owned + options->owned_count);
     LS_ASSIGN_OR_RETURN(publisher->in_place,
-                        abi::InPlace::Open(std::move(converted), std::move(names), options->threads));
+                        abi::InPlace::Open(std::move(converted), std::move(names), owned, options->threads));
     publisher->run = ToHex(publisher->in_place->client().run());
   } else {
     LS_ASSIGN_OR_RETURN(exporter::ExporterOptions converted, abi::ToExporterOptions(*options));
@@ -150,10 +154,10 @@ int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources
   });
 }
 
-int lockstep_ranges_done(lockstep_publisher* publisher, const lockstep_range* ranges, size_t count) {
+int lockstep_tensors_done(lockstep_publisher* publisher, const size_t* tensors, size_t count) {
   return InPlace(publisher, [&](abi::InPlace& model) -> Status {
-    if (ranges == nullptr && count > 0) return {ErrorCode::kBadData, "ranges must be given"};
-    return model.RangesDone({ranges, count});
+    if (tensors == nullptr && count > 0) return {ErrorCode::kBadData, "tensors must be given"};
+    return model.TensorsDone({tensors, count});
   });
 }
 

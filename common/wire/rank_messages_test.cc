@@ -8,19 +8,18 @@
 namespace lockstep::wire {
 namespace {
 
-Bytes OpenOf(const OpenBody& open, std::string_view model, const model::ModelLayout& layout) {
-  Bytes body;
-  Append(body, open);
-  AppendBytes(body, AsBytes(model));
-  AppendBytes(body, layout.encoded());
-  return body;
-}
-
-TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does") {
+TEST_CASE("An OPEN says model, layout, rank, run and share, and no prefix of one does") {
   const auto layout = *model::ModelLayout::Create({{"w", model::DType::kBF16, {4}, 0}}, 4096);
-  OpenBody open{.rank = 1, .ranks = 2, .run = {{7}}, .model_bytes = 5};
-  open.layout_bytes = static_cast<uint32_t>(layout->encoded().size());
-  const Bytes body = OpenOf(open, "actor", *layout);
+  OpenBody open{.rank = 1, .ranks = 2, .run = {{7}}};
+  Share share;
+  const StridedRange ranges[] = {{0, 2}, {2, 1, 3, 2}};
+  CHECK(share.Add(ranges) == 0);
+  CHECK(share.Add({}) == 1);
+  CHECK(share.Add({ranges, 1}) == 2);
+  CHECK(share.RangesOf(0).size() == 2);
+  CHECK(share.RangesOf(1).empty());
+  CHECK(share.BytesOf(0) == 5);
+  const Bytes body = EncodeOpen(open, "actor", *layout, share);
   const auto opening = DecodeOpen(body);
   REQUIRE(opening.ok());
   CHECK(opening->model == "actor");
@@ -28,6 +27,7 @@ TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does")
   CHECK(opening->rank == 1);
   CHECK(opening->ranks == 2);
   CHECK(opening->run == open.run);
+  CHECK(opening->share == share);
   for (size_t bytes = 0; bytes < body.size(); ++bytes) {
     CHECK_THAT(DecodeOpen(ByteView(body).first(bytes)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
   }
@@ -35,7 +35,14 @@ TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does")
   longer.push_back(std::byte{0});
   CHECK_THAT(DecodeOpen(longer), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
   open.ranks = kMaxRanks + 1;
-  CHECK_THAT(DecodeOpen(OpenOf(open, "actor", *layout)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
+  CHECK_THAT(DecodeOpen(EncodeOpen(open, "actor", *layout, share)),
+             FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
+  open.ranks = 2;
+  for (const std::vector<uint32_t>& ends : {std::vector<uint32_t>{2, 1, 3}, {2, 2}, {2, 2, 4}, {}}) {
+    share.batch_ends = ends;
+    CHECK_THAT(DecodeOpen(EncodeOpen(open, "actor", *layout, share)),
+               FailsWith(ErrorCode::kProtocol, "the batches of an OPEN do not follow each other"));
+  }
 }
 
 TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or of some by name") {
@@ -71,12 +78,12 @@ TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or o
   CHECK_THAT(DecodeAwaitServed(Bytes(31)), malformed);
 }
 
-TEST_CASE("Ranges come whole or not at all") {
-  const std::vector<StridedRange> ranges = {{0, 8}, {8, 2, 3, 4}};
-  const ByteView bytes = std::as_bytes(std::span(ranges));
-  CHECK(*DecodeRanges(bytes) == ranges);
-  CHECK(DecodeRanges({})->empty());
-  CHECK_THAT(DecodeRanges(bytes.first(33)), FailsWith(ErrorCode::kProtocol, "malformed ranges"));
+TEST_CASE("The numbers of batches come whole or not at all") {
+  const std::vector<uint32_t> batches = {0, 7};
+  const ByteView bytes = std::as_bytes(std::span(batches));
+  CHECK(*DecodeBatches(bytes) == batches);
+  CHECK(DecodeBatches({})->empty());
+  CHECK_THAT(DecodeBatches(bytes.first(5)), FailsWith(ErrorCode::kProtocol, "malformed batches"));
 }
 
 TEST_CASE("An error arrives with its code and its sentence, fit to be read") {

@@ -25,7 +25,7 @@ MEAN_GRADIENT = 0.5
 FROZEN_ONE_IN = 20
 TOUCHED_ONE_IN = 8
 SLICE = 1 << 18  # elements: all that a step has of them stays in a core's cache
-BUCKET_BYTES = 32 << 20  # what is reported to the agent at once
+BUCKET_BYTES = 32 << 20  # trained before the agent is told which tensors are done
 NORMALS = np.random.default_rng(1).standard_normal(1 << 20, np.float32)  # drawn once, taken from anywhere
 
 
@@ -159,7 +159,9 @@ class Trainer:
         for bucket in self._buckets():
             changed += sum(self._pool.map(lambda piece: self._train(step, memory, *piece), bucket))
             before = time.monotonic()
-            self._publisher.ranges_done([self._range(*piece) for piece in bucket])
+            self._publisher.tensors_done(
+                tensor.meta.name for tensor, _, first in bucket if first + SLICE >= len(tensor.published)
+            )
             blocked += time.monotonic() - before
         before = time.monotonic()
         self._publisher.commit()

@@ -13,7 +13,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetryPause{50};
-constexpr size_t kRangesPerMessage = 4096;
 
 bool ConnectionLost(const Status& status) {
   return status.code() == ErrorCode::kUnavailable;
@@ -30,24 +29,6 @@ Result<T> BodyAs(const wire::RankMessage& message, wire::RankMessageType expecte
   ByteReader reader(message.body);
   if (message.type != expected || !reader.Take(body) || !reader.empty()) return Unexpected(message);
   return body;
-}
-
-// Whether `next` begins where `last` ends, with more bytes of its one row or with further rows; `last` is grown then.
-bool Continue(StridedRange& last, const StridedRange& next) {
-  if (last.rows == 1 && next.rows == 1 && next.offset == last.offset + last.row_bytes) {
-    last.row_bytes += next.row_bytes;
-    return true;
-  }
-  const bool same_rows = last.rows > 1 && next.row_bytes == last.row_bytes &&
-                         (next.rows == 1 || next.pitch == last.pitch) &&
-                         next.offset == last.offset + last.rows * last.pitch;
-  if (same_rows) last.rows += next.rows;
-  return same_rows;
-}
-
-// Shards are mostly reported in order.
-void AddRange(std::vector<StridedRange>& ranges, const StridedRange& range) {
-  if (ranges.empty() || !Continue(ranges.back(), range)) ranges.push_back(range);
 }
 
 }  // namespace
@@ -123,14 +104,12 @@ Status RankClient::SayHello(std::chrono::milliseconds timeout) {
 }
 
 Status RankClient::SendOpen(std::chrono::milliseconds timeout) {
-  Bytes body;
-  Append(body, wire::OpenBody{.rank = options_.rank,
-                              .ranks = options_.ranks,
-                              .run = options_.run,
-                              .model_bytes = static_cast<uint32_t>(options_.model.size()),
-                              .layout_bytes = static_cast<uint32_t>(options_.layout->encoded().size())});
-  AppendBytes(body, AsBytes(std::string_view(options_.model)));
-  AppendBytes(body, options_.layout->encoded());
+  const wire::OpenBody open{.rank = options_.rank, .ranks = options_.ranks, .run = options_.run};
+  const Bytes body = wire::EncodeOpen(open, options_.model, *options_.layout, options_.share);
+  if (body.size() > wire::kMaxRankBody) {
+    return {ErrorCode::kResourceExhausted,
+            Cat("the layout and this rank's share take ", body.size(), " bytes, more than a message may have")};
+  }
   std::vector<int> fds;
   if (segments_[0].valid()) {
     for (const os::MappedSegment& segment : segments_) fds.push_back(segment.fd());
@@ -211,10 +190,9 @@ Status RankClient::Replay() {
   if (body->slot != reported_.slot) {
     return {ErrorCode::kAborted, Cat("version ", reported_.version, " was lost with the agent; publish it again")};
   }
-  reported_.changed.ClearPending();
-  reported_.unchanged.ClearPending();
-  LS_RETURN_IF_ERROR(SendRanges(wire::RankMessageType::kRanges, reported_.version, reported_.changed.all));
-  LS_RETURN_IF_ERROR(SendRanges(wire::RankMessageType::kUnchanged, reported_.version, reported_.unchanged.all));
+  reported_.changed.sent = reported_.unchanged.sent = 0;
+  LS_RETURN_IF_ERROR(SendBatches(wire::RankMessageType::kBatches, reported_.changed));
+  LS_RETURN_IF_ERROR(SendBatches(wire::RankMessageType::kUnchanged, reported_.unchanged));
   if (!reported_.committed) return OkStatus();
   LS_ASSIGN_OR_RETURN(const wire::RankMessage done, CallOnce(wire::RankMessageType::kCommit, CommitBody()));
   return Done(done);
@@ -255,48 +233,42 @@ Result<std::byte*> RankClient::Begin(Version version) {
   return data(begun.slot);
 }
 
-Status RankClient::SendRanges(wire::RankMessageType type, Version version, std::span<const StridedRange> ranges) {
-  while (!ranges.empty()) {
-    const auto some = ranges.first(std::min(ranges.size(), kRangesPerMessage));
-    ranges = ranges.subspan(some.size());
-    Bytes body;
-    Append(body, wire::VersionBody{version});
-    AppendBytes(body, std::as_bytes(some));
-    const Status sent = wire::SendRankMessage(connection_, type, body, {}, options_.call_timeout);
-    if (sent.ok()) continue;
-    Disconnect();  // half a message may have been sent
-    return sent;
-  }
-  return OkStatus();
+Status RankClient::BatchesDone(std::span<const uint32_t> batches) {
+  return Report(wire::RankMessageType::kBatches, batches, reported_.changed);
 }
 
-Status RankClient::RangesDone(std::span<const StridedRange> ranges) {
-  return Report(wire::RankMessageType::kRanges, ranges, reported_.changed);
+Status RankClient::Unchanged(std::span<const uint32_t> batches) {
+  return Report(wire::RankMessageType::kUnchanged, batches, reported_.unchanged);
 }
 
-Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
-  return Report(wire::RankMessageType::kUnchanged, ranges, reported_.unchanged);
-}
-
-Status RankClient::Report(wire::RankMessageType type, std::span<const StridedRange> ranges, Ranges& reported) {
+Status RankClient::Report(wire::RankMessageType type, std::span<const uint32_t> batches, Batches& reported) {
   LS_RETURN_IF_ERROR(CheckMayCall());
-  for (const StridedRange& range : ranges) {
-    AddRange(reported.all, range);
-    AddRange(reported.pending, range);
-    reported.pending_bytes += range.bytes();
+  for (const uint32_t batch : batches) {
+    reported.all.push_back(batch);
+    reported.waiting_bytes += options_.share.BytesOf(batch);
   }
   // A message for each of 100,000 small tensors costs both ends more than their bytes do. No block is smaller than
   // this.
-  const bool enough = reported.pending_bytes >= model::kMinBlockBytes || reported.pending.size() >= kRangesPerMessage;
-  return enough ? SendPending(type, reported) : OkStatus();
+  return reported.waiting_bytes >= model::kMinBlockBytes ? SendWaiting(type, reported) : OkStatus();
 }
 
-Status RankClient::SendPending(wire::RankMessageType type, Ranges& reported) {
-  Status status = connection_.valid() ? SendRanges(type, reported_.version, reported.pending)
-                                      : Status(ErrorCode::kUnavailable, "not connected");
-  reported.ClearPending();
+Status RankClient::SendBatches(wire::RankMessageType type, Batches& reported) {
+  const auto waiting = std::span<const uint32_t>(reported.all).subspan(reported.sent);
+  if (waiting.empty()) return OkStatus();
+  if (!connection_.valid()) return {ErrorCode::kUnavailable, "not connected"};
+  Bytes body;
+  Append(body, wire::VersionBody{reported_.version});
+  AppendBytes(body, std::as_bytes(waiting));
+  const Status sent = wire::SendRankMessage(connection_, type, body, {}, options_.call_timeout);
+  if (!sent.ok()) Disconnect();  // half a message may have been sent
+  if (sent.ok()) reported.sent = reported.all.size();
+  reported.waiting_bytes = 0;
+  return sent;
+}
+
+Status RankClient::SendWaiting(wire::RankMessageType type, Batches& reported) {
+  Status status = SendBatches(type, reported);
   if (status.ok()) return status;
-  // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
   if (!status.ok()) reported_.aborted = status;
   return reported_.aborted;
@@ -335,8 +307,8 @@ Status RankClient::Done(const wire::RankMessage& reply) {
 }
 
 Status RankClient::TryCommit() {
-  LS_RETURN_IF_ERROR(SendPending(wire::RankMessageType::kRanges, reported_.changed));
-  LS_RETURN_IF_ERROR(SendPending(wire::RankMessageType::kUnchanged, reported_.unchanged));
+  LS_RETURN_IF_ERROR(SendWaiting(wire::RankMessageType::kBatches, reported_.changed));
+  LS_RETURN_IF_ERROR(SendWaiting(wire::RankMessageType::kUnchanged, reported_.unchanged));
   const Bytes body = CommitBody();
   reported_.commit_sent = true;
   Result<wire::RankMessage> reply = CallOnce(wire::RankMessageType::kCommit, body);

@@ -1,7 +1,7 @@
 // RankClient: one rank's side of the rank protocol. It runs inside the trainer's process: no threads, no exceptions.
 //
 // A client survives its agent. It remembers what it reported of the last version. The call that notices a lost
-// connection reconnects, returns the segments, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new agent
+// connection reconnects, returns the segments, and repeats BEGIN, BATCHES, UNCHANGED and COMMIT where the new agent
 // lacks them. The bytes themselves are in the shared slots, which outlive the agent and are the same memory for this
 // object's whole life: what a rank has written into a slot is there until a rank writes over it, whatever became of the
 // version.
@@ -31,7 +31,8 @@ struct RankOptions {
   std::shared_ptr<const model::ModelLayout> layout;
   uint32_t rank = 0;
   uint32_t ranks = 1;
-  RunId run;  // zero: a new run
+  wire::Share share;  // what this rank writes of every version
+  RunId run;          // zero: a new run
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
@@ -50,13 +51,13 @@ class RankClient {
 
   // The data section of the slot to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
-  // Reports the bytes of `ranges` as final. Ranges that together are smaller than any block wait for later ones, at the
-  // latest for Commit(). kAborted after a reconnection: why the version will never be committed.
-  // REQUIRES writing().
-  Status RangesDone(std::span<const StridedRange> ranges);
-  // Reports the bytes of `ranges` as final and equal to those of the other slot, the version before. The agent trusts
-  // that when it has that version, and does not compare them; else it reads them like any others. REQUIRES writing().
-  Status Unchanged(std::span<const StridedRange> ranges);
+  // Reports the bytes of these batches of the share as final. Batches that together are smaller than any block wait for
+  // later ones, at the latest for Commit(). kAborted after a reconnection: why the version will never be committed.
+  // REQUIRES writing(), and the share to have the batches.
+  Status BatchesDone(std::span<const uint32_t> batches);
+  // Reports their bytes as final and equal to those of the other slot, the version before. The agent trusts that when
+  // it has that version, and does not compare them; else it reads them like any others. REQUIRES as BatchesDone().
+  Status Unchanged(std::span<const uint32_t> batches);
   // Sets the label that this rank gives the version (common/model/label.h); empty: this rank gives none. REQUIRES
   // writing().
   Status SetLabel(std::string_view label);
@@ -73,6 +74,7 @@ class RankClient {
   Status CheckMayCall() const;
   bool writing() const { return reported_.version != 0 && !reported_.committed && reported_.aborted.ok(); }
   const RunId& run() const { return options_.run; }
+  const wire::Share& share() const { return options_.share; }  // as it was opened
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
   // the others with their next one.
   Version committed_version() const { return newest_version_; }
@@ -86,21 +88,17 @@ class RankClient {
   std::byte* data(size_t slot) { return segments_[1 + slot].data() + data_offset_; }
 
  private:
-  // Ranges of one kind, merged where one begins where the last ended.
-  struct Ranges {
-    std::vector<StridedRange> all;      // of the version: what is reported again after a reconnection
-    std::vector<StridedRange> pending;  // of them, those that still wait to be sent with others
-    uint64_t pending_bytes = 0;
-    void ClearPending() {
-      pending.clear();
-      pending_bytes = 0;
-    }
+  // Batches that were reported in one way.
+  struct Batches {
+    std::vector<uint32_t> all;  // of the version: what is reported again after a reconnection
+    size_t sent = 0;            // of `all`; the rest waits for others
+    uint64_t waiting_bytes = 0;
   };
   // The last version that was begun, and what was reported of it.
   struct ReportedVersion {
     Version version = 0;
-    Ranges changed;
-    Ranges unchanged;
+    Batches changed;
+    Batches unchanged;
     bool commit_sent = false;  // and not answered
     bool committed = false;
     Status aborted;  // why it will never be committed; OK: it may be
@@ -129,9 +127,10 @@ class RankClient {
   Status Done(const wire::RankMessage& reply);
   Status TryCommit();
   Bytes CommitBody() const;
-  Status Report(wire::RankMessageType type, std::span<const StridedRange> ranges, Ranges& reported);
-  Status SendPending(wire::RankMessageType type, Ranges& reported);
-  Status SendRanges(wire::RankMessageType type, Version version, std::span<const StridedRange> ranges);
+  Status Report(wire::RankMessageType type, std::span<const uint32_t> batches, Batches& reported);
+  // Sends what waits; reconnects, which sends everything again, when the connection is lost.
+  Status SendWaiting(wire::RankMessageType type, Batches& reported);
+  Status SendBatches(wire::RankMessageType type, Batches& reported);
 
   const os::OwnProcess process_;
   bool left_ = false;

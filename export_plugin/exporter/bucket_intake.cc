@@ -1,6 +1,7 @@
 #include "export_plugin/exporter/bucket_intake.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/base/text.h"
 #include "kernels/hash.h"
@@ -27,6 +28,13 @@ BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRan
                            std::unique_ptr<BucketMemory> memory, TrackedExchange* exchange, CopyEngine* engine)
     : plan_(plan), exchange_(exchange), engine_(engine), memory_(std::move(memory)) {
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
+}
+
+void BucketIntake::AddTo(wire::Share& share) {
+  for (Source& source : sources_) {
+    source.first_batch = static_cast<uint32_t>(share.batch_ends.size());
+    for (const Bucket& bucket : source.remote.buckets.all) share.Add(bucket.completed);
+  }
 }
 
 std::vector<StridedRange> BucketIntake::Ranges(bool frozen_only) const {
@@ -132,7 +140,8 @@ Status BucketIntake::TakeBucket(const Receive& receive, const Result<BucketHeade
     placed_.push_back({memory_->payload(receive.slot), target.data, copy.copy});
   }
   LS_RETURN_IF_ERROR(engine_->Run(placed_));
-  return target.done(bucket.completed);
+  const uint32_t batch = source.first_batch + receive.bucket;
+  return target.done({&batch, 1});
 }
 
 Status BucketIntake::ReportFrozen(const Source& source, const IntakeTarget& target) {
@@ -141,10 +150,10 @@ Status BucketIntake::ReportFrozen(const Source& source, const IntakeTarget& targ
     return {ErrorCode::kAborted, Cat("rank ", source.remote.rank, " sent version ", target.version,
                                      " without its frozen tensors, which are not here yet; it is asked for them")};
   }
-  for (size_t i = changing; target.holds_frozen && i < all.size(); ++i) {
-    LS_RETURN_IF_ERROR(target.unchanged(all[i].completed));
-  }
-  return OkStatus();
+  if (!target.holds_frozen || changing == all.size()) return OkStatus();
+  std::vector<uint32_t> frozen(all.size() - changing);
+  std::iota(frozen.begin(), frozen.end(), source.first_batch + changing);
+  return target.unchanged(frozen);
 }
 
 Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wanted) {

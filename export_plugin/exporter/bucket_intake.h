@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "common/wire/rank_messages.h"
 #include "export_plugin/exporter/bucket_memory.h"
 #include "export_plugin/exporter/bucket_plan.h"
 #include "export_plugin/exporter/exporter.h"
@@ -32,7 +33,7 @@ uint64_t LargestPayload(const std::vector<RemoteRank>& remote);
 
 // Where a version's buckets go.
 struct IntakeTarget {
-  using Report = std::function<Status(std::span<const StridedRange>)>;
+  using Report = std::function<Status(std::span<const uint32_t> batches)>;
 
   Version version = 0;
   std::byte* data = nullptr;  // null: nowhere
@@ -48,6 +49,8 @@ class BucketIntake {
   BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
                TrackedExchange* exchange, CopyEngine* engine);
 
+  // Appends a batch for each bucket to what this rank writes: the ranges that the bucket completes.
+  void AddTo(wire::Share& share);
   // The ranges of the slot that the buckets write; with `frozen_only`, those that frozen buckets write.
   std::vector<StridedRange> Ranges(bool frozen_only) const;
   // Whether the buckets are received into a GPU's memory.
@@ -55,9 +58,8 @@ class BucketIntake {
 
   // Starts to receive the first buckets of `version`, which may come while this rank makes its own copies.
   void Start(Version version);
-  // Receives every bucket of every rank that is not lost. Copies each to `target` and reports the ranges that it
-  // completes, up to the first error; copies nothing when target.data is null. Returns the first error, after all
-  // buckets have come.
+  // Receives every bucket of every rank that is not lost. Copies each to `target` and reports its batch, up to the
+  // first error; copies nothing when target.data is null. Returns the first error, after all buckets have come.
   Status TakeAll(const IntakeTarget& target, PublishStats& stats);
   // Tells each live rank with a taken set the outcome of `version`, and whether it must send its frozen buckets with
   // the next one.
@@ -67,6 +69,7 @@ class BucketIntake {
   // A remote rank, and how much of its set has come.
   struct Source {
     RemoteRank remote;
+    uint32_t first_batch = 0;        // of this rank's share: that of the first bucket
     uint32_t started = 0;            // buckets: their receives were started
     uint32_t taken = 0;              // buckets
     uint32_t count = 0;              // buckets of the set; until the first one is taken, the least that it may have

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "common/base/text.h"
@@ -93,8 +94,13 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   return Connect(options, writer, writers);
 }
 
+// The share has the batches of own_.changing, then those of own_.frozen, then the buckets that the rank takes in.
 Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
   client::RankOptions agent = options.agent;
+  for (const CopyList* list : {&own_.changing, &own_.frozen}) {
+    for (size_t batch = 0; batch < list->batches.size(); ++batch) agent.share.Add(list->RangesOf(batch));
+  }
+  if (intake_ != nullptr) intake_->AddTo(agent.share);
   agent.layout = layout_;
   agent.rank = writer;
   agent.ranks = writers;
@@ -140,8 +146,8 @@ Status Exporter::Write(Version version, const Status& ready) {
         {.version = version,
          .data = status.ok() ? *begun : nullptr,
          .holds_frozen = frozen_.in_both(),
-         .done = [this](std::span<const StridedRange> ranges) { return client_->RangesDone(ranges); },
-         .unchanged = [this](std::span<const StridedRange> ranges) { return ReportUnchanged(ranges); }},
+         .done = [this](std::span<const uint32_t> batches) { return client_->BatchesDone(batches); },
+         .unchanged = [this](std::span<const uint32_t> batches) { return client_->Unchanged(batches); }},
         stats_);
     if (status.ok()) status = taken;
   }
@@ -152,7 +158,7 @@ Status Exporter::Write(Version version, const Status& ready) {
 }
 
 Status Exporter::WriteOwn(std::byte* data) {
-  LS_RETURN_IF_ERROR(RunCopies(own_.changing, data));
+  LS_RETURN_IF_ERROR(RunCopies(own_.changing, 0, data));
   return ReportFrozen(data);
 }
 
@@ -182,47 +188,23 @@ Status Exporter::PinSlots() {
   return OkStatus();
 }
 
-Status Exporter::RunCopies(const CopyList& list, std::byte* data) {
-  const Status status = RunBatches(list, data);
-  if (!status.ok()) engine_->Stop();
-  return status;
-}
-
-// While a batch is reported, the next ones are on their way.
-Status Exporter::RunBatches(const CopyList& list, std::byte* data) {
-  size_t copies = 0;
-  size_t reported = 0;
-  for (size_t started = 0; started < list.batches.size(); ++started) {
-    const CopyBatch& batch = list.batches[started];
-    LS_RETURN_IF_ERROR(
-        Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals_, data, placed_));
-    LS_RETURN_IF_ERROR(engine_->Start(placed_));
-    copies = batch.copies_end;
-    if (started + 1 - reported < engine_->most_under_way()) continue;
-    LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
-  }
-  while (reported < list.batches.size()) LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
-  return OkStatus();
-}
-
-// The oldest that is under way.
-Status Exporter::ReportBatch(const CopyList& list, size_t batch) {
-  LS_RETURN_IF_ERROR(engine_->Wait());
-  const size_t begin = batch == 0 ? 0 : list.batches[batch - 1].ranges_end;
-  stats_.bytes_copied += list.batches[batch].bytes;
-  return client_->RangesDone(std::span(list.ranges).subspan(begin, list.batches[batch].ranges_end - begin));
+Status Exporter::RunCopies(const CopyList& list, uint32_t first_batch, std::byte* data) {
+  return RunBatches(*engine_, list, locals_, data, [&](size_t batch) {
+    stats_.bytes_copied += list.batches[batch].bytes;
+    const auto number = static_cast<uint32_t>(first_batch + batch);
+    return client_->BatchesDone({&number, 1});
+  });
 }
 
 // Copied into each slot once; from then on they are there, and equal in both.
 Status Exporter::ReportFrozen(std::byte* data) {
-  if (!frozen_.in_both()) return RunCopies(own_.frozen, data);
+  const auto first_batch = static_cast<uint32_t>(own_.changing.batches.size());
+  if (!frozen_.in_both()) return RunCopies(own_.frozen, first_batch, data);
   LS_RETURN_IF_ERROR(frozen_.CheckEqual(data, client_->other_data(), *layout_, pool_.get()));
   stats_.bytes_frozen = own_.frozen.bytes;
-  return ReportUnchanged(own_.frozen.ranges);
-}
-
-Status Exporter::ReportUnchanged(std::span<const StridedRange> ranges) {
-  return ranges.empty() ? OkStatus() : client_->Unchanged(ranges);
+  std::vector<uint32_t> batches(own_.frozen.batches.size());
+  std::iota(batches.begin(), batches.end(), first_batch);
+  return client_->Unchanged(batches);
 }
 
 // Commits, or aborts the version for all.

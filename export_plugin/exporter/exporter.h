@@ -48,7 +48,7 @@ inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at
 inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
 
 struct ExporterOptions {
-  client::RankOptions agent;              // the exporter gives layout, rank and ranks
+  client::RankOptions agent;              // the exporter gives layout, rank, ranks and share
   std::vector<std::string> descriptions;  // of all ranks
   model::Attachments attachments;         // that belong to the model
   uint32_t rank = 0;                      // of descriptions
@@ -124,11 +124,9 @@ class Exporter {
   Status WriteOwn(std::byte* data);
   void PinForGpu();
   Status PinSlots();
-  Status RunCopies(const CopyList& list, std::byte* data);
-  Status RunBatches(const CopyList& list, std::byte* data);
-  Status ReportBatch(const CopyList& list, size_t batch);
+  // `first_batch`: of the share, that of the list's first batch.
+  Status RunCopies(const CopyList& list, uint32_t first_batch, std::byte* data);
   Status ReportFrozen(std::byte* data);
-  Status ReportUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
 
   const os::OwnProcess process_;
@@ -151,7 +149,6 @@ class Exporter {
   Status pin_trouble_;
   std::unique_ptr<SectionFiller> filler_;  // once it was asked for
   FrozenBytes frozen_;
-  std::vector<PlacedCopy> placed_;
   PublishStats stats_;
   std::string label_;  // of the next version
 };

@@ -65,4 +65,35 @@ Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> loc
   return OkStatus();
 }
 
+namespace {
+
+Status StartAndReport(CopyEngine& engine, const CopyList& list, std::span<const LocalTensor> locals, std::byte* data,
+                      const std::function<Status(size_t batch)>& report) {
+  std::vector<PlacedCopy> placed;
+  size_t copies = 0;
+  size_t reported = 0;
+  const auto report_oldest = [&] {
+    LS_RETURN_IF_ERROR(engine.Wait());
+    return report(reported++);
+  };
+  for (size_t started = 0; started < list.batches.size(); ++started) {
+    const size_t end = list.batches[started].copies_end;
+    LS_RETURN_IF_ERROR(Place(std::span(list.copies).subspan(copies, end - copies), locals, data, placed));
+    LS_RETURN_IF_ERROR(engine.Start(placed));
+    copies = end;
+    if (started + 1 - reported == engine.most_under_way()) LS_RETURN_IF_ERROR(report_oldest());
+  }
+  while (reported < list.batches.size()) LS_RETURN_IF_ERROR(report_oldest());
+  return OkStatus();
+}
+
+}  // namespace
+
+Status RunBatches(CopyEngine& engine, const CopyList& list, std::span<const LocalTensor> locals, std::byte* data,
+                  const std::function<Status(size_t batch)>& report) {
+  const Status status = StartAndReport(engine, list, locals, data, report);
+  if (!status.ok()) engine.Stop();
+  return status;
+}
+
 }  // namespace lockstep::exporter

@@ -1,6 +1,7 @@
 // Lowering: chunks of the plan into copies of bytes from this rank's tensors.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,11 @@ struct CopyList {
   std::vector<StridedRange> ranges;
   std::vector<CopyBatch> batches;
   uint64_t bytes = 0;
+
+  std::span<const StridedRange> RangesOf(size_t batch) const {
+    const size_t begin = batch == 0 ? 0 : batches[batch - 1].ranges_end;
+    return std::span(ranges).subspan(begin, batches[batch].ranges_end - begin);
+  }
 };
 
 // The copies of a rank on the agent's host from its own tensors.
@@ -50,5 +56,10 @@ Result<OwnCopies> LowerCopies(const layout::TrainingModel& model, std::span<cons
 // `copies` with the tensors' present addresses, relative to `target`. kBadData names a tensor without an address.
 Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> locals, std::byte* target,
              std::vector<PlacedCopy>& placed);
+
+// Runs the batches of `list` from `locals` into `data`, and calls `report` with the number of each once it is in place.
+// While a batch is reported, the next ones are on their way. After an error nothing is under way any more.
+Status RunBatches(CopyEngine& engine, const CopyList& list, std::span<const LocalTensor> locals, std::byte* data,
+                  const std::function<Status(size_t batch)>& report);
 
 }  // namespace lockstep::exporter

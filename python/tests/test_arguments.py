@@ -89,9 +89,12 @@ def test_a_version_to_wait_for_is_a_number(tmp_path):
         ({"threads": -1}, "threads is -1; give a whole number from 0 on"),
         ({"rank": 1.5}, "rank is 1.5, of type float"),
         ({"ranks": 0}, "ranks is 0; give a whole number from 1 on"),
+        ({"ranks": 2}, "ranks is 2, and each tensor has one writer; give owns="),
+        ({"ranks": 2, "owns": ["a", "x"]}, 'tensor "x": owns= has it, and the layout does not'),
+        ({"owns": ["a", "a"]}, 'tensor "a": owns= has it twice'),
     ],
 )
-def test_numbers_that_the_library_would_misunderstand_are_refused(options, problem):
+def test_what_the_library_would_misunderstand_is_refused(options, problem):
     with pytest.raises(lockstep.BadDataError, match=re.escape(problem)):
         publisher(**options)
 

@@ -155,12 +155,12 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
                                         .body_bytes = sizeof(wire::VersionBody)});
   Append(begin, wire::VersionBody{2});
   CHECK(HexBlock(kRun, "begin") == begin);
-  Bytes ranges;
-  Append(ranges, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kRanges),
-                                         .body_bytes = sizeof(wire::VersionBody) + sizeof(StridedRange)});
-  Append(ranges, wire::VersionBody{2});
-  Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
-  CHECK(HexBlock(kRun, "ranges") == ranges);
+  Bytes batches;
+  Append(batches, wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kBatches),
+                                          .body_bytes = sizeof(wire::VersionBody) + 2 * sizeof(uint32_t)});
+  Append(batches, wire::VersionBody{2});
+  for (const uint32_t batch : {1, 2}) Append(batches, batch);
+  CHECK(HexBlock(kRun, "batches") == batches);
   Bytes commit;
   Append(commit,
          wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kCommit), .body_bytes = 9});

@@ -78,7 +78,9 @@ def publish(socket: str, rank: int, ranks: int) -> lockstep.Publisher:
     """Publishes a rank's part of version 1. Other ranks may come later, so it stays."""
     whole = tensors(ranks)
     name = f"rank.{rank}"
-    publisher = lockstep.Publisher.in_place(whole, model=MODEL, socket=socket, rank=rank, ranks=ranks, call_timeout=60)
+    publisher = lockstep.Publisher.in_place(
+        whole, model=MODEL, socket=socket, rank=rank, ranks=ranks, owns=[name], call_timeout=60
+    )
     publisher.publish(version=1, tensors={name: whole[name]})
     return publisher
 

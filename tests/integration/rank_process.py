@@ -30,10 +30,11 @@ class RankProcess:
         shapes,
         rank: int = 0,
         ranks: int = 1,
+        owns: "list[str] | None" = None,
         run: "str | None" = None,
         call_timeout: float = 20,
     ) -> None:
-        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout": call_timeout}
+        options = {"rank": rank, "ranks": ranks, "owns": owns, "run": run, "call_timeout": call_timeout}
         arguments = {"socket": str(socket), "model": model, "shapes": shapes, "options": options}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(arguments)],
@@ -85,6 +86,7 @@ def serve(arguments) -> None:
         calls = {
             "begin": lambda version: publisher.begin(version),
             "fill": lambda name, seed: publisher.write(name, content(name, seed, shapes[name])),
+            "done": lambda names: publisher.tensors_done(names),
             "commit": lambda: publisher.commit(),
             "abort": lambda: publisher.abort(),
         }

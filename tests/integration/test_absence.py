@@ -95,14 +95,14 @@ def test_a_version_that_one_rank_skipped_is_gone_for_all_and_the_next_is_whole(c
     shapes = {"a": [100], "b": [100]}
     metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in shapes.items()]
     agent = cluster.agent()
-    options = {"rank": 0, "ranks": 2, "reconnect_timeout": PATIENCE, "skip_while_away": True}
+    options = {"rank": 0, "ranks": 2, "owns": ["a"], "reconnect_timeout": PATIENCE, "skip_while_away": True}
 
     def part(version: int) -> dict:
         return {"a": content("a", version, shapes["a"])}
 
     with (
         lockstep.Publisher.in_place(metas, model=MODEL, socket=agent.socket, **options) as publisher,
-        RankProcess(agent.socket, MODEL, shapes, 1, 2) as patient,
+        RankProcess(agent.socket, MODEL, shapes, 1, 2, ["b"]) as patient,
     ):
         patient.write(1, ["b"], 1)
         assert publisher.publish(version=1, tensors=part(1))

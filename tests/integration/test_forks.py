@@ -89,7 +89,7 @@ def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_n
                 "publish": lambda: publisher.publish(version=2, tensors=model.tensors),
                 "begin": lambda: publisher.begin(3),
                 "write": lambda: publisher.write(name, model.tensors[name]),
-                "ranges_done": lambda: publisher.ranges_done([(0, 16)]),
+                "tensors_done": lambda: publisher.tensors_done([name]),
                 "commit": publisher.commit,
                 "abort": publisher.abort,
                 "committed_version": lambda: publisher.committed_version,

@@ -240,8 +240,8 @@ def test_ctrl_c_ends_the_wait_for_another_rank_and_the_next_publish_works(cluste
 
     metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in shapes.items()]
     with (
-        RankProcess(agent.socket, MODEL, shapes, 1, 2) as other,
-        agent.publisher(metas, rank=0, ranks=2) as publisher,
+        RankProcess(agent.socket, MODEL, shapes, 1, 2, ["b"]) as other,
+        agent.publisher(metas, rank=0, ranks=2, owns=["a"]) as publisher,
     ):
         publisher.publish(version=1, tensors=part(1))
         other.write(1, ["b"], 1)

@@ -23,7 +23,7 @@ def read_message(connection: socket.socket, header_bytes: int) -> bytes:
 
 
 def rank_message(kind: int, body: bytes) -> bytes:
-    return START.pack(b"LSRK", 2, kind, len(body)) + bytes(4) + body
+    return START.pack(b"LSRK", 3, kind, len(body)) + bytes(4) + body
 
 
 def connect(path: Path) -> socket.socket:

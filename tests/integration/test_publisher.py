@@ -124,7 +124,7 @@ def test_several_writers_must_be_given_the_number(agent, tensors):
     """One that missed a version would put its part under the number of another one."""
     options = {"model": MODEL, "socket": agent.socket}
     in_place, from_stream = lockstep.Publisher.in_place, lockstep.Publisher.from_stream
-    for made, how in ((in_place, {"ranks": 2}), (from_stream, {"writers": 2})):
+    for made, how in ((in_place, {"ranks": 2, "owns": ["a"]}), (from_stream, {"writers": 2})):
         with (
             made(tensors, **how, **options) as publisher,
             pytest.raises(lockstep.BadDataError, match="version: several writers .* give its number"),

@@ -72,7 +72,7 @@ class Rank:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for
         name = list(SHAPES)[number]
         metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in SHAPES.items()]
-        with agent.publisher(metas, rank=number, ranks=len(SHAPES), run=run) as publisher:
+        with agent.publisher(metas, rank=number, ranks=len(SHAPES), owns=[name], run=run) as publisher:
             pipe.send(publisher.run)
             while True:
                 parts = {version: {name: content(name, version, SHAPES[name])} for version in pipe.recv()}

@@ -29,7 +29,7 @@ def agent(cluster):
 @pytest.fixture
 def two_ranks(agent):
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(RankProcess(agent.socket, MODEL, SHAPES, rank, 2)) for rank in (0, 1)]
+        yield [stack.enter_context(RankProcess(agent.socket, MODEL, SHAPES, rank, 2, HALVES[rank])) for rank in (0, 1)]
 
 
 def publish_by_all(ranks, version: int, seed: int) -> None:
@@ -103,8 +103,8 @@ def test_two_ranks_write_halves_of_a_version_and_it_commits_when_both_have(clust
 def test_a_rank_that_is_stopped_holds_the_others_up_until_their_timeout_and_nothing_that_is_served(cluster, agent, end):
     receiver = cluster.receiver(agent)
     with (
-        RankProcess(agent.socket, MODEL, SHAPES, 0, 2, call_timeout=5) as waiting,
-        RankProcess(agent.socket, MODEL, SHAPES, 1, 2) as stopped,
+        RankProcess(agent.socket, MODEL, SHAPES, 0, 2, HALVES[0], call_timeout=5) as waiting,
+        RankProcess(agent.socket, MODEL, SHAPES, 1, 2, HALVES[1]) as stopped,
     ):
         publish_by_all([waiting, stopped], 1, seed=1)
         waiting.write(2, HALVES[0], seed=2)
@@ -125,7 +125,7 @@ def test_a_rank_that_is_stopped_holds_the_others_up_until_their_timeout_and_noth
             publish_by_all([waiting, stopped], 3, seed=3)
         else:
             wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the version is aborted")
-            with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, agent.model_status()["run"]) as replacement:
+            with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, HALVES[1], agent.model_status()["run"]) as replacement:
                 publish_by_all([waiting, replacement], 3, seed=3)
         receiver.wait_for(all_content(3))
 
@@ -136,6 +136,51 @@ def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):
     two_ranks[0].call("abort")
     with pytest.raises(lockstep.AbortedError, match="rank 0 aborted version 1"):
         two_ranks[1].call("commit")
+    publish_by_all(two_ranks, 2, seed=2)
+    agent.wait_for(2)
+
+
+@pytest.mark.parametrize(
+    "owns, problem",
+    [
+        (["b"], 'tensor "c": 16 of its 16 bytes are in no rank\'s share'),
+        (["a", "b", "c"], 'tensor "a": ranks 0 and 1 both have some of its bytes'),
+    ],
+    ids=["no writer", "two writers"],
+)
+def test_a_tensor_without_exactly_one_writer_is_named_to_the_last_rank_which_may_open_again(agent, owns, problem):
+    tensors = {name: np.ones(4, np.float32) for name in "abc"}
+    with agent.publisher(tensors, rank=0, ranks=2, owns=["a"]) as first:
+        with pytest.raises(lockstep.BadDataError, match=problem):
+            agent.publisher(tensors, rank=1, ranks=2, owns=owns)
+        with agent.publisher(tensors, rank=1, ranks=2, owns=["b", "c"]) as second:
+            for publisher, names in ((first, "a"), (second, "bc")):
+                publisher.publish(version=1, tensors={name: tensors[name] for name in names})
+            assert second.committed_version == 1
+
+
+def test_a_rank_writes_no_tensor_of_another_and_leaves_out_none_of_its_own(cluster, agent, two_ranks):
+    for rank in two_ranks:
+        rank.call("begin", 1)
+    for call in (lambda: two_ranks[0].call("fill", "b", 1), lambda: two_ranks[0].call("done", ["b"])):
+        with pytest.raises(
+            lockstep.BadDataError, match='tensor "b" is not among those that this rank was opened to write'
+        ):
+            call()
+    two_ranks[0].call("fill", "a", 1)
+    with pytest.raises(lockstep.BadDataError, match='version 1 .*rank 0 never wrote some of its bytes.*in tensor "c"'):
+        two_ranks[0].call("commit")
+    with pytest.raises(lockstep.BadDataError, match="rank 0 never wrote"):
+        two_ranks[1].call("commit")
+    publish_by_all(two_ranks, 2, seed=2)
+    cluster.receiver(agent).wait_for(all_content(2))
+
+
+def test_a_tensor_that_is_reported_twice_is_an_error_of_the_commit_and_the_next_version_works(agent, two_ranks):
+    two_ranks[0].write(1, HALVES[0], seed=1)
+    two_ranks[0].call("done", ["a"])
+    with pytest.raises(lockstep.BadDataError, match="rank 0 reports batch 0 twice"):
+        two_ranks[0].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
     agent.wait_for(2)
 
@@ -254,16 +299,14 @@ def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
         publisher.publish(version=2, tensors=tensors)
 
 
-def test_tensors_filled_in_place_by_ranges_arrive(cluster, agent):
+def test_tensors_filled_in_place_arrive(cluster, agent):
     tensors = {"a": np.arange(100_000, dtype=np.float32), "b": np.arange(7, dtype=np.int64)}
     receiver = cluster.receiver(agent)
     with agent.publisher(tensors) as publisher:
         data = publisher.begin(1)
         for meta, offset in publisher.layout:
             data[offset : offset + meta.nbytes] = tensors[meta.name].tobytes()
-            publisher.ranges_done(
-                [(offset, meta.nbytes // 2), (offset + meta.nbytes // 2, meta.nbytes - meta.nbytes // 2)]
-            )
+            publisher.tensors_done([meta.name])
         publisher.commit()
         receiver.wait_for(tensors)
 

@@ -17,7 +17,7 @@ PLUGIN = ROOT / "bazel-bin/export_plugin/liblockstep.so"
 # A module, and what it may use directly. `@name` is a library of the distribution.
 _TABLE = """
 # The ground that all stand on.
-common/base: 
+common/base:
 common/os: common/base
 common/peer: common/base
 common/model: common/base kernels @nlohmann_json
@@ -42,7 +42,7 @@ proto: @grpc @protobuf
 export_plugin/client: common/base common/os common/peer common/model common/wire
 export_plugin/rules: common/base common/model common/layout @nlohmann_json
 export_plugin/plan: common/base common/json common/model common/layout export_plugin/rules @nlohmann_json
-export_plugin/exporter: common/base common/os common/model common/layout common/gpu kernels kernels/cuda
+export_plugin/exporter: common/base common/os common/model common/layout common/gpu common/wire kernels kernels/cuda
     export_plugin/client export_plugin/plan @cuda @nlohmann_json  # what has cuda in its name: only with --config=cuda
 export_plugin: common/base common/os common/model common/layout kernels export_plugin/client export_plugin/exporter
     export_plugin/plan @nlohmann_json

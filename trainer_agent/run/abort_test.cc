@@ -19,36 +19,37 @@ TEST_CASE("Versions only increase, and a version begun is not begun again") {
   CHECK_THAT(rank->Begin(5), FailsWith(ErrorCode::kState, "still being written"));
 }
 
-TEST_CASE("Bytes that no rank wrote are an error that names their tensor, and the next version works") {
+TEST_CASE("A batch that its rank did not write is an error that names its tensor, and the next version works") {
   Host host;
   const auto rank = host.Connect();
   std::byte* const data = Begin(*rank, 1);
   Write(*rank, data, {0, 90000}, 1);
   const Status status = rank->Commit();
-  CHECK_THAT(status, FailsWith(ErrorCode::kBadData, "\"second\""));
+  CHECK_THAT(status, FailsWith(ErrorCode::kBadData, "version 1 of model actor: rank 0 never wrote some of its bytes",
+                               "90000, in tensor \"second\""));
   CHECK(host.aborted() == 1);
   host.Publish(*rank, 1, 7);
   CHECK(FirstByte(host.run(), 1) == std::byte{7});
 }
 
-TEST_CASE("A byte reported twice aborts the version, and the commit says so") {
+TEST_CASE("A batch reported twice aborts the version, and the commit says so") {
   Host host;
   const auto rank = host.Connect();
   std::byte* const data = Begin(*rank, 1);
   Write(*rank, data, {0, 120000}, 1);
-  Write(*rank, data, {100, 2}, 1);
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "reported twice"));
+  Write(*rank, data, {0, 4096}, 1);
+  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "rank 0 reports batch 0 twice"));
   host.Publish(*rank, 2, 7);
 }
 
-TEST_CASE("A byte reported both as new and as unchanged aborts the version") {
+TEST_CASE("A batch reported both as new and as unchanged aborts the version") {
   Host host;
   const auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   std::byte* const data = Begin(*rank, 2);
   Write(*rank, data, {0, 120000}, 1);
-  ReportUnchanged(*rank, {100, 2});
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "reported twice"));
+  ReportUnchanged(*rank, {0, 4096});
+  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "rank 0 reports batch 0 twice"));
 }
 
 TEST_CASE("A rank that closes its connection aborts the version for all, and what was served stays served") {
@@ -165,7 +166,7 @@ TEST_CASE("A rank goes on after its committed version was aborted for what anoth
   Begin(*one, 1);
   CHECK_THAT(zero->Begin(2), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
   REQUIRE(Eventually([&] { return host.connected() == 1; }));
-  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "were never written"));
+  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "never wrote some of its bytes"));
   PublishPart(*one, 2, {80000, 40000});
   PublishPart(*zero, 2, {0, 80000});
   host.Await(2);
@@ -178,19 +179,47 @@ TEST_CASE("Versions above the limit are refused") {
   host.Publish(*rank, kMaxVersion, 1);
 }
 
-TEST_CASE("Rows outside the model abort the version, and half a range ends the connection") {
+TEST_CASE("A rank whose share is not the model is not let in, and the run before goes on") {
   Host host;
   const auto rank = host.Connect();
-  REQUIRE(rank->Begin(1).ok());
+  host.Publish(*rank, 1, 1);
+  client::RankOptions options = host.Options();
   const StridedRange outside{0, 50, ~uint64_t{0}, 100};
-  REQUIRE(rank->RangesDone({&outside, 1}).ok());
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "outside the data section"));
-  const auto layout = Layout();
-  Bytes open;
-  Append(open,
-         wire::OpenBody{.ranks = 1, .model_bytes = 5, .layout_bytes = static_cast<uint32_t>(layout->encoded().size())});
-  AppendBytes(open, AsBytes(std::string_view("other")));
-  AppendBytes(open, layout->encoded());
+  options.share.Add({&outside, 1});
+  CHECK_THAT(client::RankClient::Open(options), FailsWith(ErrorCode::kBadData, "outside the data section"));
+  options.share = ShareOf({0, 90000});
+  CHECK_THAT(client::RankClient::Open(options),
+             FailsWith(ErrorCode::kBadData, "tensor \"second\": 30000 of its 40000 bytes are in no rank's share"));
+  host.Publish(*rank, 2, 2);
+}
+
+TEST_CASE(
+    "Ranks that both write a byte are not let in together; one that comes back with another share takes its place") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  client::RankOptions options = host.Options(1, 2);
+  options.run = zero->run();
+  const wire::Share fitting = std::exchange(options.share, ShareOf({0, 120000}));
+  CHECK_THAT(client::RankClient::Open(options),
+             FailsWith(ErrorCode::kBadData, "tensor \"first\": ranks 0 and 1 both have some of its bytes"));
+  options.share = fitting;
+  auto one = *client::RankClient::Open(options);
+  for (auto* const rank : {zero.get(), one.get()}) REQUIRE(rank->Begin(1).ok());
+  one.reset();
+  REQUIRE(Eventually([&] { return host.connected() == 1; }));
+  const StridedRange halves[] = {StridedRange::Plain({80000, 20000}), StridedRange::Plain({100000, 20000})};
+  options.share = {};
+  for (const StridedRange& half : halves) options.share.Add({&half, 1});
+  one = *client::RankClient::Open(options);
+  (void)zero->Abort();
+  PublishPart(*zero, 2, {0, 80000});
+  PublishPart(*one, 2, {80000, 40000});
+  host.Await(2);
+}
+
+TEST_CASE("Half a batch's number ends the connection") {
+  Host host;
+  const Bytes open = wire::EncodeOpen({.ranks = 1}, "other", *Layout(), ShareOf({0, 120000}));
   auto raw = os::UnixConnect(host.socket(), kSoon);
   REQUIRE(raw.ok());
   const std::string hello = peer::SelfLine("export_plugin");
@@ -201,7 +230,7 @@ TEST_CASE("Rows outside the model abort the version, and half a range ends the c
   REQUIRE(wire::SendRankMessage(*raw, wire::RankMessageType::kUnchanged, Bytes(8 + 31), {}, kSoon).ok());
   const auto answer = wire::ReceiveRankMessage(*raw, kSoon);
   REQUIRE(answer.ok());
-  CHECK_THAT(wire::DecodeError(answer->body), FailsWith(ErrorCode::kProtocol, "malformed ranges"));
+  CHECK_THAT(wire::DecodeError(answer->body), FailsWith(ErrorCode::kProtocol, "malformed batches"));
 }
 
 TEST_CASE("Foreign bytes on the socket are refused and disturb no rank") {

@@ -64,31 +64,6 @@ size_t DoubleBuffer::WriteSlot() const {
   return NewestCommitted() == std::optional<size_t>(0) ? 1 : 0;
 }
 
-SlotState DoubleBuffer::state(size_t slot) const {
-  MutexLock lock(mutex_);
-  return control_.state(slot);
-}
-
-Version DoubleBuffer::version(size_t slot) const {
-  MutexLock lock(mutex_);
-  return control_.version(slot);
-}
-
-int64_t DoubleBuffer::committed_unix_ns(size_t slot) const {
-  MutexLock lock(mutex_);
-  return control_.committed_unix_ns(slot);
-}
-
-std::string DoubleBuffer::label(size_t slot) const {
-  MutexLock lock(mutex_);
-  return control_.label(slot);
-}
-
-Version DoubleBuffer::newest_dropped() const {
-  MutexLock lock(mutex_);
-  return control_.newest_dropped();
-}
-
 size_t DoubleBuffer::BeginWrite(Version version) {
   const size_t slot = WriteSlot();
   MutexLock lock(mutex_);
@@ -110,11 +85,6 @@ void DoubleBuffer::Drop(size_t slot) {
 void DoubleBuffer::RecordManifest(size_t slot, const model::Manifest& manifest) {
   MutexLock lock(mutex_);
   control_.RecordManifest(slot, manifest);
-}
-
-std::optional<model::Manifest> DoubleBuffer::RecordedManifest(size_t slot) const {
-  MutexLock lock(mutex_);
-  return control_.RecordedManifest(slot);
 }
 
 std::optional<size_t> DoubleBuffer::AcquireRead(Version version) {

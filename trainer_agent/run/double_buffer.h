@@ -55,12 +55,9 @@ class DoubleBuffer {
 
   std::optional<size_t> NewestCommitted() const;  // the slot; no value when neither holds a version
   size_t WriteSlot() const;                       // the slot that the next version goes to
-  SlotState state(size_t slot) const;
-  Version version(size_t slot) const;
-  int64_t committed_unix_ns(size_t slot) const;
-  std::string label(size_t slot) const;  // of its version; empty: none. REQUIRES COMMITTED
-  // The newest version that was dropped after it was committed, by whatever agent; 0: none was.
-  Version newest_dropped() const;
+  // What each slot has. Any thread may ask for a slot's state, version and time of commit; the thread that writes may
+  // ask for the rest.
+  const ControlSegment& control() const { return control_; }
 
   // Opens WriteSlot() for writing `version` and returns it. Waits for readers of what it held.
   size_t BeginWrite(Version version);
@@ -69,7 +66,6 @@ class DoubleBuffer {
   void Drop(size_t slot);  // makes the slot EMPTY: its version was aborted, or proved wrong
 
   void RecordManifest(size_t slot, const model::Manifest& manifest);
-  std::optional<model::Manifest> RecordedManifest(size_t slot) const;
 
   // Calls `use` with the bytes of `range` of the data section. The bytes do not change while `use` runs. A trainer may
   // wait for `use`: it must wait for nothing, and return as soon as a few blocks could be copied. kState when `version`

@@ -48,14 +48,14 @@ TEST_CASE("What is written into an open control segment moves nothing: where thi
   CHECK(buffer->ranks() == 2);
   CHECK(buffer->image_bytes() == image_bytes);
   CHECK(buffer->data(1) - buffer->data(0) != 0);
-  const auto recorded = buffer->RecordedManifest(0);
+  const auto recorded = buffer->control().RecordedManifest(0);
   REQUIRE(recorded);
   CHECK(recorded->block_hashes == manifest.block_hashes);
   // A slot in a state that there is not is empty.
   std::memset(control->data() + sizeof(ControlHeader), 0xff, sizeof(SlotRecord));
-  CHECK(buffer->state(0) == SlotState::kEmpty);
-  CHECK(buffer->version(0) == 0);
-  CHECK_FALSE(buffer->RecordedManifest(0));
+  CHECK(buffer->control().state(0) == SlotState::kEmpty);
+  CHECK(buffer->control().version(0) == 0);
+  CHECK_FALSE(buffer->control().RecordedManifest(0));
 }
 
 TEST_CASE("A slot is a safetensors image and versions alternate between the slots") {
@@ -71,8 +71,8 @@ TEST_CASE("A slot is a safetensors image and versions alternate between the slot
   CHECK(buffer->BeginWrite(3) == 1);
   buffer->Commit(1, 78);
   CHECK(buffer->BeginWrite(4) == 0);
-  CHECK(buffer->version(0) == 4);
-  CHECK(buffer->state(0) == SlotState::kWriting);
+  CHECK(buffer->control().version(0) == 4);
+  CHECK(buffer->control().state(0) == SlotState::kWriting);
 }
 
 TEST_CASE("Only a committed version can be read, and only under its own number") {
@@ -124,13 +124,13 @@ TEST_CASE("State and manifests survive the agent") {
   CHECK((*again)->run() == buffer->run());
   CHECK((*again)->model() == "actor");
   CHECK((*again)->ranks() == 2);
-  CHECK((*again)->version(0) == 5);
-  CHECK((*again)->committed_unix_ns(0) == 99);
-  CHECK((*again)->state(1) == SlotState::kWriting);
-  REQUIRE((*again)->RecordedManifest(0));
-  CHECK((*again)->RecordedManifest(0)->block_hashes == manifest.block_hashes);
-  CHECK((*again)->RecordedManifest(0)->digest == manifest.digest);
-  CHECK_FALSE((*again)->RecordedManifest(1));
+  CHECK((*again)->control().version(0) == 5);
+  CHECK((*again)->control().committed_unix_ns(0) == 99);
+  CHECK((*again)->control().state(1) == SlotState::kWriting);
+  REQUIRE((*again)->control().RecordedManifest(0));
+  CHECK((*again)->control().RecordedManifest(0)->block_hashes == manifest.block_hashes);
+  CHECK((*again)->control().RecordedManifest(0)->digest == manifest.digest);
+  CHECK_FALSE((*again)->control().RecordedManifest(1));
   CHECK((*again)->BeginWrite(6) == 1);
   buffer->BeginWrite(7);
 }
@@ -138,19 +138,19 @@ TEST_CASE("State and manifests survive the agent") {
 TEST_CASE("The number of a version that was committed and dropped outlives slot and agent; that of no other does") {
   const auto buffer = Fresh();
   for (const Version version : {1, 5}) buffer->Commit(buffer->BeginWrite(version), 1);
-  CHECK(buffer->newest_dropped() == 0);
+  CHECK(buffer->control().newest_dropped() == 0);
   buffer->Drop(1);
-  CHECK(buffer->newest_dropped() == 5);
+  CHECK(buffer->control().newest_dropped() == 5);
   buffer->Drop(buffer->BeginWrite(6));
   buffer->BeginWrite(7);
-  CHECK((*ReopenOf(*buffer))->newest_dropped() == 5);
+  CHECK((*ReopenOf(*buffer))->control().newest_dropped() == 5);
 }
 
 TEST_CASE("A label is its version's alone: it does not count for another version in its slot") {
   const auto buffer = Fresh();
   buffer->BeginWrite(1);
   buffer->Commit(0, 77, "step 5");
-  CHECK(buffer->label(0) == "step 5");
+  CHECK(buffer->control().label(0) == "step 5");
   auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
                                   os::Access::kReadWrite, "control");
   REQUIRE(control.ok());
@@ -158,8 +158,8 @@ TEST_CASE("A label is its version's alone: it does not count for another version
   std::memcpy(control->data() + sizeof(ControlHeader), &state, sizeof state);
   const auto reopened = ReopenOf(*buffer);
   REQUIRE(reopened.ok());
-  CHECK((*reopened)->version(0) == 3);
-  CHECK((*reopened)->label(0).empty());
+  CHECK((*reopened)->control().version(0) == 3);
+  CHECK((*reopened)->control().label(0).empty());
 }
 
 TEST_CASE("A damaged control segment is refused") {

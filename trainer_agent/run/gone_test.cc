@@ -110,7 +110,7 @@ TEST_CASE("A rank that begins between the end of another's connection and of its
 }
 
 TEST_CASE("A rank that writes learns at its commit which rank was killed") {
-  TwoRanks ranks([](client::RankClient& rank) { Write(rank, Begin(rank, 2), {80000, 100}, 2); });
+  TwoRanks ranks([](client::RankClient& rank) { Write(rank, Begin(rank, 2), {80000, 960}, 2); });
   std::byte* const data = Begin(*ranks.zero, 2);
   ranks.one->Kill();
   REQUIRE(Eventually([&] { return ranks.host.aborted() == 1; }));

@@ -22,7 +22,8 @@ ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOption
       served_(std::make_shared<ServedRun>(buffer_, std::move(store))),
       diff_(diff),
       catalog_(catalog),
-      timeline_(timeline) {}
+      timeline_(timeline),
+      shares_(buffer_->layout(), buffer_->ranks()) {}
 
 ModelPublisher::~ModelPublisher() {
   MutexLock lock(mutex_);
@@ -32,7 +33,7 @@ ModelPublisher::~ModelPublisher() {
 void ModelPublisher::Open() {
   MutexLock lock(mutex_);
   newest_ = Recover();
-  dropped_ = buffer().newest_dropped();
+  dropped_ = buffer().control().newest_dropped();
   catalog_->Open(served_);
 }
 
@@ -63,33 +64,23 @@ Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version versio
                   Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
   }
   LS_RETURN_IF_ERROR(CheckNotDropped(version));
+  if (Lacks(rank) && version > draft_->version) {
+    // This rank will never commit the draft, so waiting for it would never end.
+    AbortDraft({ErrorCode::kAborted,
+                Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
+  }
   if (const auto dead = DeadRank()) {
-    if (state_ != State::kWriting) {
-      return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
-                             ", or the whole trainer"));
-    }
-    GiveUpDraft(*dead);
+    if (state_ == State::kWriting) GiveUpDraft(*dead);
+    return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
+                           ", or the whole trainer"));
   }
   // If the process of a lost connection turns out to have ended, this rank is told. Else the other may come back.
   const bool lost_now = !gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_;
   if (lost_now) return WaitForTurn(std::move(waiting), std::move(wake));
   LS_RETURN_IF_ERROR(CheckGreater(version));
-  switch (state_) {
-    case State::kWriting:
-      if (version == draft_->version) return JoinDraft(rank);
-      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
-      if (!Lacks(rank)) return WaitForTurn(std::move(waiting), std::move(wake));
-      // This rank will never commit the draft, so waiting for it would never end.
-      AbortDraft({ErrorCode::kAborted,
-                  Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
-      break;
-    case State::kFinishing:
-      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
-      return WaitForTurn(std::move(waiting), std::move(wake));
-    case State::kIdle:
-      LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
-      break;
-  }
+  if (Writes(version)) return JoinDraft(rank);
+  LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
+  if (state_ != State::kIdle) return WaitForTurn(std::move(waiting), std::move(wake));
   StartDraft(version);
   return JoinDraft(rank);
 }
@@ -118,7 +109,7 @@ ModelPublisher::Turn ModelPublisher::WaitForTurn(std::weak_ptr<const void> waiti
   waiting_.Add(std::move(waiting), std::move(wake));
   Turn turn;
   for (const auto& [rank, process] : gone_) {
-    if (!process->Ended()) turn.processes.push_back(process);
+    if (IsMissed(rank)) turn.processes.push_back(process);
   }
   if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) turn.until = looked_for_gone_;
   return turn;
@@ -142,7 +133,7 @@ void ModelPublisher::StartDraft(Version version) {
   const auto base = newest ? newest->manifest : nullptr;
   const size_t slot = buffer_->BeginWrite(version);
   draft_ = std::make_unique<Draft>(
-      Draft{.version = version, .slot = slot, .base = base, .coverage = Coverage(*buffer().layout())});
+      Draft{.version = version, .slot = slot, .base = base, .progress = DraftProgress(&shares_)});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), VersionRef{buffer().run(), version});
   DeltaInput input = InputOf(slot, base);
   if (base != nullptr) {
@@ -189,14 +180,15 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   WakeRanks();
 }
 
-void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content) {
+void ModelPublisher::BatchesDone(uint32_t rank, Version version, std::span<const uint32_t> batches, Content content) {
   MutexLock lock(mutex_);
   if (!Writes(version) || draft_->joined.count(rank) == 0) return;
-  CompletedBlocks completed;
-  for (const StridedRange& range : ranges) {
-    const Status added = draft_->coverage.Add(range, content, completed);
-    if (!added.ok()) return AbortDraft(added.WithContext(Cat("rank ", rank)));
-  }
+  Result<CompletedBlocks> completed = draft_->progress.Report(rank, batches, content);
+  if (!completed.ok()) return AbortDraft(completed.status());
+  GiveBlocks(*std::move(completed));
+}
+
+void ModelPublisher::GiveBlocks(CompletedBlocks completed) {
   if (!completed.changed.empty()) draft_->spans->BlocksGiven();
   draft_->job->BlocksReady(std::move(completed.changed));
   draft_->job->BlocksUnchanged(std::move(completed.unchanged));
@@ -217,9 +209,12 @@ Status ModelPublisher::LabelDraft(uint32_t rank, const std::string& label) {
 Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string& label) {
   MutexLock lock(mutex_);
   if (Writes(version) && draft_->joined.count(rank) > 0) {
-    if (const Status labelled = LabelDraft(rank, label); !labelled.ok()) {
-      AbortDraft(labelled);
-      return labelled;
+    Status ready = LabelDraft(rank, label);
+    if (ready.ok()) ready = draft_->progress.CheckWhole(rank);
+    if (!ready.ok()) {
+      ready = ready.WithContext(Cat("version ", version, " of model ", buffer().model()));
+      AbortDraft(ready);
+      return ready;
     }
     draft_->done.insert(rank);
     return draft_->done.size() < buffer().ranks() ? OkStatus() : SealDraft();
@@ -230,19 +225,8 @@ Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string&
   return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
 }
 
-Status ModelPublisher::CheckDraft() const {
-  if (const auto first = draft_->coverage.FirstMissing()) {
-    const model::ModelLayout& layout = *buffer().layout();
-    return {ErrorCode::kBadData,
-            Cat("version ", draft_->version, " of model ", buffer().model(), ": ", draft_->coverage.missing_bytes(),
-                " bytes were never written, the first of them ", "at ", *first, ", in tensor \"",
-                layout.tensors()[layout.TensorAt(*first)].name, "\"")};
-  }
-  return served_->CheckBase(draft_->base.get());
-}
-
 Status ModelPublisher::SealDraft() {
-  if (const Status reason = CheckDraft(); !reason.ok()) {
+  if (const Status reason = served_->CheckBase(draft_->base.get()); !reason.ok()) {
     AbortDraft(reason);
     return reason;
   }
@@ -269,10 +253,21 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
   return {ErrorCode::kState, Cat("version ", version, " is not being written")};
 }
 
-void ModelPublisher::RankHere(uint32_t rank) {
+Status ModelPublisher::RankHere(uint32_t rank, wire::Share share) {
   MutexLock lock(mutex_);
+  const wire::Share* const known = shares_.Find(rank);
+  if (known != nullptr && !(*known == share)) {
+    if (state_ == State::kWriting) {
+      AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " came back, and writes other bytes than before")});
+    }
+    // The other ranks that are away may come back so, too.
+    for (const auto& [away, process] : gone_) shares_.Forget(away);
+  }
+  LS_RETURN_IF_ERROR(shares_.Set(rank, std::move(share)));
   gone_.erase(rank);
+  if (state_ == State::kWriting) GiveBlocks(draft_->progress.Count());
   WakeRanks();
+  return OkStatus();
 }
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
@@ -294,6 +289,10 @@ bool ModelPublisher::Writes(Version version) const {
   return state_ == State::kWriting && draft_->version == version;
 }
 
+bool ModelPublisher::IsMissed(uint32_t rank) const {
+  return state_ != State::kWriting || Lacks(rank);
+}
+
 bool ModelPublisher::Lacks(uint32_t rank) const {
   return state_ == State::kWriting && draft_->done.count(rank) == 0;
 }
@@ -312,8 +311,7 @@ void ModelPublisher::GiveUpDraft(uint32_t rank) {
 
 std::optional<uint32_t> ModelPublisher::DeadRank() const {
   for (const auto& [rank, process] : gone_) {
-    const bool done = state_ == State::kWriting && !Lacks(rank);
-    if (!done && process->Ended()) return rank;
+    if (IsMissed(rank) && process->Ended()) return rank;
   }
   return std::nullopt;
 }

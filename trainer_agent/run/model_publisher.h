@@ -1,11 +1,12 @@
 // ModelPublisher: makes served versions out of what the ranks of one run write into the double buffer.
 //
 //   kIdle ──Begin──> kWriting(v) ──last rank's Commit──> kFinishing(v) ──diff done──> v is served; kIdle
-//                      │  a rank is gone, aborts, reports a byte twice, bytes are missing, or the version that v is
+//                      │  a rank is gone, aborts, reports a batch twice, leaves one out, or the version that v is
 //                      │  compared with is withdrawn: also in kFinishing
 //                      └──────────────────────────> kIdle; v is aborted, the next Begin works
 //
-// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported. A rank that
+// The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported, provided
+// that the shares of all ranks are known (shares.h). A rank that
 // begins a version waits for a finishing one, because that version's diff still reads the slot that Begin gives out. No
 // rank waits for receivers.
 #pragma once
@@ -24,10 +25,10 @@
 #include "common/base/worker_pool.h"
 #include "common/os/unix_socket.h"
 #include "common/telemetry/timeline.h"
-#include "trainer_agent/run/coverage.h"
 #include "trainer_agent/run/delta_job.h"
 #include "trainer_agent/run/double_buffer.h"
 #include "trainer_agent/run/publish_spans.h"
+#include "trainer_agent/run/shares.h"
 #include "trainer_agent/run/version_catalog.h"
 #include "trainer_agent/run/wake_list.h"
 
@@ -78,18 +79,19 @@ class ModelPublisher {
   //     joined it (told once); or it was committed once and lost with an earlier agent.
   //   kCancelled: after Stop().
   Result<Turn> Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
-  // Reports the bytes of `ranges` as final. A range that is wrong aborts the draft, and Commit returns why. A block
-  // whose every byte is kUnchanged is not read, provided that the draft has a base.
-  void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
+  // Reports the bytes of these batches of the rank's share as final. A batch that is wrong aborts the draft, and Commit
+  // returns why. A block whose every byte is kUnchanged is not read, provided that the draft has a base.
+  void BatchesDone(uint32_t rank, Version version, std::span<const uint32_t> batches, Content content);
   // Commits `rank`'s part of the version; the last rank's call commits the version. `label` is this rank's label of the
   // version; empty: this rank gives none.
-  //   kBadData: bytes are missing or were reported twice; or `label` is no label, or differs from another rank's.
+  //   kBadData: a batch was not reported, or twice; or `label` is no label, or differs from another rank's.
   //   kAborted: another rank aborted the version, or its base was withdrawn.
   //   kState: the rank has not begun the version.
   Status Commit(uint32_t rank, Version version, const std::string& label = {});
   Status Abort(uint32_t rank, Version version, const std::string& reason);
-  // Records that the rank is connected.
-  void RankHere(uint32_t rank);
+  // Records that the rank is connected, and what it writes. Aborts a draft when the rank came back with another share.
+  // Errors as Shares::Set(): the rank is not to be let in.
+  Status RankHere(uint32_t rank, wire::Share share);
   // Records that the rank's connection ended; `process` had made it. Aborts the draft if the rank has not committed it.
   // Waits a moment for the end of a process that may end.
   void RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process);
@@ -108,7 +110,7 @@ class ModelPublisher {
     int64_t committed_unix_ns = 0;
     std::string label;
     uint32_t labelled_by = 0;  // the first rank that gave it
-    Coverage coverage;
+    DraftProgress progress;
     std::shared_ptr<PublishSpans> spans;
     std::shared_ptr<StreamingDelta> streaming;  // null: no receiver follows, or there is no base
     std::unique_ptr<DeltaJob> job;
@@ -137,13 +139,15 @@ class ModelPublisher {
   bool Writes(Version version) const LS_REQUIRES(mutex_);
   // Whether a draft is being written, and lacks `rank`'s commit.
   bool Lacks(uint32_t rank) const LS_REQUIRES(mutex_);
+  // Whether nothing goes on without `rank`: not so when it has committed the draft.
+  bool IsMissed(uint32_t rank) const LS_REQUIRES(mutex_);
   // Aborts the draft, which cannot become whole without `rank`. REQUIRES kWriting, and gone_ to have the rank.
   void GiveUpDraft(uint32_t rank) LS_REQUIRES(mutex_);
   // Returns a rank that has not committed the draft and whose process has ended; no value when there is none.
   std::optional<uint32_t> DeadRank() const LS_REQUIRES(mutex_);
   void NoteAborted(const Draft& draft, const Status& reason) LS_REQUIRES(mutex_);
   Status LabelDraft(uint32_t rank, const std::string& label) LS_REQUIRES(mutex_);
-  Status CheckDraft() const LS_REQUIRES(mutex_);
+  void GiveBlocks(CompletedBlocks completed) LS_REQUIRES(mutex_);
   Status SealDraft() LS_REQUIRES(mutex_);
   void BeginStreaming(DeltaInput& input) LS_REQUIRES(mutex_);
 
@@ -181,6 +185,7 @@ class ModelPublisher {
   // In kIdle the last one that was finished: its job may still be ending.
   std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);
   WakeList waiting_ LS_GUARDED_BY(mutex_);    // ranks whose Begin has no slot yet
+  Shares shares_ LS_GUARDED_BY(mutex_);       // also of ranks that are gone
   Version newest_ LS_GUARDED_BY(mutex_) = 0;  // committed, served or about to be
   Version dropped_ LS_GUARDED_BY(mutex_) =
       0;  // committed once, and lost with an earlier agent: a number that is used up

@@ -44,6 +44,8 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
   if (request.ranks == 0 || request.rank >= request.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", request.rank, " of ", request.ranks));
   }
+  // Before the run is ended that an only rank would follow.
+  if (request.ranks == 1) LS_RETURN_IF_ERROR(ProveShares(*request.layout, {&request.share}));
   MutexLock open_lock(open_mutex_);
   AwaitLeaving(request.model);
   LS_ASSIGN_OR_RETURN(const OpenAction opening, Decide(request));
@@ -100,16 +102,17 @@ Result<ModelRegistry::OpenAction> ModelRegistry::Decide(const OpenRequest& reque
                                           "; ", known, "; open without a run to start a new one"));
 }
 
-std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {
+Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Connect(OpenRequest& request) {
   std::shared_ptr<ModelPublisher> publisher;
   {
     MutexLock lock(mutex_);
-    Entry& entry = entries_[request.model];
-    entry.connected.emplace(request.rank, request.gone);
-    entry.seen.insert(request.rank);
-    publisher = entry.publisher;
+    publisher = entries_[request.model].publisher;
   }
-  publisher->RankHere(request.rank);
+  LS_RETURN_IF_ERROR(publisher->RankHere(request.rank, std::move(request.share)));
+  MutexLock lock(mutex_);
+  Entry& entry = entries_[request.model];
+  entry.connected.emplace(request.rank, request.gone);
+  entry.seen.insert(request.rank);
   return publisher;
 }
 
@@ -126,7 +129,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& reque
   return Connect(request);
 }
 
-Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& request) {
+Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto layout, model::ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
                                                                     request.layout->attachments()));
   std::shared_ptr<ModelPublisher> old;

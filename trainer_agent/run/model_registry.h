@@ -30,6 +30,7 @@ struct OpenRequest {
   uint32_t rank = 0;
   uint32_t ranks = 1;
   RunId run;                      // zero: none
+  wire::Share share;              // what the rank writes
   std::vector<os::UniqueFd> fds;  // returned by the rank: none or three
   std::function<bool()> gone;     // whether the rank's connection has ended; asked by any thread until Close()
 };
@@ -78,9 +79,9 @@ class ModelRegistry {
   void AwaitLeaving(const std::string& model);
   Result<OpenAction> Decide(const OpenRequest& request) const;
   Result<std::shared_ptr<ModelPublisher>> Resume(OpenRequest& request);
-  Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request);
+  Result<std::shared_ptr<ModelPublisher>> Start(OpenRequest& request);
   std::shared_ptr<ModelPublisher> Install(SegmentHome::StoredRun stored, bool joinable);
-  std::shared_ptr<ModelPublisher> Connect(const OpenRequest& request);
+  Result<std::shared_ptr<ModelPublisher>> Connect(OpenRequest& request);
   void EndRun(const std::string& model);
 
   const SegmentHome* const home_;

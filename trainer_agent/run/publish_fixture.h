@@ -9,6 +9,7 @@
 #include <latch>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/eventually.h"
 #include "common/os/file.h"
@@ -31,11 +32,35 @@ inline std::byte* Begin(client::RankClient& rank, Version version) {
   return *data;
 }
 
+// A share of `range`, with a batch from each of these bytes to the next.
+inline wire::Share ShareOf(ByteRange range) {
+  static constexpr uint64_t kCuts[] = {0, 4096, 40960, 50000, 60000, 80000, 80960, 90000, 120000};
+  wire::Share share;
+  for (size_t i = 0; i + 1 < std::size(kCuts); ++i) {
+    const StridedRange batch = StridedRange::Plain({kCuts[i], kCuts[i + 1] - kCuts[i]});
+    if (kCuts[i] >= range.offset && kCuts[i + 1] <= range.end()) share.Add({&batch, 1});
+  }
+  return share;
+}
+
+// The batches of the rank's share that make up `range`.
+inline std::vector<uint32_t> BatchesOf(const client::RankClient& rank, ByteRange range) {
+  std::vector<uint32_t> batches;
+  uint64_t bytes = 0;
+  for (uint32_t batch = 0; batch < rank.share().batch_ends.size(); ++batch) {
+    const StridedRange& first = rank.share().RangesOf(batch)[0];
+    if (first.rows > 1 || first.offset < range.offset || first.offset + first.row_bytes > range.end()) continue;
+    batches.push_back(batch);
+    bytes += first.row_bytes;
+  }
+  REQUIRE(bytes == range.bytes);
+  return batches;
+}
+
 // Fills [offset, offset + bytes) with `value` and reports it.
 inline void Write(client::RankClient& rank, std::byte* data, ByteRange range, int value) {
   std::memset(data + range.offset, value, range.bytes);
-  const StridedRange reported = StridedRange::Plain(range);
-  REQUIRE(rank.RangesDone({&reported, 1}).ok());
+  REQUIRE(rank.BatchesDone(BatchesOf(rank, range)).ok());
 }
 
 // ModelRegistry and its rank server, in a directory that outlives them.
@@ -96,13 +121,22 @@ class Host {
             .layout = Layout(),
             .rank = rank,
             .ranks = ranks,
+            .share = ShareOf(ranks == 1  ? ByteRange{0, 120000}
+                             : rank == 0 ? ByteRange{0, 80000}
+                                         : ByteRange{80000, 40000}),
             .connect_timeout = milliseconds(30'000),
             .reconnect_timeout = milliseconds(30'000)};
   }
   std::unique_ptr<client::RankClient> Connect(uint32_t rank = 0, uint32_t ranks = 1) const {
-    auto client = client::RankClient::Open(Options(rank, ranks));
-    REQUIRE(client.ok());
-    return *std::move(client);
+    return Connect(Options(rank, ranks));
+  }
+  // A rank that writes each of `batches`, and nothing else.
+  std::unique_ptr<client::RankClient> ConnectWith(const std::vector<StridedRange>& batches, uint32_t rank = 0,
+                                                  uint32_t ranks = 1) const {
+    client::RankOptions options = Options(rank, ranks);
+    options.share = {};
+    for (const StridedRange& batch : batches) options.share.Add({&batch, 1});
+    return Connect(options);
   }
 
   // The newest served version, once it is `version`.
@@ -131,6 +165,13 @@ class Host {
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
  private:
+  static std::unique_ptr<client::RankClient> Connect(client::RankOptions options) {
+    auto client = client::RankClient::Open(std::move(options));
+    INFO(client.status().ToString());
+    REQUIRE(client.ok());
+    return *std::move(client);
+  }
+
   const bool memfd_;
   const std::string directory_ = [] {
     char name[] = "/dev/shm/lockstep-publish-XXXXXX";
@@ -145,8 +186,7 @@ class Host {
 };
 
 inline void ReportUnchanged(client::RankClient& rank, ByteRange range) {
-  const StridedRange reported = StridedRange::Plain(range);
-  REQUIRE(rank.Unchanged({&reported, 1}).ok());
+  REQUIRE(rank.Unchanged(BatchesOf(rank, range)).ok());
 }
 
 // Writes that part of a version, filled with its number, and commits it.
@@ -155,12 +195,17 @@ inline void PublishPart(client::RankClient& rank, Version version, ByteRange par
   REQUIRE(rank.Commit().ok());
 }
 
-// Fills the columns of `range` with `value` and reports them.
+// Fills the columns of `range`, which is a batch, with `value` and reports them.
 inline void WriteRows(client::RankClient& rank, std::byte* data, const StridedRange& range, int value) {
   for (uint64_t row = 0; row < range.rows; ++row) {
     std::memset(data + range.offset + row * range.pitch, value, range.row_bytes);
   }
-  REQUIRE(rank.RangesDone({&range, 1}).ok());
+  for (uint32_t batch = 0; batch < rank.share().batch_ends.size(); ++batch) {
+    if (rank.share().RangesOf(batch)[0] != range) continue;
+    REQUIRE(rank.BatchesDone({&batch, 1}).ok());
+    return;
+  }
+  FAIL("no batch of the share");
 }
 
 // Whether `version` is served with exactly the hashes of `bytes`.

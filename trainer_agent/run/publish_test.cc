@@ -120,8 +120,8 @@ TEST_CASE("A version commits when all of its ranks have, and ranks may run one v
 
 TEST_CASE("Ranks that write columns of the same tensors report them as rows, and the version has every byte") {
   Host host;
-  const auto zero = host.Connect(0, 2);
-  const auto one = host.Connect(1, 2);
+  const auto zero = host.ConnectWith({{0, 50, 1200, 100}}, 0, 2);
+  const auto one = host.ConnectWith({{50, 50, 1200, 100}}, 1, 2);
   for (Version version = 1; version <= 3; ++version) {
     std::byte* const data = Begin(*zero, version);
     CHECK(zero->slot() == (version + 1) % 2);

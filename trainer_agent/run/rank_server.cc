@@ -28,6 +28,7 @@ Result<OpenRequest> ParseOpen(wire::RankMessage message) {
                      .rank = open.rank,
                      .ranks = open.ranks,
                      .run = open.run,
+                     .share = std::move(open.share),
                      .fds = std::move(message.fds)};
 }
 
@@ -107,11 +108,11 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
       return wire::SendRankMessage(connection, wire::RankMessageType::kBegun,
                                    AsBytes(wire::BegunBody{.slot = static_cast<uint32_t>(*slot)}), {}, kMessageTimeout);
     }
-    case wire::RankMessageType::kRanges:
+    case wire::RankMessageType::kBatches:
     case wire::RankMessageType::kUnchanged: {
-      LS_ASSIGN_OR_RETURN(const auto ranges, wire::DecodeRanges(reader.rest()));
-      publisher.RangesDone(rank, body.version, ranges,
-                           message.type == wire::RankMessageType::kRanges ? Content::kNew : Content::kUnchanged);
+      LS_ASSIGN_OR_RETURN(const auto batches, wire::DecodeBatches(reader.rest()));
+      publisher.BatchesDone(rank, body.version, batches,
+                            message.type == wire::RankMessageType::kBatches ? Content::kNew : Content::kUnchanged);
       return OkStatus();
     }
     case wire::RankMessageType::kCommit: {

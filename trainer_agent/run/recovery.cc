@@ -12,9 +12,9 @@ std::shared_ptr<const model::Manifest> ModelPublisher::RecoverSlot(size_t slot,
   DeltaJob job(diff_.pool, InputOf(slot, base));
   job.BlocksReady(buffer.layout()->AllBlocks());
   output = job.FinishAndWait();
-  const Version version = buffer.version(slot);
+  const Version version = buffer.control().version(slot);
   auto manifest = MakeManifest(version, output.block_hashes);
-  const auto recorded = buffer.RecordedManifest(slot);
+  const auto recorded = buffer.control().RecordedManifest(slot);
   if (recorded && recorded->digest != manifest->digest) {
     telemetry::LogError(
         "recovered_version_corrupt",
@@ -34,20 +34,22 @@ Version ModelPublisher::Recover() {
   const size_t older_slot = 1 - *newest_slot;
   DeltaOutput output;
   std::shared_ptr<const model::Manifest> older;
-  if (buffer.state(older_slot) == SlotState::kCommitted) older = RecoverSlot(older_slot, nullptr, output);
+  if (buffer.control().state(older_slot) == SlotState::kCommitted) older = RecoverSlot(older_slot, nullptr, output);
   const auto newest = RecoverSlot(*newest_slot, older, output);
-  const int64_t committed_unix_ns = buffer.committed_unix_ns(*newest_slot);
+  const int64_t committed_unix_ns = buffer.control().committed_unix_ns(*newest_slot);
   // The chain on disk may end at either version, by when the agent was killed; the last delta is made again from the
   // slots.
   if (older != nullptr) {
     served_->deltas().Load(*older);
-    (void)ServeVersion({older, buffer.committed_unix_ns(older_slot), buffer.label(older_slot)}, nullptr);
+    (void)ServeVersion({older, buffer.control().committed_unix_ns(older_slot), buffer.control().label(older_slot)},
+                       nullptr);
   } else if (newest != nullptr) {
     served_->deltas().Load(*newest);
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
   if (older != nullptr) RetainDelta(*older, *newest, committed_unix_ns, output);
-  (void)ServeVersion({newest, committed_unix_ns, buffer.label(*newest_slot)}, nullptr);  // the run is not scrubbed yet
+  (void)ServeVersion({newest, committed_unix_ns, buffer.control().label(*newest_slot)},
+                     nullptr);  // the run is not scrubbed yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
   return newest->held.version;

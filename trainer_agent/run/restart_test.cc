@@ -93,7 +93,7 @@ TEST_CASE("An agent that dies before a commit is answered gets the label again")
   CHECK(host.Await(1).label == "step");
 }
 
-TEST_CASE("An agent that is restarted in the middle of a version gets its ranges again") {
+TEST_CASE("An agent that is restarted in the middle of a version gets its batches again") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
@@ -103,8 +103,7 @@ TEST_CASE("An agent that is restarted in the middle of a version gets its ranges
     host.Stop();
     std::memset(data + 50000, 2, 70000);
     host.Start();
-    const StridedRange rest{50000, 70000};
-    REQUIRE(rank->RangesDone({&rest, 1}).ok());
+    REQUIRE(rank->BatchesDone(BatchesOf(*rank, {50000, 70000})).ok());
     REQUIRE(rank->Commit().ok());
     host.Await(2);
     CHECK(FirstByte(host.run(), 2) == std::byte{2});
@@ -115,14 +114,22 @@ TEST_CASE("An agent that is restarted in the middle of a version gets its ranges
 TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
-    const auto rank = host.Connect();
-    host.Publish(*rank, 1, 1);
+    std::vector<StridedRange> batches{StridedRange::Plain({0, 40960})};
+    for (uint64_t row = 0; row < 400; row += 100) batches.push_back({40960 + row * 100, 50, 100, 100});
+    batches.push_back({41010, 50, 400, 100});
+    batches.push_back(StridedRange::Plain({80960, 39040}));
+    const auto rank = host.ConnectWith(batches);
+    std::byte* const first = Begin(*rank, 1);
+    std::memset(first, 1, 120000);
+    for (uint32_t batch = 0; batch < batches.size(); ++batch) REQUIRE(rank->BatchesDone({&batch, 1}).ok());
+    REQUIRE(rank->Commit().ok());
+    host.Await(1);
     std::byte* const data = Begin(*rank, 2);
     const size_t slot = rank->slot();
     std::memset(data, 1, 120000);
     ReportUnchanged(*rank, {0, 40960});
     data[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
-    for (uint64_t row = 0; row < 400; row += 100) WriteRows(*rank, data, {40960 + row * 100, 50, 100, 100}, 2);
+    for (size_t i = 1; i <= 4; ++i) WriteRows(*rank, data, batches[i], 2);
     host.Restart();
     WriteRows(*rank, data, {41010, 50, 400, 100}, 3);
     Write(*rank, data, {80960, 39040}, 4);
@@ -185,8 +192,8 @@ TEST_CASE("A rank that finds its version aborted when it reports to a restarted 
   Write(*one, data, {80000, 40000}, 1);
   REQUIRE(one->Abort("out of paper").ok());
   std::memset(data, 1, 80000);
-  const StridedRange part{0, 80000};
-  CHECK_THAT(zero->RangesDone({&part, 1}), FailsWith(ErrorCode::kAborted, "rank 1 aborted version 1: out of paper"));
+  CHECK_THAT(zero->BatchesDone(BatchesOf(*zero, {0, 80000})),
+             FailsWith(ErrorCode::kAborted, "rank 1 aborted version 1: out of paper"));
   CHECK_FALSE(zero->writing());
   PublishPart(*zero, 2, {0, 80000});
   PublishPart(*one, 2, {80000, 40000});

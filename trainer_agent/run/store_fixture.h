@@ -30,13 +30,13 @@ void Write(DoubleBuffer& buffer, Version version, Fill fill) {
 
 // The data section that holds `version`. REQUIRES the version to be in memory.
 inline std::byte* MemoryOf(const DoubleBuffer& buffer, Version version) {
-  return buffer.data(buffer.version(0) == version ? 0 : 1);
+  return buffer.data(buffer.control().version(0) == version ? 0 : 1);
 }
 
 // Makes `version` and those before unreadable, as when a trainer writes over them.
 inline void Forget(DoubleBuffer& buffer, Version version) {
   for (size_t slot = 0; slot < kSlots; ++slot) {
-    if (buffer.version(slot) <= version) buffer.Drop(slot);
+    if (buffer.control().version(slot) <= version) buffer.Drop(slot);
   }
 }
 

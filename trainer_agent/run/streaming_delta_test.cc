@@ -39,7 +39,8 @@ TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
   CHECK_THAT(update.aborted, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
 }
 
-TEST_CASE("A reader that waits is woken once, by many blocks or by the end, and does not wait when there is an update") {
+TEST_CASE(
+    "A reader that waits is woken once, by many blocks or by the end, and does not wait when there is an update") {
   StreamingDelta delta(1, 2);
   const auto reader = std::make_shared<int>();
   int woken = 0;

@@ -8,7 +8,7 @@ from typing import Iterator
 
 from lockstep.core.errors import NotFoundError, from_code
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -86,6 +86,8 @@ class COptions(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("tensors", ctypes.POINTER(CTensor)),
         ("tensor_count", ctypes.c_size_t),
+        ("owned", ctypes.POINTER(ctypes.c_size_t)),
+        ("owned_count", ctypes.c_size_t),
         ("descriptions", ctypes.POINTER(ctypes.c_char_p)),
         ("locals", ctypes.POINTER(CLocalTensor)),
         ("local_count", ctypes.c_size_t),
@@ -108,10 +110,6 @@ class CPublishStats(ctypes.Structure):
     ]
 
 
-class CRange(ctypes.Structure):
-    _fields_ = [("offset", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
-
-
 _PUBLISHER = ctypes.c_void_p
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 _DESCRIPTIONS = ctypes.POINTER(ctypes.c_char_p)
@@ -119,7 +117,7 @@ _SIGNATURES = {
     "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COptions), ctypes.POINTER(_PUBLISHER)]),
     "lockstep_begin": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_write": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(CSource), ctypes.c_size_t]),
-    "lockstep_ranges_done": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(CRange), ctypes.c_size_t]),
+    "lockstep_tensors_done": (ctypes.c_int, [_PUBLISHER, ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t]),
     "lockstep_commit": (ctypes.c_int, [_PUBLISHER, ctypes.c_char_p]),
     "lockstep_publish": (ctypes.c_int, [_PUBLISHER, ctypes.c_uint64, ctypes.c_char_p, _ADDRESSES]),
     "lockstep_fill": (

@@ -35,7 +35,7 @@ class _Type(enum.IntEnum):
 
 _FORMAT = MessageFormat(
     magic=b"LSRK",
-    number=2,
+    number=3,
     types=_Type,
     fields=struct.Struct("<I"),
     max_body_bytes={_Type.ERROR: 1 << 20, _Type.HELLO: 4096, _Type.SERVED: _SERVED.size},

@@ -4,11 +4,11 @@ import contextlib
 import ctypes
 import json
 import struct
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import BadDataError, Error, StateError
+from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
 from lockstep.core.handle import CommonOptions, Handle
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import (
@@ -51,6 +51,7 @@ class InPlace:
         model: str,
         rank: int = 0,
         ranks: int = 1,
+        owns: "Iterable[str] | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         **options: "Unpack[CommonOptions]",
     ) -> None:
@@ -62,14 +63,18 @@ class InPlace:
         self.layout = list(zip(tensors, offsets))
         self._data_bytes = sum(meta.nbytes for meta in tensors)
         self._positions = {meta.name: position for position, meta in enumerate(tensors)}
+        writers = arguments.count("ranks", ranks, least=1)
+        owned = self._owned(owns, writers)
         c_tensors, described = _c_tensors(tensors, offsets)
         self._version = 0  # that was begun last
-        self.handle.counts = ranks == 1
+        self.handle.counts = writers == 1
         self.handle.open(
             tensors=c_tensors,
             tensor_count=len(tensors),
+            owned=_c_positions(owned),
+            owned_count=len(owned),
             rank=arguments.count("rank", rank),
-            ranks=arguments.count("ranks", ranks, least=1),
+            ranks=writers,
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
         del described  # the library has read it
@@ -102,9 +107,9 @@ class InPlace:
         """As ``write``, of a float32 tensor that is published as bfloat16."""
         self._write([_Source(self._positions[name], bytes_of(name, tensor), True)])
 
-    def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
-        array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
-        self.handle.call("ranges_done", array, len(ranges))
+    def tensors_done(self, names: "Iterable[str]") -> None:
+        positions = [self._position(name) for name in names]
+        self.handle.call("tensors_done", _c_positions(positions), len(positions))
 
     def commit(self, label: "str | int | None") -> Publication:
         name = arguments.label(label)
@@ -124,10 +129,31 @@ class InPlace:
                 self.abort()
             raise
 
-    def _source(self, name: str, tensor: Any) -> "_Source":
+    def _owned(self, owns: "Iterable[str] | None", ranks: int) -> "list[int]":
+        if owns is None:
+            if ranks > 1:
+                raise BadDataError(
+                    f"ranks is {ranks}, and each tensor has one writer; give owns=, the names of this one's"
+                )
+            return list(range(len(self.layout)))
+        owned: "set[int]" = set()
+        for name in owns:
+            position = self._positions.get(name)
+            if position is None:
+                raise bad_tensor(name, "owns= has it, and the layout does not")
+            if position in owned:
+                raise bad_tensor(name, "owns= has it twice")
+            owned.add(position)
+        return sorted(owned)
+
+    def _position(self, name: str) -> int:
         position = self._positions.get(name)
         if position is None:
-            raise BadDataError(f'tensor "{name}": the model was opened without it; reopen it with every tensor')
+            raise bad_tensor(name, "the model was opened without it; reopen it with every tensor")
+        return position
+
+    def _source(self, name: str, tensor: Any) -> "_Source":
+        position = self._position(name)
         source = bytes_of(name, tensor)
         opened, _ = self.layout[position]
         if source.meta != opened:
@@ -144,6 +170,11 @@ class InPlace:
             *(abi.CSource(position, source.address, source.nbytes, rounds) for position, source, rounds in sources)
         )
         self.handle.call("write", array, len(sources))
+
+
+def _c_positions(positions: "Sequence[int]") -> "ctypes.Array[ctypes.c_size_t]":
+    """For the library, which takes a null pointer for all tensors."""
+    return (ctypes.c_size_t * max(1, len(positions)))(*positions)
 
 
 def _c_tensors(tensors: "Sequence[TensorMeta]", offsets: "Sequence[int]") -> "tuple[ctypes.Array[abi.CTensor], Any]":

@@ -223,6 +223,7 @@ class Publisher:
         model: str,
         rank: int = 0,
         ranks: int = 1,
+        owns: "Iterable[str] | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         **options: "Unpack[CommonOptions]",
     ) -> "Publisher":
@@ -235,10 +236,11 @@ class Publisher:
                 Of a transformers model give ``saved_tensors``, here and to ``publish``.
             rank: this writer's number, below ``ranks``.
             ranks: how many writers on this host must commit a version.
+            owns: names of the tensors that this writer writes. Each tensor has one writer. None: all, of the only writer.
             attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
                 write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
         """
-        way = InPlace(layout, rank=rank, ranks=ranks, attachments=attachments, model=model, **options)
+        way = InPlace(layout, rank=rank, ranks=ranks, owns=owns, attachments=attachments, model=model, **options)
         return Publisher._of(way)
 
     def publish(
@@ -367,13 +369,14 @@ class Publisher:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
         self._in_place().write(name, tensor)
 
-    def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
-        """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
-        self._in_place().ranges_done(ranges)
+    def tensors_done(self, names: "Iterable[str]") -> None:
+        """Reports that the bytes of these tensors, filled in place, are final. Each is reported once a version;
+        ``write`` reports it, too."""
+        self._in_place().tensors_done(names)
 
     def commit(self, label: "str | int | None" = None) -> Publication:
-        """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
-        ``publish``."""
+        """This rank is done with the version. BadDataError names the first of its tensors that was not written, or says
+        that one was reported twice. ``label`` as for ``publish``."""
         return self._in_place().commit(label)
 
     def abort(self) -> None:

@@ -64,10 +64,12 @@ class Stream:
             self.handle.closed = "writes nothing on this rank; call it on one that does"
             self.layout = []
             return
-        self._in_place = InPlace(metas, rank=rank, ranks=writers, attachments=attachments, model=model, **options)
+        self._own = _share(metas, rank, writers)
+        self._in_place = InPlace(
+            metas, rank=rank, ranks=writers, owns=self._own, attachments=attachments, model=model, **options
+        )
         self.handle, self.layout = self._in_place.handle, self._in_place.layout
         self._places = {meta.name: (meta, offset) for meta, offset in self.layout}
-        self._own = _share([meta for meta, _ in self.layout], rank, writers)
 
     def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         entries = _entries(() if tensors is None else tensors)
@@ -167,13 +169,13 @@ class Stream:
         local_of(name, tensor)  # refuses what cannot be read
         if opened.nbytes:
             _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
-            self._in_place.ranges_done([(offset, opened.nbytes)])
+            self._in_place.tensors_done([name])
 
     def _copy_kept(self, data: memoryview, name: str) -> None:
         opened, offset = self._places[name]
         if name in self._own and opened.nbytes:
             self._kept[name].read_into(data[offset : offset + opened.nbytes])
-            self._in_place.ranges_done([(offset, opened.nbytes)])
+            self._in_place.tensors_done([name])
 
 
 def _entries(stream: "NamedTensors | Iterable[TensorMeta]") -> "Iterator[Any]":

@@ -16,7 +16,7 @@
 #include "tests/bench/common/bench.h"
 #include "tests/bench/common/models.h"
 #include "trainer_agent/run/control_segment.h"
-#include "trainer_agent/run/coverage.h"
+#include "trainer_agent/run/shares.h"
 
 namespace lockstep::bench {
 namespace {
@@ -75,10 +75,10 @@ void GetLayout(int port) {
   Require(ToBytes(layout->digest()) == answer.digest(), "the layout is not the one it is named");
 }
 
-// Every tensor reported by four ranks: matrices as a quarter of their columns each, the rest whole by the first.
-void ReportAll(const model::ModelLayout& layout) {
-  run::Coverage coverage(layout);
-  run::CompletedBlocks completed;
+// Shares of four ranks, with a batch for each tensor: a quarter of the columns of matrices, the rest whole by the
+// first.
+std::vector<wire::Share> SharesOf(const model::ModelLayout& layout) {
+  std::vector<wire::Share> shares(kColumnParts);
   for (uint64_t part = 0; part < kColumnParts; ++part) {
     for (size_t i = 0; i < layout.tensors().size(); ++i) {
       const model::TensorMeta& tensor = layout.tensors()[i];
@@ -91,11 +91,28 @@ void ReportAll(const model::ModelLayout& layout) {
       } else if (part > 0) {
         continue;
       }
-      OrDie(coverage.Add(range, run::Content::kNew, completed));
+      shares[part].Add({&range, 1});
     }
   }
-  Require(coverage.complete(), "a byte was not reported");
-  Require(completed.changed.size() == layout.block_count(), "a block was not completed");
+  return shares;
+}
+
+void ReportAll(const std::shared_ptr<const model::ModelLayout>& layout, Steps& steps) {
+  std::vector<wire::Share> given = SharesOf(*layout);
+  run::Shares shares(layout, kColumnParts);
+  steps.Time("prove_shares", [&] {
+    for (uint32_t rank = 0; rank < kColumnParts; ++rank) OrDie(shares.Set(rank, std::move(given[rank])));
+  });
+  size_t completed = 0;
+  steps.Time("report_batches", [&] {
+    run::DraftProgress progress(&shares);
+    for (uint32_t rank = 0; rank < kColumnParts; ++rank) {
+      for (uint32_t batch = 0; batch < shares.Find(rank)->batch_ends.size(); ++batch) {
+        completed += OrDie(progress.Report(rank, {&batch, 1}, run::Content::kNew)).changed.size();
+      }
+    }
+  });
+  Require(completed == layout->block_count(), "a block was not completed");
 }
 
 void Segments(const model::ModelLayout& layout, Steps& steps) {
@@ -137,7 +154,7 @@ void Round(const std::vector<model::TensorMeta>& tensors, Steps& steps) {
   const auto server =
       OrDie(rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {}}));
   steps.Time("get_layout", [&] { GetLayout(server->bound_port()); });
-  steps.Time("coverage", [&] { ReportAll(*layout); });
+  ReportAll(layout, steps);
   Manifests(layout, steps);
   steps.EndRound();
 }

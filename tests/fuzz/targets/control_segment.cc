@@ -92,7 +92,7 @@ void CheckReopening(ByteView bytes) {
   const auto all_zero = [&](ByteView data) {
     LS_FUZZ_RULE(data.size() == data_bytes && data.front() == std::byte{0} && data.back() == std::byte{0});
   };
-  LS_FUZZ_RULE(buffer.UseBytes(buffer.version(*newest), {0, data_bytes}, all_zero).ok());
+  LS_FUZZ_RULE(buffer.UseBytes(buffer.control().version(*newest), {0, data_bytes}, all_zero).ok());
 }
 
 void TestBytes(const Bytes& bytes, ByteView input) {

@@ -6,7 +6,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/small_model.h"
 #include "tests/fuzz/stream.h"
-#include "trainer_agent/run/coverage.h"
+#include "trainer_agent/run/shares.h"
 
 namespace lockstep::fuzz {
 namespace {
@@ -29,53 +29,55 @@ Bytes Encoded(RankMessageType type, ByteView body) {
   return message;
 }
 
-Bytes OpenBody(std::string_view model) {
-  const Bytes& layout = SmallLayout()->encoded();
-  Bytes body = Copy(AsBytes(wire::OpenBody{.rank = 1,
-                                           .ranks = 2,
-                                           .run = SmallRun(),
-                                           .model_bytes = static_cast<uint32_t>(model.size()),
-                                           .layout_bytes = static_cast<uint32_t>(layout.size())}));
-  AppendBytes(body, AsBytes(model));
-  AppendBytes(body, layout);
+wire::Share ShareOf(const std::vector<StridedRange>& batches) {
+  wire::Share share;
+  for (const StridedRange& batch : batches) share.Add({&batch, 1});
+  return share;
+}
+
+Bytes OpenBody(std::string_view model, const std::vector<StridedRange>& batches) {
+  const wire::OpenBody open{.rank = 1, .ranks = 2, .run = SmallRun()};
+  return wire::EncodeOpen(open, model, *SmallLayout(), ShareOf(batches));
+}
+
+Bytes BatchesBody(const std::vector<uint32_t>& batches) {
+  Bytes body = Copy(AsBytes(wire::VersionBody{2}));
+  AppendBytes(body, std::as_bytes(std::span(batches)));
   return body;
 }
 
-Bytes RangesBody(const std::vector<StridedRange>& ranges) {
-  Bytes body = Copy(AsBytes(wire::VersionBody{2}));
-  AppendBytes(body, std::as_bytes(std::span(ranges)));
-  return body;
+// A share is proved to be the whole model, or refused. Where it is proved, its batches complete every block once.
+void TestShare(const wire::Share& share, Taken& taken) {
+  run::Shares shares(SmallLayout(), 1);
+  const Status proved = shares.Set(0, share);
+  if (!proved.ok()) return CheckRefusal(proved, {ErrorCode::kBadData, ErrorCode::kResourceExhausted});
+  LS_FUZZ_RULE(shares.ranges_of_blocks().has_value());
+  taken.covered += share.ranges.size();
+  run::DraftProgress progress(&shares);
+  size_t completed = 0;
+  for (uint32_t batch = 0; batch < share.batch_ends.size(); ++batch) {
+    const auto blocks = progress.Report(0, {&batch, 1}, run::Content::kNew);
+    LS_FUZZ_RULE(blocks.ok());
+    completed += blocks->changed.size();
+    LS_FUZZ_RULE(!progress.Report(0, {&batch, 1}, run::Content::kNew).ok());
+  }
+  LS_FUZZ_RULE(progress.CheckWhole(0).ok());
+  LS_FUZZ_RULE(completed == SmallLayout()->block_count());
 }
 
 void TestOpen(ByteView body, Taken& taken) {
   const auto open = wire::DecodeOpen(body);
   if (!open.ok()) return CheckRefusal(open.status(), {ErrorCode::kProtocol, ErrorCode::kBadData});
   LS_FUZZ_RULE(open->ranks <= wire::kMaxRanks && open->layout != nullptr);
+  LS_FUZZ_RULE(open->share.batch_ends.empty() || open->share.batch_ends.back() == open->share.ranges.size());
+  TestShare(open->share, taken);
   taken.ranks = open->ranks;
 }
 
-// Every range is covered as a whole, or refused.
-void TestRanges(ByteView body, Taken& taken) {
-  const auto ranges = wire::DecodeRanges(body);
-  if (!ranges.ok()) return CheckRefusal(ranges.status(), {ErrorCode::kProtocol});
-  LS_FUZZ_RULE(ranges->size() * sizeof(StridedRange) == body.size());
-  run::Coverage coverage(*SmallLayout());
-  size_t completed_blocks = 0;
-  for (const StridedRange& range : *ranges) {
-    const uint64_t missing = coverage.missing_bytes();
-    run::CompletedBlocks completed;
-    const Status added = coverage.Add(range, run::Content::kNew, completed);
-    completed_blocks += completed.changed.size();
-    if (added.ok()) {
-      LS_FUZZ_RULE(coverage.missing_bytes() == missing - (range.row_bytes == 0 ? 0 : range.bytes()));
-      ++taken.covered;
-    } else {
-      LS_FUZZ_RULE(added.code() == ErrorCode::kResourceExhausted || coverage.missing_bytes() == missing);
-      CheckRefusal(added, {ErrorCode::kBadData, ErrorCode::kResourceExhausted});
-    }
-  }
-  LS_FUZZ_RULE(coverage.complete() == (completed_blocks == SmallLayout()->block_count()));
-  LS_FUZZ_RULE(coverage.complete() == !coverage.FirstMissing().has_value());
+void TestBatches(ByteView body) {
+  const auto batches = wire::DecodeBatches(body);
+  if (!batches.ok()) return CheckRefusal(batches.status(), {ErrorCode::kProtocol});
+  LS_FUZZ_RULE(batches->size() * sizeof(uint32_t) == body.size());
 }
 
 void TestMessage(const wire::RankMessage& message, Taken& taken) {
@@ -84,9 +86,9 @@ void TestMessage(const wire::RankMessage& message, Taken& taken) {
   switch (message.type) {
     case RankMessageType::kOpen:
       return TestOpen(message.body, taken);
-    case RankMessageType::kRanges:
+    case RankMessageType::kBatches:
     case RankMessageType::kUnchanged:
-      if (reader.Take(version)) TestRanges(reader.rest(), taken);
+      if (reader.Take(version)) TestBatches(reader.rest());
       return;
     case RankMessageType::kAwaitServed: {
       const auto question = wire::DecodeAwaitServed(message.body);
@@ -112,17 +114,18 @@ void TestMessage(const wire::RankMessage& message, Taken& taken) {
 }  // namespace
 
 std::vector<Bytes> Seeds() {
-  Bytes session = Encoded(RankMessageType::kOpen, OpenBody("actor"));
+  Bytes session =
+      Encoded(RankMessageType::kOpen, OpenBody("actor", {{0, 8}, {8, 2, 64, 128}, {10, 126, 64, 128}, {8200, 100}}));
   AppendBytes(session, HexBlock("trainer_agent/run/FORMAT.md", "begin"));
-  AppendBytes(session, Encoded(RankMessageType::kRanges, RangesBody({{0, 8}, {8, 2, 64, 128}, {10, 126, 1, 0}})));
-  AppendBytes(session, Encoded(RankMessageType::kUnchanged, RangesBody({{8200, 100}, {8, 64, 64, 128}})));
+  AppendBytes(session, Encoded(RankMessageType::kBatches, BatchesBody({0, 2})));
+  AppendBytes(session, Encoded(RankMessageType::kUnchanged, BatchesBody({1, 3})));
   AppendBytes(session, Encoded(RankMessageType::kAbort, AsBytes(wire::VersionBody{2})));
-  Bytes brief = Encoded(RankMessageType::kOpen, OpenBody("a"));
-  AppendBytes(brief, Encoded(RankMessageType::kRanges, RangesBody({{0, 8}})));
+  Bytes brief = Encoded(RankMessageType::kOpen, OpenBody("a", {{0, 8}, {8, 8192}, {8200, 100}}));
+  AppendBytes(brief, Encoded(RankMessageType::kBatches, BatchesBody({0})));
   AppendBytes(brief, Encoded(RankMessageType::kAbort, AsBytes(wire::VersionBody{2})));
-  return {HexBlock("trainer_agent/run/FORMAT.md", "ranges"),
+  return {HexBlock("trainer_agent/run/FORMAT.md", "batches"),
           HexBlock("trainer_agent/run/FORMAT.md", "await-served"),
-          Encoded(RankMessageType::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
+          Encoded(RankMessageType::kBatches, BatchesBody({0, 1, 2})),
           Encoded(RankMessageType::kError, wire::EncodeError({ErrorCode::kState, "version 2 is being written"})),
           Encoded(RankMessageType::kOpened, Bytes(sizeof(wire::OpenedBody))),
           session,
