@@ -14,10 +14,9 @@ constexpr size_t kWindowBytes = 2 << 20;
 
 }  // namespace
 
-Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue,
-           uint32_t number)
+Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, LaneSet& set, uint32_t number)
     : options_(std::move(options)),
-      queue_(std::move(queue)),
+      set_(set),
       number_(number),
       strand_(asio::make_strand(io.context())),
       connection_(strand_, options_->peer, options_->standing ? "standing lane" : "lane", number),
@@ -35,7 +34,7 @@ void Lane::Start() {
 void Lane::Wake() {
   asio::post(strand_, [self = shared_from_this()] {
     self->wakeup_.Wake();
-    if (!self->queue_->stopping()) return;
+    if (self->ended_ || !self->set_.stopping()) return;
     self->connection_.Close();
     self->watch_.cancel();
   });
@@ -50,13 +49,13 @@ void Lane::GiveTicket(Result<Ticket> ticket) {
 
 asio::awaitable<void> Lane::Run() {
   const auto self = shared_from_this();
-  while (IsSpare() && !queue_->spares_wanted() && !queue_->stopping()) co_await wakeup_.Wait();
+  while (IsSpare() && !set_.spares_wanted() && !set_.stopping()) co_await wakeup_.Wait();
   Status status;
-  while (!queue_->stopping()) {
+  while (!set_.stopping()) {
     status = co_await Serve();
     connection_.Close();
     ReturnRuns();
-    if (queue_->stopping()) break;
+    if (set_.stopping()) break;
     status = Explain(status);
     if (++failures_ >= options_->attempts) break;
     if (const Status recovered = co_await Recover(); !recovered.ok()) {
@@ -66,12 +65,12 @@ asio::awaitable<void> Lane::Run() {
   }
   ended_ = true;
   watch_.cancel();
-  queue_->Leave(queue_->stopping() ? OkStatus() : status);
+  set_.Leave(set_.stopping() ? OkStatus() : status);
 }
 
 asio::awaitable<Status> Lane::Serve() {
   if (Status status = co_await Open(); !status.ok()) co_return status;
-  while (!queue_->stopping()) {
+  while (!set_.stopping()) {
     if (const Bytes requests = NextRequests(); !requests.empty()) {
       Status status = co_await connection_.Send(requests, options_->silence_timeout);
       if (!status.ok()) co_return status;
@@ -89,9 +88,9 @@ asio::awaitable<Status> Lane::Open() {
   silent_ = false;
   if (!ticket_->ok()) co_return ticket_->status();
   if (Status status = co_await connection_.Open(); !status.ok()) co_return status;
-  if (queue_->stopping()) co_return Status(ErrorCode::kCancelled, "the pull ends");
+  if (set_.stopping()) co_return Status(ErrorCode::kCancelled, "the pull ends");
 
-  if (net::RoundTrip(connection_.socket()) >= kFarRoundTrip) queue_->WantSpares();
+  if (net::RoundTrip(connection_.socket()) >= kFarRoundTrip) set_.WantSpares();
   net::OpenWindow(connection_.socket(), kWindowBytes);
   net::KeepAlive(connection_.socket());
   co_return co_await connection_.Enter(**ticket_, NextRequests());
@@ -101,7 +100,7 @@ asio::awaitable<Status> Lane::Open() {
 Bytes Lane::NextRequests() {
   Bytes requests;
   while (runs_.size() < (options_->standing ? 1 : pace_.outstanding())) {
-    const std::optional<BlockRun> run = queue_->Take(number_);
+    const std::optional<BlockRun> run = set_.Take(number_);
     if (!run) break;
     if (runs_.empty()) connection_.Touch();
     runs_.emplace_back(*run, next_request_++);
@@ -124,24 +123,24 @@ asio::awaitable<Status> Lane::ReceiveFrame() {
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
   if (run.run().kind == wire::RequestKind::kStream) {
-    if (Status status = queue_->sink().EndShare(frame.version); !status.ok()) co_return status;
+    if (Status status = set_.sink().EndShare(frame.version); !status.ok()) co_return status;
   }
   runs_.pop_front();
   pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), net::RoundTrip(connection_.socket()));
-  queue_->Return(std::nullopt);
+  set_.Return(std::nullopt);
   co_return OkStatus();
 }
 
 asio::awaitable<Status> Lane::ReceiveBlock(const wire::FrameHeader& frame) {
   RunProgress& run = runs_.front();
   if (Status status = run.Admit(frame, *options_->peer.layout); !status.ok()) co_return status;
-  std::span<std::byte> memory = queue_->sink().Destination(frame);
+  std::span<std::byte> memory = set_.sink().Destination(frame);
   if (memory.empty()) memory = Scratch(frame.payload_bytes);
   if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
   if (Status status = wire::CheckFramePayload(frame, memory); !status.ok()) co_return status;
-  if (Status status = queue_->sink().Put(frame, memory); !status.ok()) co_return status;
+  if (Status status = set_.sink().Put(frame, memory); !status.ok()) co_return status;
   run.Received(frame);
-  queue_->Count(frame.payload_bytes, RunQueue::Clock::now());
+  set_.Count(frame.payload_bytes, LaneSet::Clock::now());
   run_bytes_ += frame.payload_bytes;
   failures_ = 0;
   backoff_.Reset();
@@ -153,16 +152,16 @@ asio::awaitable<Status> Lane::ReceiveRefusal(const wire::FrameHeader& frame) {
   if (Status status = co_await connection_.ReadRefusal(frame, refusal); !status.ok()) co_return status;
   const BlockRun run = runs_.front().run();
   runs_.pop_front();
-  queue_->Refuse(Explain(refusal.WithContext(Cat("the agent refused blocks [", run.first, ", ", run.end(), ")"))));
+  set_.Refuse(Explain(refusal.WithContext(Cat("the agent refused blocks [", run.first, ", ", run.end(), ")"))));
   co_return OkStatus();
 }
 
 asio::awaitable<Status> Lane::Recover() {
   co_await Sleep(backoff_.Next());
   ticket_.reset();
-  queue_->WantTicket(shared_from_this());
-  while (!ticket_ && !queue_->stopping()) co_await wakeup_.Wait();
-  if (!ticket_) co_return OkStatus();  // the queue stopped
+  set_.WantTicket(shared_from_this());
+  while (!ticket_ && !set_.stopping()) co_await wakeup_.Wait();
+  if (!ticket_) co_return OkStatus();  // the pull ends
   const Status& status = ticket_->status();
   // What may pass (the agent is being restarted) counts as one more failure in Open; what cannot pass ends the lane.
   const bool final = status.code() == ErrorCode::kNotFound || status.code() == ErrorCode::kResourceExhausted;
@@ -171,12 +170,12 @@ asio::awaitable<Status> Lane::Recover() {
 
 asio::awaitable<void> Lane::Sleep(std::chrono::milliseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
-  while (!queue_->stopping() && std::chrono::steady_clock::now() < until) co_await wakeup_.WaitUntil(until);
+  while (!set_.stopping() && std::chrono::steady_clock::now() < until) co_await wakeup_.WaitUntil(until);
 }
 
 asio::awaitable<void> Lane::WatchSilence() {
   const auto self = shared_from_this();
-  while (!ended_ && !queue_->stopping()) {
+  while (!ended_ && !set_.stopping()) {
     watch_.expires_after(options_->silence_timeout / 4);
     (void)co_await watch_.async_wait(asio::experimental::as_tuple(asio::use_awaitable));
     const auto now = std::chrono::steady_clock::now();
@@ -193,7 +192,7 @@ std::span<std::byte> Lane::Scratch(size_t bytes) {
 }
 
 void Lane::ReturnRuns() {
-  for (const RunProgress& run : runs_) queue_->Return(run.Rest());
+  for (const RunProgress& run : runs_) set_.Return(run.Rest());
   runs_.clear();
   run_bytes_ = 0;
 }

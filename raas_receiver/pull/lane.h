@@ -14,20 +14,21 @@
 
 namespace lockstep::pull {
 
-// Everything but Wake and GiveTicket runs on the lane's strand. Alive until its coroutines are done.
-class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
+// Everything but Wake and GiveTicket runs on the lane's strand. Alive until its coroutines are done, which may be after
+// the set's end: the lane does not use the set once it has left.
+class Lane : public std::enable_shared_from_this<Lane> {
  public:
-  Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue,
-       uint32_t number);
+  Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, LaneSet& set, uint32_t number);
 
   void Start();
-  void Wake() override;
-  void GiveTicket(Result<Ticket> ticket) override;
+  // Calls of the set, by any thread; they return at once. Wake says that there may be a run to take, or the pull ends.
+  void Wake();
+  void GiveTicket(Result<Ticket> ticket);
 
  private:
   // The whole life: Serve, and after a failure back off, take a new ticket, Serve again.
   asio::awaitable<void> Run();
-  // Serves one connection. Returns its error when it fails, and OK when the queue stops.
+  // Serves one connection. Returns its error when it fails, and OK when the pull ends.
   asio::awaitable<Status> Serve();
   asio::awaitable<Status> Open();
   Bytes NextRequests();
@@ -44,13 +45,13 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   Status Explain(const Status& status) const;
 
   const std::shared_ptr<const LaneOptions> options_;
-  const std::shared_ptr<RunQueue> queue_;
+  LaneSet& set_;  // not used once ended_
   const uint32_t number_;
   const LaneConnection::Strand strand_;
   LaneConnection connection_;
   net::StrandWakeup wakeup_;
   asio::steady_timer watch_;
-  bool ended_ = false;
+  bool ended_ = false;   // the lane leaves the set
   bool silent_ = false;  // the watch broke the connection
   std::optional<Result<Ticket>> ticket_;
   std::deque<RunProgress> runs_;  // asked for, oldest first

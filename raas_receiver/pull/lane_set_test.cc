@@ -247,14 +247,15 @@ TEST_CASE("On a near link lanes beyond the first few stand by, and come in when 
 }
 
 TEST_CASE("The rate at which blocks came is known once there were enough of them") {
-  RunQueue queue;
-  RunQueue::Clock::time_point now{std::chrono::hours(1)};
+  Fixture fixture;
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  LaneSet::Clock::time_point now{std::chrono::hours(1)};
   for (int i = 0; i < 20; ++i) {
-    queue.Count(100'000, now += milliseconds(1));
-    if (i == 5) CHECK(queue.counters().bytes_per_s == 0);
+    lanes.Count(100'000, now += milliseconds(1));
+    if (i == 5) CHECK(lanes.counters().bytes_per_s == 0);
   }
-  CHECK(queue.counters().payload_bytes == 2'000'000);
-  CHECK(queue.counters().bytes_per_s == 100'000'000);
+  CHECK(lanes.counters().payload_bytes == 2'000'000);
+  CHECK(lanes.counters().bytes_per_s == 100'000'000);
 }
 
 TEST_CASE("Cancelling ends a stalled fetch at once") {
