@@ -2,6 +2,7 @@
 // host, else over lanes; on lanes, deltas are asked for while they are made.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -21,7 +22,10 @@ struct AgentOriginOptions {
   net::ControlAddress agent;
   rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
-  bool streaming = true;                    // take deltas while they are made
+  bool streaming = true;  // take deltas while they are made
+  // How long a fetch waits for a streaming delta of which nothing comes: an announced version was begun long ago, and
+  // its first blocks are at most a round trip away.
+  std::chrono::milliseconds patience{2'000};
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the origin
 };
 
