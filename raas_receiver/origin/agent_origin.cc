@@ -1,14 +1,16 @@
 #include "raas_receiver/origin/agent_origin.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/origin/agent_client.h"
 #include "raas_receiver/origin/agent_plan.h"
-#include "raas_receiver/origin/fetcher.h"
 #include "raas_receiver/origin/subscription.h"
 #include "raas_receiver/pull/lane_set.h"
 #include "raas_receiver/pull/local_source.h"
@@ -33,6 +35,7 @@ struct Agent {
   std::optional<bool> by_memory;
 };
 
+// Gets the bytes from its sources in order, each asked for what those before it did not bring.
 class AgentPull final : public Pull {
  public:
   AgentPull(Agent& agent, AgentPlan plan, Layout layout, std::stop_token stop)
@@ -40,19 +43,26 @@ class AgentPull final : public Pull {
         plan_(std::move(plan)),
         layout_(std::move(layout)),
         stop_(std::move(stop)),
-        fetcher_(agent_.options.model),
-        on_stop_(stop_, [this] { fetcher_.Cancel(); }) {}
+        on_stop_(stop_, [this] { Cancel(); }) {}
 
   const Plan& plan() const override { return plan_.plan; }
 
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging) override {
-    Connect();
-    return fetcher_.FetchBlocks(std::move(request), staging);
+    staging.Expect(request.blocks);
+    const auto complete = [&] {
+      request.blocks = staging.Missing();
+      return request.blocks.empty();
+    };
+    return Fetch([&](pull::BlockSource& source) { return source.FetchBlocks(request, staging); }, complete);
   }
 
   Status FetchDeltas(DeltaStaging& staging) override {
-    Connect();
-    return fetcher_.FetchDeltas(staging);
+    pull::DeltaRequest request = staging.TakeMissing();
+    const auto complete = [&] {
+      request = staging.TakeMissing();
+      return request.steps.empty();
+    };
+    return Fetch([&](pull::BlockSource& source) { return source.FetchDeltas(request, staging); }, complete);
   }
 
   Result<Plan> CatchUp(std::span<const Version> by_block) override {
@@ -62,18 +72,50 @@ class AgentPull final : public Pull {
   }
 
   void Close(const VersionRef& held, const Status& outcome) override {
-    const pull::SourceCounters counters = fetcher_.counters();
-    if (counters.payload_bytes > 0) agent_.by_memory = counters.local_bytes > 0;
-    fetcher_.Close();
+    const pull::SourceCounters sum = counters();
+    if (sum.payload_bytes > 0) agent_.by_memory = sum.local_bytes > 0;
+    Use({});
     if (plan().transfer == 0) return;  // there was nothing to open
     const Status closed = agent_.client.ClosePull(plan().transfer, held, outcome);
     if (closed.ok()) return;
     telemetry::LogWarn("pull_close_failed", closed, {{"model", agent_.options.model}, {"pull", plan().transfer}});
   }
 
-  pull::SourceCounters counters() const override { return fetcher_.counters(); }
+  pull::SourceCounters counters() const override {
+    MutexLock lock(mutex_);
+    pull::SourceCounters sum;
+    for (const auto& source : sources_) {
+      const pull::SourceCounters one = source->counters();
+      sum.payload_bytes += one.payload_bytes;
+      sum.local_bytes += one.local_bytes;
+      sum.plain_bytes += one.plain_bytes;
+      sum.streamed_bytes += one.streamed_bytes;
+      sum.retries += one.retries;
+      sum.bytes_per_s = std::max(sum.bytes_per_s, one.bytes_per_s);
+    }
+    return sum;
+  }
 
  private:
+  // `fetch` asks one source for what is missing. After a failure `complete` finds out what still is; true: nothing.
+  // Returns the last source's error.
+  Status Fetch(const std::function<Status(pull::BlockSource&)>& fetch, const std::function<bool()>& complete) {
+    Connect();
+    Status status;
+    for (const auto& source : sources_) {
+      status = fetch(*source);
+      if (status.ok()) break;
+      if (stop_.stop_requested()) return {ErrorCode::kCancelled, "the pull was cancelled"};
+      // The last source's failure is the caller's error, and is logged there.
+      if (source != sources_.back()) {
+        telemetry::Log(telemetry::LogLevel::kDebug, "source_fetch_failed",
+                       {{"model", agent_.options.model}, {"source", source->name()}, {"message", status.ToString()}});
+      }
+      if (complete()) return OkStatus();
+    }
+    return status;
+  }
+
   // To all ways that the plan grants and that can be reached, in the order in which they are to be asked.
   void Connect() {
     if (std::exchange(connected_, true)) return;
@@ -85,7 +127,18 @@ class AgentPull final : public Pull {
     };
     sources.push_back(
         std::make_shared<pull::LaneSet>(agent_.io, pull::LaneOptions{.peer = plan_.lanes}, std::move(renew)));
-    fetcher_.Use(std::move(sources));
+    Use(std::move(sources));
+    if (stop_.stop_requested()) Cancel();  // which may have been before they were there
+  }
+
+  void Use(std::vector<std::shared_ptr<pull::BlockSource>> sources) {
+    MutexLock lock(mutex_);
+    sources_.swap(sources);  // those before end after the lock does
+  }
+
+  void Cancel() {
+    MutexLock lock(mutex_);
+    for (const auto& source : sources_) source->Cancel();
   }
 
   // Null: it is not on this host.
@@ -112,7 +165,8 @@ class AgentPull final : public Pull {
   const Layout layout_;
   const std::stop_token stop_;
   bool connected_ = false;
-  Fetcher fetcher_;
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<pull::BlockSource>> sources_;  // the fetching thread changes it, under mutex_
   const std::stop_callback<std::function<void()>> on_stop_;
 };
 

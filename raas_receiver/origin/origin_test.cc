@@ -395,6 +395,23 @@ TEST_CASE("Bytes that are damaged on their way never count, and the others do") 
   }
 }
 
+TEST_CASE("What an agent's memory does not bring comes by its lanes, and nothing else does", "[agent]") {
+  AgentHost host(Kind::kAgentByMemory, 2ull << 30);
+  const auto pull = host.Open(0);
+  Bytes bytes(size_t{kBlocks} * kBlock);
+  std::atomic<bool> spoilt = false;
+  FullStaging staging(*host.layout, [&](BlockIndex block) {
+    if (block == 7 && !spoilt.exchange(true)) return std::span<std::byte>();  // no copy in there has the block's hash
+    return std::span(bytes).subspan(size_t{block} * kBlock, kBlock);
+  });
+  REQUIRE(pull->FetchBlocks({host.layout->AllBlocks(), 1, false}, staging).ok());
+  for (BlockIndex block = 0; block < kBlocks; ++block) {
+    CHECK(std::ranges::equal(std::span(bytes).subspan(size_t{block} * kBlock, kBlock), host.BlockOf(1, block)));
+  }
+  CHECK(pull->counters().payload_bytes == uint64_t{kBlocks} * kBlock);
+  CHECK(pull->counters().local_bytes == uint64_t{kBlocks - 1} * kBlock);
+}
+
 TEST_CASE("A version that is overtaken while it is pulled comes as a newer one, and all blocks come to one",
           "[agent]") {
   AgentHost host;
