@@ -1,3 +1,4 @@
+// What lanes do when their peer fails or misbehaves; pulls of a real agent: origin_test.
 #include "raas_receiver/pull/lane_set.h"
 
 #include <algorithm>
@@ -114,34 +115,6 @@ constexpr Fault kFaults[] = {Fault::kRefuseTicket,   Fault::kForeignWelcome, Fau
                              Fault::kStall};
 
 }  // namespace
-
-TEST_CASE("A full pull over several lanes brings every block once, bit for bit, into its place") {
-  Fixture fixture;
-  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
-  MemorySink sink(*fixture.model.layout());
-  REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
-  CHECK(sink.data == fixture.model.data(1));
-  CHECK(sink.repeated == 0);
-  CHECK(lanes.counters().payload_bytes == fixture.model.layout()->data_bytes());
-  CHECK(lanes.counters().retries == 0);
-}
-
-TEST_CASE("A delta pull brings every entry once") {
-  Fixture fixture;
-  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
-  EntrySink sink;
-  REQUIRE(lanes.Fetch(fixture.DeltaRuns(), sink).ok());
-  fixture.CheckDelta(sink.blocks);
-}
-
-TEST_CASE("Blocks say of which version they are when the agent has moved on") {
-  Fixture fixture;
-  fixture.server.version_of = [](BlockIndex block) { return Version{1} + block % 2; };
-  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
-  MemorySink sink(*fixture.model.layout());
-  REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
-  for (BlockIndex block = 0; block < sink.versions.size(); ++block) CHECK(sink.versions[block] == 1 + block % 2);
-}
 
 TEST_CASE("Lanes stay open from one fetch to the next") {
   Fixture fixture;
