@@ -156,6 +156,7 @@ Status RunProgress::Finish(const wire::FrameHeader& frame) const {
 }
 
 std::optional<BlockRun> RunProgress::Rest() const {
+  if (run_.kind == wire::RequestKind::kStream) return run_;
   if (next_ == run_.end()) return std::nullopt;
   BlockRun rest = run_;
   rest.first = next_;

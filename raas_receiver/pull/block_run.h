@@ -64,7 +64,8 @@ class RunProgress {
   // Takes the kRequestEnd frame. kProtocol when blocks are missing.
   Status Finish(const wire::FrameHeader& frame) const;
 
-  // The run to ask for again when the lane broke: the blocks that have not come. No value when all have.
+  // The run to ask for again when the lane broke: the blocks that have not come; of a streaming delta the whole share,
+  // which no other lane asks for. No value when all have.
   std::optional<BlockRun> Rest() const;
 
  private:

@@ -119,6 +119,15 @@ TEST_CASE("A stream's run admits blocks of its share that lead on from its base"
   CHECK(admitted(1, 4, 4) == ErrorCode::kProtocol);
 }
 
+TEST_CASE("The rest of a stream's run is its whole share, whichever block came") {
+  const BlockRun run{.kind = wire::RequestKind::kStream, .base = 4, .first = 1, .count = 3};
+  RunProgress progress(run, 1);
+  progress.Received(FrameFor(run, 1));
+  REQUIRE(progress.Rest().has_value());
+  CHECK(progress.Rest()->first == run.first);
+  CHECK(progress.Rest()->count == run.count);
+}
+
 TEST_CASE("A block that came is not admitted again, and the rest is what comes after it") {
   RunProgress progress(DeltaRun(), 1);
   const wire::FrameHeader frame = FrameFor(DeltaRun(), 3);
