@@ -104,6 +104,19 @@ class FakeAgent final : public v1::TrainerAgent::Service {
     return grpc::Status::OK;
   }
 
+  // Of two receivers one serves the newest version, 7; both do when the tool asks for 7 itself.
+  grpc::Status AwaitServed(grpc::ServerContext*, const v1::AwaitServedRequest* request,
+                           v1::AwaitServedResponse* response) override {
+    response->set_served(request->version() == 7 && request->names_size() == 0);
+    response->set_version(7);
+    response->set_receivers(2);
+    response->set_serving(response->served() ? 2 : 1);
+    if (response->served()) return grpc::Status::OK;
+    response->set_text("\"r1\" serves nothing");
+    response->add_lacking()->set_receiver("r1");
+    return grpc::Status::OK;
+  }
+
   std::vector<std::string> models = {"actor"};
   std::string unopened;  // a model that a receiver follows all the same
   std::function<void(v1::AgentModel&)> receivers = [](v1::AgentModel&) {};
@@ -358,6 +371,17 @@ TEST_CASE("Rollback says where the receiver is now") {
         std::vector<std::string>{"rollback", "--not", "0"}, std::vector<std::string>{"pull", "--not", "7"}}) {
     CHECK(fleet.Receiver(wrong).status.code() == ErrorCode::kUsage);
   }
+}
+
+TEST_CASE("A wait asks again for the version that was the newest, and says who lacks it when its time is up") {
+  Fleet fleet;
+  CHECK(fleet.Agent({"wait-served"}).text ==
+        "actor: version 7 or a newer one is served by 2 of 2 connected receivers\n");
+  const Answer late = fleet.Agent({"wait-served", "--name", "r0", "--name", "r1", "--timeout", "50ms", "--json"});
+  CHECK_THAT(late.status, FailsWith(ErrorCode::kDeadline, "\"r1\" serves nothing"));
+  CHECK(Json::parse(late.text)["lacking"][0]["receiver"] == "r1");
+  CHECK(fleet.Agent({"wait-served", "--to", "7", "--label", "a"}).status.code() == ErrorCode::kUsage);
+  CHECK(fleet.Agent({"wait-served", "--engines", "2", "--name", "r1"}).status.code() == ErrorCode::kUsage);
 }
 
 TEST_CASE("Drop names its model, goes to the agent, and says what is free") {

@@ -93,6 +93,24 @@ void AddCommands(CLI::App& app, RawArguments& raw) {
       "Have an agent forget a model whose trainer has ended, and free its memory; receivers keep what they hold")
       ->add_option("model,--model", options.model, "The model")
       ->required();
+  CLI::App* wait =
+      add(Command::kServed, Daemon::kAgent, "wait-served",
+          "Wait until receivers serve a version or a newer one; without an option every receiver that is connected");
+  AddModel(*wait, options);
+  CLI::Option* wanted =
+      wait->add_option("--to", options.served_version, "The version [the newest of now]")->type_name("VERSION");
+  wanted->check(CLI::PositiveNumber);
+  wait->add_option("--label", options.label, "The newest version that has this label")->excludes(wanted);
+  CLI::Option* receivers =
+      wait->add_option("--receivers", options.receivers, "So many receivers, with all of their engines");
+  CLI::Option* engines = wait->add_option("--engines", options.engines, "So many engines, of whichever receivers");
+  for (CLI::Option* count : {receivers, engines}) count->type_name("N")->check(CLI::PositiveNumber);
+  wait->add_option("--name", options.names, "This receiver, or one of its engines; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("RECEIVER[/ENGINE]")
+      ->excludes(receivers)
+      ->excludes(engines);
+  receivers->excludes(engines);
   add(Command::kHealth, {}, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", raw.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(

@@ -55,6 +55,22 @@ TEST_CASE("A thread may end in a callback, as Python's threads do at its end") {
   CHECK_FALSE(returned);
 }
 
+TEST_CASE("A wait for a fleet says that no agent answers, and ends with its caller") {
+  lockstep_served_query query{.abi_version = LOCKSTEP_ABI_VERSION, .socket_path = "/no/such/socket", .model = "m"};
+  char* json = nullptr;
+  CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_UNAVAILABLE);
+  CHECK(json == nullptr);
+  CHECK(std::string(lockstep_last_error(nullptr)).starts_with("not within 0 s: no agent answers on /no/such/socket: "));
+  query.timeout_ms = UINT32_MAX;
+  query.interrupted = [](void*) { return 1; };
+  CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_DEADLINE);
+  query.names = nullptr;
+  query.name_count = 1;
+  CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_BAD_DATA);
+  query.abi_version = LOCKSTEP_ABI_VERSION + 1;
+  CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_PROTOCOL);
+}
+
 TEST_CASE("Of options of another ABI version nothing but the version is read") {
   const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   void* const pages = ::mmap(nullptr, 2 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

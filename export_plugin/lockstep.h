@@ -246,6 +246,33 @@ int lockstep_import(const char* directory, const char* description, const lockst
 /* The metadata-only dry run: *json is tensors_meta in export order, [{"name", "dtype", "shape", "offset"}, ...], from
  * descriptions in which no rank need hold anything. Free it with lockstep_free. */
 int lockstep_tensors_meta(const char* const* descriptions, uint32_t ranks, char** json);
+
+/* Who must serve which version: so many receivers, so many engines, or all that are named; of these three at most one
+ * is given. Without any: every receiver that is connected to the agent, and one at least. */
+typedef struct lockstep_served_query {
+  uint32_t abi_version;    /* LOCKSTEP_ABI_VERSION */
+  const char* socket_path; /* the agent's unix socket */
+  const char* model;
+  const char* run;          /* 32 hex digits; null or empty: the model's current run */
+  uint64_t version;         /* 0: the newest that has the label; without one the newest when this is called */
+  const char* label;        /* null or empty: none */
+  uint32_t receivers;       /* how many, with all of their engines; one without an engine need only hold it */
+  uint32_t engines;         /* how many, of whichever receivers */
+  const char* const* names; /* RECEIVER, RECEIVER/ENGINE, or "*": every receiver that is connected, one at least */
+  size_t name_count;
+  uint32_t timeout_ms;               /* UINT32_MAX: no limit */
+  int (*interrupted)(void* context); /* null, or asked several times a second; 1 ends the call, LOCKSTEP_DEADLINE */
+  void* context;
+} lockstep_served_query;
+
+/* Waits until the version, or a newer one of its run, is served. An agent that is restarted meanwhile is asked again.
+ * Any thread may call this. *json is the agent's last answer, an AwaitServedResponse (proto/lockstep/v1/agent.proto) as
+ * lockstepctl --json prints it, or null; free it with lockstep_free.
+ *
+ * LOCKSTEP_DEADLINE: the time is up; lockstep_last_error(NULL) and "lacking" say what each receiver serves.
+ * LOCKSTEP_UNAVAILABLE: the time is up, and no agent answers. LOCKSTEP_STATE: the run has ended. LOCKSTEP_NOT_FOUND: no
+ * run is given, and the agent has no such model. */
+int lockstep_wait_served(const lockstep_served_query* query, char** json);
 void lockstep_free(void* memory);
 
 /* 1: this library was built with --config=cuda. */

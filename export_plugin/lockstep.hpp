@@ -355,6 +355,15 @@ inline Error TensorsMeta(const std::vector<std::string>& descriptions, std::stri
   return {};
 }
 
+// Waits until receivers serve a version. `json` is as of lockstep_wait_served; empty: the agent did not answer.
+inline Error WaitServed(const lockstep_served_query& query, std::string& json) {
+  char* answer = nullptr;
+  const int code = lockstep_wait_served(&query, &answer);
+  json = answer == nullptr ? "" : answer;
+  lockstep_free(answer);
+  return {code, code == LOCKSTEP_OK ? "" : lockstep_last_error(nullptr)};
+}
+
 }  // namespace lockstep::trainer
 
 #endif  // LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_HPP_

@@ -17,6 +17,7 @@
 #include "export_plugin/in_place.h"
 #include "export_plugin/lockstep.h"
 #include "export_plugin/plan/shard_description.h"
+#include "export_plugin/wait_served.h"
 
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
@@ -121,13 +122,26 @@ std::string Describe(const exporter::Exporter& exporter) {
       .dump();
 }
 
+// `*given` is for lockstep_free.
+Status GiveText(const std::string& text, char** given) {
+  *given = ::strdup(text.c_str());
+  return *given != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
+}
+
 Status TensorsMeta(const char* const* descriptions, uint32_t ranks, char** json) {
   if (json == nullptr) return {ErrorCode::kBadData, "json must be given"};
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, abi::ToDescriptions(descriptions, ranks));
   LS_ASSIGN_OR_RETURN(const std::vector<plan::ShardDescription> parsed, exporter::ParseDescriptions(texts));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(parsed));
-  *json = ::strdup(DescribeTensors(layout::HuggingFaceTensors(model)).dump().c_str());
-  return *json != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
+  return GiveText(DescribeTensors(layout::HuggingFaceTensors(model)).dump(), json);
+}
+
+Status WaitServed(const lockstep_served_query* query, char** json) {
+  if (query == nullptr || json == nullptr) return {ErrorCode::kBadData, "query and json must be given"};
+  std::string answer;
+  const Status served = abi::WaitServed(*query, &answer);
+  if (!answer.empty()) LS_RETURN_IF_ERROR(GiveText(answer, json));
+  return served;
 }
 
 }  // namespace
@@ -255,6 +269,11 @@ int lockstep_import(const char* directory, const char* description, const lockst
 int lockstep_tensors_meta(const char* const* descriptions, uint32_t ranks, char** json) {
   if (json != nullptr) *json = nullptr;
   return abi::Guarded(ThreadError(), [&] { return TensorsMeta(descriptions, ranks, json); });
+}
+
+int lockstep_wait_served(const lockstep_served_query* query, char** json) {
+  if (json != nullptr) *json = nullptr;
+  return abi::Guarded(ThreadError(), [&] { return WaitServed(query, json); });
 }
 
 void lockstep_free(void* memory) {

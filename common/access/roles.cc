@@ -35,6 +35,7 @@ constexpr Row kRows[] = {
     {"lockstep.v1.TrainerAgent.Verify", kSteers},
     {"lockstep.v1.TrainerAgent.DropModel", kSteers},
     {"lockstep.v1.TrainerAgent.Report", kReads},
+    {"lockstep.v1.TrainerAgent.AwaitServed", kSees},
     {"lockstep.v1.TrainerAgent.GetTimeline", kSees},
     {"lockstep.v1.RaasReceiver.GetStatus", kSees},
     {"lockstep.v1.RaasReceiver.Pull", kSteers},

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "common/base/text.h"
-#include "common/model/label.h"
-#include "common/model/model_name.h"
 #include "common/os/framing.h"
 #include "common/peer/peer.h"
 
@@ -101,34 +99,6 @@ Result<Opening> DecodeOpen(ByteView body) {
   }
   LS_ASSIGN_OR_RETURN(opening.layout, model::ModelLayout::Decode(layout));
   return opening;
-}
-
-Result<ServedQuestion> DecodeAwaitServed(ByteView body) {
-  ByteReader reader(body);
-  AwaitServedBody asked;
-  const bool whole = reader.Take(asked);
-  std::vector<std::string> lines(1);
-  for (const char c : AsText(reader.rest())) {
-    if (c == '\n') {
-      lines.emplace_back();
-    } else {
-      lines.back() += c;
-    }
-  }
-  const bool by_name = asked.receivers == 0;
-  const bool named = lines.size() >= 2 && model::CheckModelName(lines[0]).ok() && model::CheckLabel(lines[1]).ok();
-  if (!whole || !named || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty() ||
-      asked.receivers == kOfEngines) {
-    return Status(ErrorCode::kProtocol, "rank protocol: a malformed AWAIT_SERVED");
-  }
-  return ServedQuestion{.model = lines[0],
-                        .run = asked.run,
-                        .version = asked.version,
-                        .label = lines[1],
-                        .receivers = asked.receivers & ~kOfEngines,
-                        .of_engines = (asked.receivers & kOfEngines) != 0,
-                        .names = {lines.begin() + 2, lines.end()},
-                        .timeout = std::chrono::milliseconds(asked.timeout_ms)};
 }
 
 Result<std::vector<uint32_t>> DecodeBatches(ByteView batches) {

@@ -37,8 +37,8 @@ enum class RankMessageType : uint16_t {
   kError = 9,         // ErrorBody, then a sentence
   kUnchanged = 10,    // as kBatches: their bytes are final and equal those of the other slot, the version before
   kHello = 11,        // a peer's line (common/peer/peer.h), from either side
-  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by kServed or kError
-  kServed = 13,       // ServedBody
+  kAwaitServed = 12,  // in place of kOpen: v1::AwaitServedRequest as JSON; answered by kServed or kError
+  kServed = 13,       // v1::AwaitServedResponse as JSON (common/rpc/message_json.h), also where it is not served
 };
 static_assert(sizeof(StridedRange) == 32);
 
@@ -79,29 +79,6 @@ struct BegunBody {  // 8 bytes
   uint32_t slot = 0;
   uint32_t reserved = 0;
 };
-
-struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the receivers' names, a line each
-  RunId run;
-  uint64_t version = 0;     // 0: the newest that has the label
-  uint32_t receivers = 0;   // how many must serve it, with kOfEngines how many engines; 0: those that are named
-  uint32_t timeout_ms = 0;  // after which the answer is an error
-};
-static_assert(sizeof(AwaitServedBody) == 32);
-
-struct ServedBody {  // 56 bytes
-  uint64_t version = 0;
-  uint64_t model_bytes = 0;
-  uint64_t delta_bytes = 0;  // of the delta that led to the version; 0: none is retained
-  double density = 0;        // the share of elements that it changed
-  uint64_t newest_version = 0;
-  uint64_t oldest_served = 0;  // by a receiver that is connected; 0: one serves nothing of the run
-  uint32_t receivers = 0;      // that are connected
-  uint32_t serving = 0;        // those of them that serve the version, or a newer one
-};
-static_assert(sizeof(ServedBody) == 56);
-
-// In AwaitServedBody::receivers.
-inline constexpr uint32_t kOfEngines = 1u << 31;
 
 struct ErrorBody {    // 4 bytes
   uint32_t code = 0;  // ErrorCode
@@ -147,22 +124,6 @@ struct Opening {
 };
 // kProtocol when it is malformed; else as ModelLayout::Decode.
 Result<Opening> DecodeOpen(ByteView body);
-
-inline constexpr const char* kEveryReceiver = "*";  // among names: all that are connected, one at least
-
-// The body of a kAwaitServed message, decoded: do engines serve a version, or a newer one of its run?
-struct ServedQuestion {
-  std::string model;
-  RunId run;
-  Version version = 0;             // 0: the newest that has the label
-  std::string label;               // empty: none
-  uint32_t receivers = 0;          // how many, whichever they are; 0: all that are named
-  bool of_engines = false;         // `receivers` counts their engines
-  std::vector<std::string> names;  // of receivers, or RECEIVER/ENGINE
-  std::chrono::milliseconds timeout{0};
-};
-// kProtocol when it is malformed, or asks for no version or no receiver.
-Result<ServedQuestion> DecodeAwaitServed(ByteView body);
 
 // The numbers that follow the version in a kBatches or kUnchanged message; kProtocol unless they are whole.
 Result<std::vector<uint32_t>> DecodeBatches(ByteView batches);

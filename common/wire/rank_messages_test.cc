@@ -45,39 +45,6 @@ TEST_CASE("An OPEN says model, layout, rank, run and share, and no prefix of one
   }
 }
 
-TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or of some by name") {
-  const auto encoded = [](const AwaitServedBody& asked, std::string_view lines) {
-    Bytes body;
-    Append(body, asked);
-    AppendBytes(body, AsBytes(lines));
-    return body;
-  };
-  const auto named = DecodeAwaitServed(encoded({.run = {{7}}, .timeout_ms = 50}, "actor\nstep 3\none\ntwo"));
-  REQUIRE(named.ok());
-  CHECK(named->model == "actor");
-  CHECK(named->run == RunId{{7}});
-  CHECK(named->label == "step 3");
-  CHECK(named->names == std::vector<std::string>{"one", "two"});
-  CHECK(named->timeout == std::chrono::milliseconds(50));
-  const auto counted = DecodeAwaitServed(encoded({.version = 3, .receivers = 2}, "actor\n"));
-  REQUIRE(counted.ok());
-  CHECK((counted->version == 3 && counted->receivers == 2 && counted->label.empty() && counted->names.empty()));
-  const auto engines = DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines | 2}, "actor\n"));
-  REQUIRE(engines.ok());
-  CHECK(engines->receivers == 2);
-  CHECK(engines->of_engines);
-  const FailsWith malformed(ErrorCode::kProtocol, "a malformed AWAIT_SERVED");
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3}, "actor\n")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\n\none")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\nlabel")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "no/model\n")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n" + std::string(65, 'x'))), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n")), malformed);
-  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = kOfEngines}, "actor\n")), malformed);
-  CHECK_THAT(DecodeAwaitServed(Bytes(31)), malformed);
-}
-
 TEST_CASE("The numbers of batches come whole or not at all") {
   const std::vector<uint32_t> batches = {0, 7};
   const ByteView bytes = std::as_bytes(std::span(batches));

@@ -1,8 +1,12 @@
+#include <algorithm>
+
 #include "common/peer/peer.h"
 #include "ctl/daemon/daemon_commands.h"
 
 namespace lockstep::ctl {
 namespace {
+
+constexpr std::chrono::milliseconds kAgentsWait{10'000};  // the longest (AwaitServedRequest)
 
 class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::AgentStatus> {
  public:
@@ -13,6 +17,7 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     if (options_.command == Command::kVerify) return Verify();
     if (options_.command == Command::kDrop) return Drop();
     if (options_.command == Command::kWatch) return Watch();
+    if (options_.command == Command::kServed) return WaitServed();
     if (options_.command == Command::kLayout) return ShowLayout<v1::GetLayoutRequest>(&Stub::GetLayout);
     return DaemonCommands::Run();
   }
@@ -33,6 +38,44 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     output_.Print(ToJson(dropped), Cat(options_.model, " is dropped: ", HumanBytes(dropped.freed_bytes()),
                                        " are free once open pulls end; receivers keep what they hold\n"));
     return OkStatus();
+  }
+
+  // Asks again, since the agent answers after kAgentsWait.
+  Status WaitServed() const {
+    const auto deadline = std::chrono::steady_clock::now() + options_.timeout.value_or(std::chrono::milliseconds(0));
+    v1::AwaitServedRequest request;
+    request.set_model(options_.model);
+    if (options_.model.empty()) {
+      LS_ASSIGN_OR_RETURN(const v1::AgentStatus status,
+                          client_.Call(&Stub::GetStatus, v1::AgentStatusRequest(), kQuickTimeout));
+      LS_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(options_, client_.name(), status.models()));
+    }
+    request.set_version(options_.served_version);
+    request.set_label(options_.label);
+    request.set_receivers(options_.receivers);
+    request.set_engines(options_.engines);
+    request.mutable_names()->Assign(options_.names.begin(), options_.names.end());
+    while (true) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      const std::chrono::milliseconds agents_wait =
+          options_.timeout.has_value() ? std::clamp(left, std::chrono::milliseconds(0), kAgentsWait) : kAgentsWait;
+      request.set_timeout_ms(static_cast<uint64_t>(agents_wait.count()));
+      LS_ASSIGN_OR_RETURN(const v1::AwaitServedResponse answer,
+                          client_.Call(&Stub::AwaitServed, request, agents_wait + kQuickTimeout));
+      const bool late = options_.timeout.has_value() && std::chrono::steady_clock::now() >= deadline;
+      if (answer.served() || late) {
+        output_.Print(ToJson(answer), ServedText(request.model(), answer));
+        return answer.served() ? OkStatus() : Status(ErrorCode::kDeadline, answer.text());
+      }
+      // What was the newest version when it was first asked for is waited for.
+      if (request.label().empty()) request.set_version(answer.version());
+    }
+  }
+
+  static std::string ServedText(const std::string& model, const v1::AwaitServedResponse& answer) {
+    if (!answer.served()) return "";
+    return Cat(model, ": version ", answer.version(), " or a newer one is served by ", answer.serving(), " of ",
+               answer.receivers(), " connected receivers\n");
   }
 
   Status Watch() const {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/os/places.h"
@@ -14,7 +15,7 @@
 
 namespace lockstep::ctl {
 
-enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kDrop, kHealth };
+enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kDrop, kHealth, kServed };
 enum class Daemon { kAgent, kReceiver };
 
 struct DaemonOptions {
@@ -28,11 +29,16 @@ struct DaemonOptions {
   bool force_full = false;
   uint64_t to_version = 0;                           // of a rollback; 0: the version before
   uint64_t not_version = 0;                          // of a rollback; 0: none is skipped
+  uint64_t served_version = 0;                       // that wait-served waits for; 0: the newest, or the label's
+  std::string label;                                 // of that version
+  uint32_t receivers = 0;                            // how many must serve it
+  uint32_t engines = 0;                              // how many engines must
+  std::vector<std::string> names;                    // of all that must
   bool needs_engines = false;                        // verify fails where no engine's memory was compared
   uint64_t count = 0;                                // of records to watch, or looks of top; 0: no end
   uint64_t every_s = 1;                              // between two looks of top
   bool changes_only = false;                         // top looks often, and prints what differs
-  std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
+  std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch and wait-served have none
 };
 
 inline constexpr std::chrono::milliseconds kQuickTimeout{10'000};  // for what a daemon knows

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/base/text.h"
-#include "common/peer/peer.h"
+#include "export_plugin/client/agent_connection.h"
 
 namespace lockstep::client {
 namespace {
@@ -16,11 +16,6 @@ constexpr std::chrono::milliseconds kRetryPause{50};
 
 bool ConnectionLost(const Status& status) {
   return status.code() == ErrorCode::kUnavailable;
-}
-
-Status Unexpected(const wire::RankMessage& message) {
-  if (message.type == wire::RankMessageType::kError) return wire::DecodeError(message.body);
-  return {ErrorCode::kProtocol, Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type))};
 }
 
 template <typename T>
@@ -49,16 +44,8 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  Result<os::UnixConnection> connection = os::UnixConnect(options_.socket_path, timeout, Interrupted());
-  if (connection.status().code() == ErrorCode::kPermission) {
-    return {ErrorCode::kPermission,
-            Cat(connection.status().message(), "; the agent's --trainer-group names the group that may")};
-  }
-  LS_ASSIGN_OR_RETURN(connection_, std::move(connection));
-  connection_.KeepFromChildren();
-  Status status = os::CheckListener(connection_, options_.socket_path);
-  if (status.ok()) status = SayHello(timeout);
-  if (status.ok()) status = SendOpen(timeout);
+  LS_ASSIGN_OR_RETURN(connection_, ConnectToAgent(options_.socket_path, timeout, options_.call_timeout, Interrupted()));
+  Status status = SendOpen(timeout);
   if (!status.ok()) Disconnect();
   return status;
 }
@@ -87,22 +74,6 @@ void RankClient::Disconnect() {
   connection_ = os::UnixConnection();
 }
 
-// An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
-Result<wire::RankMessage> RankClient::AnswerTo(const Status& sent) {
-  Result<wire::RankMessage> reply = wire::ReceiveRankMessage(connection_, options_.call_timeout);
-  if (sent.ok() || (reply.ok() && reply->type == wire::RankMessageType::kError)) return reply;
-  return sent;
-}
-
-Status RankClient::SayHello(std::chrono::milliseconds timeout) {
-  const std::string line = peer::SelfLine("export_plugin");
-  LS_ASSIGN_OR_RETURN(const wire::RankMessage reply,
-                      AnswerTo(wire::SendRankMessage(connection_, wire::RankMessageType::kHello,
-                                                     AsBytes(std::string_view(line)), {}, timeout)));
-  if (reply.type != wire::RankMessageType::kHello) return Unexpected(reply);
-  return peer::CheckPeer("export_plugin", AsText(reply.body));
-}
-
 Status RankClient::SendOpen(std::chrono::milliseconds timeout) {
   const wire::OpenBody open{.rank = options_.rank, .ranks = options_.ranks, .run = options_.run};
   const Bytes body = wire::EncodeOpen(open, options_.model, *options_.layout, options_.share);
@@ -114,8 +85,10 @@ Status RankClient::SendOpen(std::chrono::milliseconds timeout) {
   if (segments_[0].valid()) {
     for (const os::MappedSegment& segment : segments_) fds.push_back(segment.fd());
   }
-  LS_ASSIGN_OR_RETURN(wire::RankMessage reply,
-                      AnswerTo(wire::SendRankMessage(connection_, wire::RankMessageType::kOpen, body, fds, timeout)));
+  LS_ASSIGN_OR_RETURN(
+      wire::RankMessage reply,
+      AnswerTo(connection_, wire::SendRankMessage(connection_, wire::RankMessageType::kOpen, body, fds, timeout),
+               options_.call_timeout));
   return Opened(std::move(reply));
 }
 

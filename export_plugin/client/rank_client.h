@@ -111,8 +111,6 @@ class RankClient {
   void Disconnect();
 
   Status Connect(std::chrono::milliseconds timeout);
-  Result<wire::RankMessage> AnswerTo(const Status& sent);
-  Status SayHello(std::chrono::milliseconds timeout);
   Status SendOpen(std::chrono::milliseconds timeout);
   Status Opened(wire::RankMessage reply);
   Status MapSegments(const wire::OpenedBody& opened, std::vector<os::UniqueFd> fds);

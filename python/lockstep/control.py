@@ -33,7 +33,7 @@ from lockstep.core.answers import (
 )
 from lockstep.core.errors import BadDataError, DeadlineError, Error, NotFoundError, from_label
 from lockstep.core.fleet import EngineServed, Peer, VersionRef
-from lockstep.core.served import EVERY, Receivers, wanted_receivers
+from lockstep.core.served import Receivers, Served, wanted_receivers
 
 __all__ = [
     "Agent",
@@ -93,11 +93,7 @@ class _Daemon:
 
     def _ask(self, *words: str, timeout: "float | None" = None) -> Any:
         """What ``lockstepctl`` answers; its error as an exception."""
-        command = self._command(words, self._timeout if timeout is None else timeout)
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-        if done.returncode != 0:
-            raise _failure(done.stderr)
-        return parsed(done.stdout)
+        return _answer(self._command(words, self._timeout if timeout is None else timeout))
 
     def _looks(self, timeout: "float | None") -> "Generator[Any, None, None]":
         """What one ``lockstepctl`` sees now, and whenever that is new; its error as an exception."""
@@ -105,6 +101,16 @@ class _Daemon:
             if "error" in look:
                 raise from_label(look["code"], look["error"])
             yield look
+
+
+def _answer(command: "Sequence[str]") -> Any:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode == 0:
+        return parsed(done.stdout)
+    error = _failure(done.stderr)
+    if isinstance(error, DeadlineError) and done.stdout:
+        error.lacking = decoded(Served, parsed(done.stdout)).lacking
+    raise error
 
 
 def _lines(
@@ -135,7 +141,7 @@ def _lines(
 
 
 class Agent(_Daemon):
-    """A trainer_agent. Every call asks it again, by a process; ``watch`` and waits have one for all that they see.
+    """A trainer_agent. Every call asks it again, by a process; ``watch`` has one for all that it sees.
 
     Args:
         address: of its control plane, "HOST:PORT" or "unix:PATH"; None: $LOCKSTEP_AGENT, then this host's.
@@ -180,36 +186,20 @@ class Agent(_Daemon):
 
         Args:
             version: None: the newest of when this is called.
-            receivers: how many that are connected, or the names of all that must; None, "*": every one that is connected,
-                and one at least.
+            receivers: as for ``Publisher.wait_served``.
             model: None: the only one.
             timeout: seconds; None waits for ever.
 
         Raises:
-            DeadlineError: the time is up; the text says what each receiver serves, and its last error, ``lacking`` has
-                those that lack the version.
+            DeadlineError: the time is up; the text says what each receiver serves and holds, and its last error;
+                ``lacking`` has those that lack the version.
         """
-        wanted = arguments.version_number(version) if version is not None else None
-        count, names = wanted_receivers(receivers, None)
-        with contextlib.closing(self.watch(timeout)) as looks:
-            for status in looks:
-                now = _only(status.models, model, "agent")
-                if wanted is None and now.newest_version > 0:
-                    wanted = now.newest_version
-                there = [peer for peer in now.receivers if peer.presence == "connected"]
-                serving = [peer for peer in there if wanted is not None and _served(peer, now.run) >= wanted]
-                late = {peer.receiver for peer in there if peer not in serving}  # a name stands for all that have it
-                every = {peer.receiver for peer in there} or {EVERY}
-                asked = {each for name in names for each in (every if name == EVERY else {name})}
-                missing = asked - ({peer.receiver for peer in serving} - late)
-                if not missing and len(serving) >= count and wanted is not None:
-                    return now
-        lacking = [peer for peer in now.receivers if peer not in serving]
-        unknown = missing - {EVERY} - {peer.receiver for peer in lacking}
-        lacking += [Peer(name, presence="unknown") for name in unknown]
-        raise DeadlineError(
-            f"version {wanted} is not served within {timeout:g} s: {_in_words(there, missing)}", lacking=lacking
-        )
+        words = ["wait-served", *_named(model)]
+        words += [] if version is None else ["--to", str(arguments.version_number(version))]
+        count, _, names = wanted_receivers(receivers, None)
+        words += ["--receivers", str(count)] if count else [f"--name={name}" for name in names]
+        _answer(self._command(words, timeout))
+        return self.model(model)
 
 
 class Receiver(_Daemon):
@@ -297,22 +287,6 @@ def _only(models: "Sequence[_Model]", name: "str | None", daemon: str) -> _Model
             return model
     known = f"it has {', '.join(names)}" if names else "it has none yet"
     raise NotFoundError(f"the {daemon} has no model{'' if name is None else f' {name}'}; {known}")
-
-
-def _served(peer: Peer, run: str) -> int:
-    """The oldest version of ``run`` that an engine of it serves."""
-    if peer.held.run != run:
-        return 0
-    return min(
-        (engine.served.version if engine.served.run == run else 0 for engine in peer.engines),
-        default=peer.served_version,
-    )
-
-
-def _in_words(there: "Sequence[Peer]", missing: "set[str]") -> str:
-    words = [f"{peer.receiver} serves {peer.served_version}{_error(peer.last_error)}" for peer in there]
-    words += [f"{name} is not connected" for name in sorted(missing - {EVERY} - {peer.receiver for peer in there})]
-    return "; ".join(words) or "no receiver is connected"
 
 
 def _error(text: str) -> str:

@@ -167,12 +167,6 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   Append(commit, wire::VersionBody{2});
   AppendBytes(commit, AsBytes(std::string_view("7")));
   CHECK(HexBlock(kRun, "commit") == commit);
-  Bytes await;
-  Append(await,
-         wire::RankMessageHeader{.type = static_cast<uint16_t>(wire::RankMessageType::kAwaitServed), .body_bytes = 39});
-  Append(await, wire::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
-  AppendBytes(await, AsBytes(std::string_view("actor\n7")));
-  CHECK(HexBlock(kRun, "await-served") == await);
 }
 
 TEST_CASE("The bucket example is what the code writes") {

@@ -34,10 +34,17 @@ def test_what_daemons_say_is_seen_and_waited_for(cluster, agent):
         assert {peer.receiver for peer in now.receivers} == {"r0", "r1"}
         assert seen.wait_served(1, receivers=["r0", "r1"], timeout=60).newest_version == 2
         assert seen.wait_served(receivers="r1", timeout=60).newest_version == 2
-        with pytest.raises(
-            lockstep.DeadlineError, match="version 3 is not served.*r. serves 2; r. serves 2; r9 is not connected"
-        ):
+        missing = 'version 3 is not served by 2 named receivers; "r0" serves version 2; "r9" is not known here'
+        with pytest.raises(lockstep.DeadlineError, match=missing) as failed:
             seen.wait_served(3, receivers=["r0", "r9"], timeout=0)
+        assert [(peer.receiver, peer.presence) for peer in failed.value.lacking] == [
+            ("r0", "connected"),
+            ("r9", "unknown"),
+        ]
+        with pytest.raises(lockstep.NotFoundError, match="critic"):
+            seen.wait_served(model="critic")
+        served = agent.ctl("wait-served", "--engines", "2", "--label", "step 20")
+        assert served.returncode == 0 and "version 2" in served.stdout
     receiver = control.Receiver(receivers[0].address)
     held = receiver.wait(2, timeout=60)
     assert (

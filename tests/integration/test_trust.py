@@ -27,6 +27,7 @@ AGENT_CALLS = {
     "Verify": "operator",
     "DropModel": "operator",
     "Report": "receiver",
+    "AwaitServed": "operator observer",
     "GetTimeline": "operator observer",
 }
 RECEIVER_CALLS = {

@@ -31,7 +31,7 @@ common/wire: common/base common/model common/os common/payload common/peer kerne
 common/net: common/base common/os @asio @openssl
 common/access: common/base common/config common/os common/rpc common/telemetry @grpc
 common/metrics: common/base common/net common/rpc common/telemetry @asio @prometheus
-common/rpc: common/base common/config common/net common/os common/telemetry @asio @grpc @openssl
+common/rpc: common/base common/config common/net common/os common/telemetry @asio @grpc @nlohmann_json @openssl
 common/telemetry: common/base common/os @spdlog @nlohmann_json
 common/config: common/base common/os @cli11 @tomlplusplus
 common/gpu: common/base @cuda  # only with --config=cuda
@@ -71,7 +71,7 @@ raas_receiver/engine: common/base common/net common/telemetry proto raas_receive
 raas_receiver/session: common/base common/os common/model common/payload common/telemetry proto raas_receiver/archive
     raas_receiver/engine raas_receiver/origin raas_receiver/pull raas_receiver/replica @nlohmann_json
 # The tool.
-ctl/output: common/base common/model @grpc @nlohmann_json
+ctl/output: common/base common/model common/rpc
 ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/output proto @grpc @nlohmann_json
 ctl/plan: common/base common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
 ctl/log: common/base common/model common/objects common/os common/payload common/telemetry common/versionlog

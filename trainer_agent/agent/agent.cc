@@ -140,9 +140,8 @@ Status Agent::Listen() {
                  .admit = [this](const rpc::PeerCertificate& peer) { return access_->Admit(access::IdentityOf(peer)); },
                  .health_services = {kLiveness, kReadiness},
                  .health_address = net::ToString(options_.health_address)}));
-  const auto await_served = [this](const wire::ServedQuestion& question, const std::function<bool()>& gone,
-                                   std::string* lacking) {
-    return serve::AwaitServed(catalog_, pulls_.reports(), question, gone, lacking);
+  const auto await_served = [this](std::string_view question, const std::function<bool()>& gone) {
+    return serve::AwaitServedJson(catalog_, pulls_.reports(), question, gone);
   };
   LS_ASSIGN_OR_RETURN(ranks_,
                       run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));

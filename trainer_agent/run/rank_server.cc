@@ -149,15 +149,10 @@ Result<wire::RankMessage> ReceiveFirst(os::UnixConnection& connection) {
 }
 
 Status AnswerAwait(os::UnixConnection& connection, const wire::RankMessage& message, const AwaitServed& await_served) {
-  LS_ASSIGN_OR_RETURN(const wire::ServedQuestion question, wire::DecodeAwaitServed(message.body));
-  std::string lacking;
-  const auto served = await_served(
-      question, [&] { return connection.PeerGone(); }, &lacking);
-  if (!served.ok()) {
-    const Status said(served.status().code(), Cat(served.status().message(), std::string_view("\0", 1), lacking));
-    return SendError(connection, said);
-  }
-  return wire::SendRankMessage(connection, wire::RankMessageType::kServed, AsBytes(*served), {}, kMessageTimeout);
+  const auto answer = await_served(AsText(message.body), [&] { return connection.PeerGone(); });
+  if (!answer.ok()) return SendError(connection, answer.status());
+  return wire::SendRankMessage(connection, wire::RankMessageType::kServed, AsBytes(std::string_view(*answer)), {},
+                               kMessageTimeout);
 }
 
 Status ServeConnection(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,

@@ -5,17 +5,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/os/unix_server.h"
-#include "common/wire/rank_messages.h"
 #include "trainer_agent/run/model_registry.h"
 
 namespace lockstep::run {
 
-// Waits until engines serve what is asked for; `gone` says that the caller no longer waits. With kDeadline `lacking`
-// says which receivers do not (FORMAT.md).
-using AwaitServed = std::function<Result<wire::ServedBody>(const wire::ServedQuestion& question,
-                                                           const std::function<bool()>& gone, std::string* lacking)>;
+// Answers an AWAIT_SERVED: JSON to JSON (FORMAT.md). `gone` says that the caller no longer waits.
+using AwaitServed = std::function<Result<std::string>(std::string_view question, const std::function<bool()>& gone)>;
 
 // Listens at once and lets ranks in. Its destruction ends every connection. A peer whose uid is neither ours nor root's
 // is refused, unless it is in `group`, if there is one. REQUIRES the registry to outlive the server.

@@ -6,6 +6,7 @@
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/log.h"
 #include "trainer_agent/serve/agent_protos.h"
+#include "trainer_agent/serve/served_wait.h"
 #include "trainer_agent/serve/version_stream.h"
 
 namespace lockstep::serve {
@@ -15,6 +16,9 @@ namespace {
 access::Quota::Limits StreamLimits(const PullLimits& pulls) {
   return {.all = 4 * pulls.max_pulls, .each = pulls.max_pulls};
 }
+
+// Of calls that wait for receivers: each keeps a thread.
+constexpr access::Quota::Limits kWaits{.all = 64, .each = 16};
 
 // Of models that are open, told to a receiver that wants another one.
 constexpr int kMaxNamedModels = 32;
@@ -47,6 +51,7 @@ AgentService::AgentService(access::AccessControl* access, run::VersionCatalog* c
     : access_(access),
       gate_(v1::TrainerAgent::service_full_name(), access),
       streams_("version streams", StreamLimits(pulls->limits())),
+      waits_("calls that wait", kWaits),
       catalog_(catalog),
       scrubber_(scrubber),
       pulls_(pulls),
@@ -267,6 +272,15 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
     telemetry::Log(open.empty() ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarn, "model_not_open",
                    {{"model", request->model()}, {"receiver", request->receiver()}, {"open", open}, {"times", times}});
   }
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::AwaitServed(grpc::ServerContext* context, const v1::AwaitServedRequest* request,
+                                       v1::AwaitServedResponse* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, waits_.Take(caller.name));
+  LS_GRPC_ASSIGN_OR_RETURN(*response, serve::AwaitServed(*catalog_, pulls_->reports(), *request,
+                                                         [context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
 }
 

@@ -16,7 +16,7 @@
 namespace lockstep::serve {
 
 // Thread-safe. A call takes a thread of gRPC's; only the one that lasts as long as its receiver, WatchVersions, is made
-// of callbacks.
+// of callbacks. A quota bounds the threads of AwaitServed, which answers within seconds.
 class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
   // The calls that the publish side answers.
@@ -49,6 +49,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
   grpc::Status DropModel(grpc::ServerContext*, const v1::DropModelRequest*, v1::DropModelResponse*) override;
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
+  grpc::Status AwaitServed(grpc::ServerContext*, const v1::AwaitServedRequest*, v1::AwaitServedResponse*) override;
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
@@ -64,6 +65,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   access::AccessControl* const access_;
   const access::Gate gate_;
   access::Quota streams_;
+  access::Quota waits_;
   run::VersionCatalog* const catalog_;
   run::Scrubber* const scrubber_;
   PullTable* const pulls_;

@@ -7,7 +7,6 @@
 #include "common/base/text.h"
 #include "common/model/model_name.h"
 #include "common/telemetry/log.h"
-#include "common/wire/rank_messages.h"
 
 namespace lockstep::serve {
 namespace {
@@ -31,7 +30,7 @@ Status CheckKey(const ReceiverKey& receiver) {
 
 Status CheckReceiverName(const std::string& name) {
   const bool clean = CleanText(name, kMaxName) == name && name.find_first_of("\n\t") == std::string::npos;
-  if (clean && name != wire::kEveryReceiver) return OkStatus();
+  if (clean && name != kEveryReceiver) return OkStatus();
   return {ErrorCode::kBadData,
           Cat("a receiver's name has at most ", kMaxName, " bytes, no control characters, and is not \"*\"")};
 }

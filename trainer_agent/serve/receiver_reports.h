@@ -21,6 +21,9 @@
 
 namespace lockstep::serve {
 
+// In place of a receiver's name: every receiver that is connected.
+inline constexpr const char* kEveryReceiver = "*";
+
 // A receiver of a model: as it says itself, but for the owner.
 struct ReceiverKey {
   std::string model;

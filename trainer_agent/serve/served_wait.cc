@@ -1,12 +1,17 @@
 #include "trainer_agent/serve/served_wait.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string_view>
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/model/label.h"
+#include "common/model/model_name.h"
+#include "common/rpc/message_json.h"
+#include "trainer_agent/serve/agent_protos.h"
 
 namespace lockstep::serve {
 namespace {
@@ -15,8 +20,20 @@ using Clock = std::chrono::steady_clock;
 using Reports = std::vector<ReceiverReport>;
 
 constexpr std::chrono::milliseconds kLook{20};
-constexpr size_t kMostTold = 64;  // receivers, in an error
+constexpr size_t kMostTold = 64;  // receivers, in a text
 constexpr size_t kMostLackingBytes = size_t{256} << 10;
+
+Status Check(const v1::AwaitServedRequest& request) {
+  LS_RETURN_IF_ERROR(model::CheckModelName(request.model()));
+  LS_RETURN_IF_ERROR(model::CheckLabel(request.label()));
+  if (request.version() != 0 && !request.label().empty()) {
+    return {ErrorCode::kBadData, "a version and a label are asked for; give one of them"};
+  }
+  if ((request.receivers() > 0) + (request.engines() > 0) + (request.names_size() > 0) > 1) {
+    return {ErrorCode::kBadData, "receivers, engines and names are asked for; give one of them"};
+  }
+  return OkStatus();
+}
 
 bool Reached(const VersionRef& served, const VersionRef& wanted) {
   return served.run == wanted.run && served.version >= wanted.version;
@@ -32,21 +49,21 @@ size_t EnginesServing(const ReceiverReport& report, const VersionRef& wanted) {
   return std::ranges::count_if(report.engines, [&](const auto& engine) { return Reached(engine.served, wanted); });
 }
 
-bool Satisfied(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted) {
+bool Satisfied(const v1::AwaitServedRequest& request, const Reports& reports, const VersionRef& wanted) {
   size_t serving = 0;
   std::map<std::string, bool> all_serve;  // by name of receiver, and RECEIVER/ENGINE
   const auto add = [&](const std::string& name, bool serves) { all_serve.emplace(name, true).first->second &= serves; };
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
     const bool serves = Serves(report, wanted);
-    add(wire::kEveryReceiver, serves);
-    serving += question.of_engines ? EnginesServing(report, wanted) : serves ? 1 : 0;
+    add(kEveryReceiver, serves);
+    serving += request.engines() > 0 ? EnginesServing(report, wanted) : serves ? 1 : 0;
     add(report.receiver.name, serves);
     for (const EngineReport& engine : report.engines)
       add(Cat(report.receiver.name, "/", engine.name), Reached(engine.served, wanted));
   }
-  if (question.names.empty()) return serving >= question.receivers;
-  return std::all_of(question.names.begin(), question.names.end(), [&](const std::string& name) {
+  if (request.names().empty()) return serving >= request.receivers() + request.engines();
+  return std::all_of(request.names().begin(), request.names().end(), [&](const std::string& name) {
     const auto at = all_serve.find(name);
     return at != all_serve.end() && at->second;
   });
@@ -75,32 +92,14 @@ std::string Tell(const ReceiverReport& report, const VersionRef& wanted) {
   return text;
 }
 
-// Without what separates fields and lines.
-std::string Field(std::string_view text) {
-  std::string field = CleanText(text);
-  std::ranges::replace_if(
-      field, [](char c) { return c == '\n' || c == '\t'; }, ' ');
-  return field;
+void AddLacking(v1::AwaitServedResponse& answer, const v1::ReceiverState& receiver) {
+  if (answer.ByteSizeLong() < kMostLackingBytes) *answer.add_lacking() = receiver;
 }
 
-// A line of run/FORMAT.md, and one for each of its engines.
-std::string Line(const ReceiverReport& report) {
-  const auto held = [](const VersionRef& version) { return Cat(ToHex(version.run), " ", version.version); };
-  const char* const presence = report.presence == Presence::kConnected ? "connected"
-                               : report.presence == Presence::kGone    ? "gone"
-                                                                       : "unknown";
-  std::string line = Cat(Field(report.receiver.name), "\t", presence, "\t", held(report.held), "\t",
-                         held(report.served), "\t", Field(report.last_error), "\n");
-  for (const EngineReport& engine : report.engines) {
-    line += Cat("\t", Field(engine.name), "\t", held(engine.served), "\t", Field(engine.last_error), "\n");
-  }
-  return line;
-}
-
-// Those that matter to the question, those that keep it waiting first; these in `lacking`, too.
-std::string TellAll(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
-                    std::string& lacking) {
-  std::set<std::string, std::less<>> unknown(question.names.begin(), question.names.end());
+// Those that matter to the question, those that keep it waiting first; these in `answer`, too.
+std::string TellAll(const v1::AwaitServedRequest& request, const Reports& reports, const VersionRef& wanted,
+                    v1::AwaitServedResponse& answer) {
+  std::set<std::string, std::less<>> unknown(request.names().begin(), request.names().end());
   const std::set<std::string, std::less<>> named = unknown;
   std::vector<std::string> waiting, serving;
   for (const ReceiverReport& report : reports) {
@@ -109,20 +108,26 @@ std::string TellAll(const wire::ServedQuestion& question, const Reports& reports
       asked = unknown.erase(name) > 0 || named.contains(name) || asked;
     };
     is_asked(report.receiver.name);
-    if (report.presence == Presence::kConnected) is_asked(wire::kEveryReceiver);
+    if (report.presence == Presence::kConnected) is_asked(kEveryReceiver);
     for (const EngineReport& engine : report.engines) is_asked(Cat(report.receiver.name, "/", engine.name));
     if (!asked) continue;
     const bool serves = Serves(report, wanted);
     (serves ? serving : waiting).push_back(Tell(report, wanted));
-    if (!serves && lacking.size() < kMostLackingBytes) lacking += Line(report);
+    if (serves) continue;
+    v1::ReceiverState state;
+    ToProto(report, &state);
+    AddLacking(answer, state);
   }
   for (const std::string& name : unknown) {
-    if (name == wire::kEveryReceiver) {
+    if (name == kEveryReceiver) {
       waiting.emplace_back("none is connected");
       continue;
     }
-    waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
-    if (lacking.size() < kMostLackingBytes) lacking += Line({.receiver = {.name = CleanText(name, 256)}});
+    v1::ReceiverState state;
+    state.set_receiver(CleanText(name, 256));
+    state.set_presence(v1::RECEIVER_PRESENCE_UNKNOWN);
+    waiting.push_back(Cat("\"", state.receiver(), "\" is not known here"));
+    AddLacking(answer, state);
   }
   waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;
@@ -131,60 +136,95 @@ std::string TellAll(const wire::ServedQuestion& question, const Reports& reports
   return text;
 }
 
-wire::ServedBody Facts(run::ServedRun& run, const Reports& reports, const VersionRef& wanted) {
-  const std::optional<run::ServedVersion> newest = run.Newest();
-  const run::DeltaStore::StepFacts step = run.deltas().StepTo(wanted.version);
-  wire::ServedBody facts{.version = wanted.version,
-                         .model_bytes = run.layout().data_bytes(),
-                         .delta_bytes = step.data_bytes,
-                         .density = step.density,
-                         .newest_version = newest ? newest->manifest->held.version : wanted.version};
-  facts.oldest_served = facts.newest_version;
+v1::AwaitServedResponse Facts(run::ServedRun* run, const Reports& reports, const VersionRef& wanted) {
+  v1::AwaitServedResponse facts;
+  facts.set_version(wanted.version);
+  facts.set_newest_version(wanted.version);
+  if (run != nullptr) {
+    facts.set_model_bytes(run->layout().data_bytes());
+    if (const auto newest = run->Newest()) facts.set_newest_version(newest->manifest->held.version);
+    if (!wanted.nothing()) {
+      const run::DeltaStore::StepFacts step = run->deltas().StepTo(wanted.version);
+      facts.set_delta_bytes(step.data_bytes);
+      facts.set_density(step.density);
+    }
+  }
+  facts.set_oldest_served(facts.newest_version());
   for (const ReceiverReport& report : reports) {
     if (report.presence != Presence::kConnected) continue;
-    ++facts.receivers;
-    facts.serving += Serves(report, wanted) ? 1 : 0;
+    facts.set_receivers(facts.receivers() + 1);
+    facts.set_serving(facts.serving() + (Serves(report, wanted) ? 1 : 0));
     const Version served = report.served.run == wanted.run ? report.served.version : 0;
-    facts.oldest_served = std::min(facts.oldest_served, served);
+    facts.set_oldest_served(std::min(facts.oldest_served(), served));
   }
   return facts;
 }
 
-Status NotServed(const wire::ServedQuestion& question, const Reports& reports, const VersionRef& wanted,
-                 std::string& lacking) {
-  const std::string what = question.label.empty() ? Cat("version ", question.version)
-                           : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
-                                              : Cat("label \"", question.label, "\", version ", wanted.version, ",");
-  const std::string by = question.names == std::vector<std::string>{wire::kEveryReceiver} ? "every connected receiver"
-                         : question.names.empty()
-                             ? Cat(question.receivers, question.of_engines ? " engines" : " receivers")
-                             : Cat(question.names.size(), " named receivers");
-  return {ErrorCode::kDeadline, Cat("model ", question.model, ": ", what, " is not served by ", by,
-                                    TellAll(question, reports, wanted, lacking))};
+v1::AwaitServedResponse NotServed(const v1::AwaitServedRequest& request, const Reports& reports,
+                                  const VersionRef& wanted, v1::AwaitServedResponse facts) {
+  const std::string what =
+      !request.label().empty() && wanted.nothing() ? Cat("label \"", request.label(), "\", which no version has yet,")
+      : !request.label().empty() ? Cat("label \"", request.label(), "\", version ", wanted.version, ",")
+      : wanted.nothing()         ? "its first version"
+                                 : Cat("version ", wanted.version);
+  const int names = request.names_size();
+  const std::string by = names == 1 && request.names(0) == kEveryReceiver ? "every connected receiver"
+                         : names > 0                                      ? Cat(names, " named receivers")
+                         : request.engines() > 0                          ? Cat(request.engines(), " engines")
+                                                                          : Cat(request.receivers(), " receivers");
+  const std::string told = TellAll(request, reports, wanted, facts);
+  facts.set_text(Cat("model ", request.model(), ": ", what, " is not served by ", by, told));
+  return facts;
 }
 
 }  // namespace
 
-Result<wire::ServedBody> AwaitServed(const run::VersionCatalog& catalog, ReceiverReports& reports,
-                                     const wire::ServedQuestion& question, const std::function<bool()>& gone,
-                                     std::string* lacking) {
-  const auto deadline = Clock::now() + question.timeout;
+Result<v1::AwaitServedResponse> AwaitServed(const run::VersionCatalog& catalog, ReceiverReports& reports,
+                                            v1::AwaitServedRequest request, const std::function<bool()>& gone) {
+  LS_RETURN_IF_ERROR(Check(request));
+  if (request.receivers() + request.engines() == 0 && request.names().empty()) request.add_names(kEveryReceiver);
+  VersionRef wanted{{}, request.version()};
+  const bool any_run = request.run().empty();
+  if (!any_run) {
+    LS_ASSIGN_OR_RETURN(wanted.run.bytes, HexDecode16(request.run()));
+  }
+  const auto deadline =
+      Clock::now() + std::chrono::milliseconds(std::min<uint64_t>(request.timeout_ms(), kLongestWait.count()));
   while (true) {
-    const auto run = catalog.Find(question.model);
-    if (run != nullptr && run->run() != question.run) {
-      return Status(ErrorCode::kState, Cat("model ", question.model, ": run ", ToHex(question.run),
+    const auto run = catalog.Find(request.model());
+    if (run == nullptr && any_run) {
+      return Status(ErrorCode::kNotFound, Cat("model ", request.model(), " is not open here; start its trainer first"));
+    }
+    if (run != nullptr && !any_run && run->run() != wanted.run) {
+      return Status(ErrorCode::kState, Cat("model ", request.model(), ": run ", request.run(),
                                            " has ended; the agent has run ", ToHex(run->run()), " now"));
     }
     // An agent that was restarted may get the run back.
-    const Version labelled = run == nullptr ? 0 : run->NewestLabelled(question.label);
-    const Version version = question.label.empty() ? question.version : labelled;
-    const VersionRef wanted{question.run, version};
-    const Reports known = reports.Of(question.model);
-    if (run != nullptr && version != 0 && Satisfied(question, known, wanted)) return Facts(*run, known, wanted);
+    if (run != nullptr) {
+      wanted.run = run->run();
+      if (!request.label().empty()) wanted.version = run->NewestLabelled(request.label());
+      if (const auto newest = run->Newest(); newest && request.label().empty() && wanted.nothing()) {
+        wanted.version = newest->manifest->held.version;
+      }
+    }
+    const Reports known = reports.Of(request.model());
+    v1::AwaitServedResponse facts = Facts(run.get(), known, wanted);
+    facts.set_served(run != nullptr && !wanted.nothing() && Satisfied(request, known, wanted));
+    if (facts.served()) return facts;
     if (gone()) return Status(ErrorCode::kCancelled, "the caller no longer waits");
-    if (Clock::now() >= deadline) return NotServed(question, known, wanted, *lacking);
+    if (catalog.closed()) return Status(ErrorCode::kUnavailable, "the agent is draining");
+    if (Clock::now() >= deadline) return NotServed(request, known, wanted, std::move(facts));
     std::this_thread::sleep_for(kLook);
   }
+}
+
+Result<std::string> AwaitServedJson(const run::VersionCatalog& catalog, ReceiverReports& reports,
+                                    std::string_view request, const std::function<bool()>& gone) {
+  v1::AwaitServedRequest asked;
+  const auto parsed = google::protobuf::util::JsonStringToMessage({request.data(), request.size()}, &asked);
+  if (!parsed.ok()) return Status(ErrorCode::kProtocol, Cat("AWAIT_SERVED: ", CleanText(parsed.ToString(), 256)));
+  LS_ASSIGN_OR_RETURN(const v1::AwaitServedResponse answer, AwaitServed(catalog, reports, asked, gone));
+  return rpc::Dump(rpc::ToJson(answer));
 }
 
 }  // namespace lockstep::serve

@@ -13,7 +13,6 @@ using std::chrono::milliseconds;
 struct Fleet {
   Served agent;
   std::vector<std::unique_ptr<ReceiverReports::Connection>> connections;
-  std::string lacking;
 
   VersionRef Of(Version version) const { return {agent.run->run(), version}; }
   void Report(const std::string& name, const VersionRef& served, const std::string& error = "", char instance = 'i') {
@@ -25,19 +24,29 @@ struct Fleet {
     REQUIRE(agent.catalog.Publish(agent.run, {agent.ManifestOf(version), 1, label}).ok());
   }
 
-  wire::ServedQuestion Ask(uint32_t receivers, std::vector<std::string> names = {}) const {
-    return {.model = "actor", .run = agent.run->run(), .version = 1, .receivers = receivers, .names = std::move(names)};
+  v1::AwaitServedRequest Ask(uint32_t receivers, const std::vector<std::string>& names = {}) const {
+    v1::AwaitServedRequest request = AskLabel("");
+    request.set_version(1);
+    request.set_receivers(receivers);
+    request.mutable_names()->Assign(names.begin(), names.end());
+    return request;
   }
-  wire::ServedQuestion AskLabel(const std::string& label) const {
-    return {.model = "actor", .run = agent.run->run(), .label = label, .receivers = 1};
+  v1::AwaitServedRequest AskLabel(const std::string& label) const {
+    v1::AwaitServedRequest request;
+    request.set_model("actor");
+    request.set_run(ToHex(agent.run->run()));
+    request.set_label(label);
+    request.set_receivers(1);
+    return request;
   }
-  Result<wire::ServedBody> Ask(const wire::ServedQuestion& question) {
-    return AwaitServed(
-        agent.catalog, agent.pulls.reports(), question, [] { return false; }, &lacking);
+  Result<v1::AwaitServedResponse> Ask(const v1::AwaitServedRequest& request) {
+    return AwaitServed(agent.catalog, agent.pulls.reports(), request, [] { return false; });
   }
-  Result<Version> Await(const wire::ServedQuestion& question) {
-    LS_ASSIGN_OR_RETURN(const wire::ServedBody served, Ask(question));
-    return served.version;
+  // The version that is served; kDeadline: it is not.
+  Result<Version> Await(const v1::AwaitServedRequest& request) {
+    LS_ASSIGN_OR_RETURN(const v1::AwaitServedResponse answer, Ask(request));
+    if (!answer.served()) return Status(ErrorCode::kDeadline, answer.text());
+    return Version{answer.version()};
   }
 };
 
@@ -61,28 +70,28 @@ TEST_CASE("The answer says what the version took, and how far the fleet is") {
   fleet.Report("a", fleet.Of(1));
   fleet.Report("b", {RunId{{9}}, 7});
   const auto first = fleet.Ask(fleet.Ask(1));
-  CHECK(first->model_bytes == fleet.agent.run->layout().data_bytes());
-  CHECK(first->delta_bytes == 0);
-  CHECK(first->receivers == 2);
-  CHECK(first->serving == 1);
-  CHECK(first->newest_version == 1);
-  CHECK(first->oldest_served == 0);
+  CHECK(first->model_bytes() == fleet.agent.run->layout().data_bytes());
+  CHECK(first->delta_bytes() == 0);
+  CHECK(first->receivers() == 2);
+  CHECK(first->serving() == 1);
+  CHECK(first->newest_version() == 1);
+  CHECK(first->oldest_served() == 0);
   fleet.connections.pop_back();
   fleet.agent.Publish(2);
   const auto second = fleet.Ask(fleet.Ask(1));
-  CHECK(second->version == 1);
-  CHECK(second->newest_version == 2);
-  CHECK(second->oldest_served == 1);
-  CHECK(second->receivers == 1);
+  CHECK(second->version() == 1);
+  CHECK(second->newest_version() == 2);
+  CHECK(second->oldest_served() == 1);
+  CHECK(second->receivers() == 1);
   fleet.Report("a", fleet.Of(2));
   auto question = fleet.Ask(1);
-  question.version = 2;
+  question.set_version(2);
   const auto third = fleet.Ask(question);
-  CHECK(third->delta_bytes == fleet.agent.run->deltas().StepTo(2).data_bytes);
-  CHECK(third->delta_bytes > 0);
-  CHECK(third->density > 0);
-  CHECK(third->density <= 1);
-  CHECK(third->oldest_served == 2);
+  CHECK(third->delta_bytes() == fleet.agent.run->deltas().StepTo(2).data_bytes);
+  CHECK(third->delta_bytes() > 0);
+  CHECK(third->density() > 0);
+  CHECK(third->density() <= 1);
+  CHECK(third->oldest_served() == 2);
 }
 
 TEST_CASE("Engines are counted, and named, of receivers that have several") {
@@ -95,8 +104,8 @@ TEST_CASE("Engines are counted, and named, of receivers that have several") {
   fleet.Report("one", fleet.Of(1));
   report("host", {{"a", fleet.Of(2), ""}, {"b", {}, "it refuses"}});
   const auto ask = [&](uint32_t engines) {
-    auto question = fleet.Ask(engines);
-    question.of_engines = true;
+    auto question = fleet.Ask(0);
+    question.set_engines(engines);
     return fleet.Await(question);
   };
   CHECK(*ask(2) == 1);
@@ -115,7 +124,7 @@ TEST_CASE("Engines are counted, and named, of receivers that have several") {
 
 TEST_CASE("Every receiver that is connected is waited for by one name, and one must be") {
   Fleet fleet;
-  const auto question = fleet.Ask(0, {wire::kEveryReceiver});
+  const auto question = fleet.Ask(0, {kEveryReceiver});
   CHECK_THAT(fleet.Await(question),
              FailsWith(ErrorCode::kDeadline, "is not served by every connected receiver", "; none is connected"));
   fleet.Report("good", fleet.Of(1));
@@ -123,7 +132,10 @@ TEST_CASE("Every receiver that is connected is waited for by one name, and one m
   fleet.Report("bad", {}, "no room");
   CHECK_THAT(fleet.Await(question),
              FailsWith(ErrorCode::kDeadline, "\"bad\" serves nothing", "says: no room", "\"good\" serves version 1"));
-  CHECK(fleet.lacking.starts_with("bad\tconnected\t"));
+  const auto answer = *fleet.Ask(question);
+  REQUIRE(answer.lacking_size() == 1);
+  CHECK(answer.lacking(0).receiver() == "bad");
+  CHECK(answer.lacking(0).presence() == v1::RECEIVER_PRESENCE_CONNECTED);
   fleet.connections.pop_back();
   CHECK(*fleet.Await(question) == 1);
 }
@@ -137,10 +149,15 @@ TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, a
       fleet.Await(question),
       FailsWith(ErrorCode::kDeadline, "is not served by 3 named receivers", "\"nobody\" is not known here",
                 "\"bad\" serves nothing, holds version 1, says: the engine\n\tsays no", "\"good\" serves version 1"));
-  const std::string run = ToHex(fleet.agent.run->run());
-  const std::string none = Cat(ToHex(RunId{}), " 0");
-  CHECK(fleet.lacking == Cat("bad\tconnected\t", run, " 1\t", none, "\tthe engine  says no\n", "nobody\tunknown\t",
-                             none, "\t", none, "\t\n"));
+  const auto answer = *fleet.Ask(question);
+  REQUIRE(answer.lacking_size() == 2);
+  const v1::ReceiverState& bad = answer.lacking(0);
+  CHECK(bad.receiver() == "bad");
+  CHECK(bad.held().run() == ToBytes(fleet.agent.run->run()));
+  CHECK((bad.held().version() == 1 && bad.served_version() == 0));
+  CHECK(bad.last_error() == "the engine\n\tsays no");
+  CHECK(answer.lacking(1).receiver() == "nobody");
+  CHECK(answer.lacking(1).presence() == v1::RECEIVER_PRESENCE_UNKNOWN);
   CHECK(*fleet.Await(fleet.Ask(0, {"good"})) == 1);
   fleet.connections.clear();
   CHECK_THAT(fleet.Await(fleet.Ask(0, {"good"})),
@@ -179,21 +196,64 @@ TEST_CASE("A label stands for the newest version that has it") {
              FailsWith(ErrorCode::kDeadline, "label \"0\", version 4, is not served"));
 }
 
-TEST_CASE("A wait ends with its run, and with its caller") {
+TEST_CASE("Without a version the newest of when the agent is asked is waited for, in the current run") {
+  Fleet fleet;
+  v1::AwaitServedRequest request;
+  request.set_model("actor");
+  CHECK_THAT(fleet.Await(request),
+             FailsWith(ErrorCode::kDeadline, "version 1 is not served by every connected receiver"));
+  fleet.Report("a", fleet.Of(1));
+  CHECK(*fleet.Await(request) == 1);
+  fleet.Publish(2, "");
+  CHECK_THAT(fleet.Await(request), FailsWith(ErrorCode::kDeadline, "version 2 is not served"));
+  request.set_model("other");
+  CHECK_THAT(fleet.Await(request), FailsWith(ErrorCode::kNotFound, "is not open here"));
+}
+
+TEST_CASE("A request that breaks a rule is refused") {
+  Fleet fleet;
+  auto two = fleet.Ask(1, {"a"});
+  CHECK_THAT(fleet.Await(two), FailsWith(ErrorCode::kBadData, "receivers, engines and names", "one of them"));
+  auto both = fleet.Ask(1);
+  both.set_label("step 3");
+  CHECK_THAT(fleet.Await(both), FailsWith(ErrorCode::kBadData, "a version and a label", "one of them"));
+  auto nameless = fleet.Ask(1);
+  nameless.set_model("no/model");
+  CHECK(fleet.Await(nameless).status().code() == ErrorCode::kBadData);
+  CHECK(fleet.Await(fleet.AskLabel(std::string(65, 'x'))).status().code() == ErrorCode::kBadData);
+}
+
+TEST_CASE("A trainer asks and is answered in JSON") {
+  Fleet fleet;
+  const auto ask = [&](std::string_view request) {
+    return AwaitServedJson(fleet.agent.catalog, fleet.agent.pulls.reports(), request, [] { return false; });
+  };
+  const auto answer = ask(R"({"model": "actor", "run": "", "version": 1, "names": ["nobody"], "timeout_ms": 1})");
+  REQUIRE(answer.ok());
+  CHECK(answer->starts_with(R"({"served":false,"text":"model actor: version 1 is not served by 1 named receivers; )"));
+  CHECK(answer->find(R"("lacking":[{"receiver":"nobody")") != std::string::npos);
+  CHECK(answer->find(R"("presence":"unknown")") != std::string::npos);
+  CHECK_THAT(ask(R"({"modell": "actor"})"), FailsWith(ErrorCode::kProtocol, "AWAIT_SERVED", "modell"));
+  CHECK_THAT(ask("\xff"), FailsWith(ErrorCode::kProtocol, "AWAIT_SERVED"));
+}
+
+TEST_CASE("A wait ends with its run, with its caller, and with the agent") {
   Fleet fleet;
   auto question = fleet.Ask(1);
-  question.timeout = std::chrono::hours(1);
-  const auto gone = AwaitServed(
-      fleet.agent.catalog, fleet.agent.pulls.reports(), question, [] { return true; }, &fleet.lacking);
+  question.set_timeout_ms(kLongestWait.count());
+  const auto gone = AwaitServed(fleet.agent.catalog, fleet.agent.pulls.reports(), question, [] { return true; });
   CHECK(gone.status().code() == ErrorCode::kCancelled);
-  question.run = RunId{{9}};
-  CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kState, "has ended"));
+  auto ended = question;
+  ended.set_run(ToHex(RunId{{9}}));
+  CHECK_THAT(fleet.Await(ended), FailsWith(ErrorCode::kState, "has ended"));
+  fleet.agent.catalog.Close();
+  CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kUnavailable, "draining"));
 }
 
 TEST_CASE("A wait notices what is reported while it waits") {
   Fleet fleet;
   auto question = fleet.Ask(1);
-  question.timeout = std::chrono::hours(1);
+  question.set_timeout_ms(kLongestWait.count());
   std::jthread engine([&] {
     std::this_thread::sleep_for(milliseconds(50));
     (void)fleet.agent.pulls.reports().Report({"actor", "a", "", std::string(16, 'i')}, fleet.Of(1), fleet.Of(1), "");

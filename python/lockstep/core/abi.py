@@ -110,6 +110,24 @@ class CPublishStats(ctypes.Structure):
     ]
 
 
+class CServedQuery(ctypes.Structure):
+    _fields_ = [
+        ("abi_version", ctypes.c_uint32),
+        ("socket_path", ctypes.c_char_p),
+        ("model", ctypes.c_char_p),
+        ("run", ctypes.c_char_p),
+        ("version", ctypes.c_uint64),
+        ("label", ctypes.c_char_p),
+        ("receivers", ctypes.c_uint32),
+        ("engines", ctypes.c_uint32),
+        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("name_count", ctypes.c_size_t),
+        ("timeout_ms", ctypes.c_uint32),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
+    ]
+
+
 _PUBLISHER = ctypes.c_void_p
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 _DESCRIPTIONS = ctypes.POINTER(ctypes.c_char_p)
@@ -137,6 +155,10 @@ _SIGNATURES = {
         [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CLocalTensor), ctypes.c_size_t, ctypes.c_uint32],
     ),
     "lockstep_tensors_meta": (ctypes.c_int, [_DESCRIPTIONS, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_wait_served": (
+        ctypes.c_int,
+        [ctypes.POINTER(CServedQuery), ctypes.POINTER(ctypes.c_void_p)],
+    ),
     "lockstep_free": (None, [ctypes.c_void_p]),
     "lockstep_has_cuda": (ctypes.c_int, []),
     "lockstep_check_gpu": (ctypes.c_int, []),

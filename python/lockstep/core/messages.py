@@ -9,11 +9,9 @@ import enum
 import os
 import select
 import socket
-import stat
 import struct
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple, Type
 
 from lockstep.core.errors import DeadlineError, PermissionDeniedError, ProtocolError, UnavailableError
@@ -60,20 +58,6 @@ class Received(NamedTuple):
     fds: "Sequence[int]"
 
 
-def _is_place_of(uid: int, path: str) -> bool:
-    """Whether ``path`` is a socket of ``uid``'s, reached by no link, and no other user than that and root may write in a
-    directory on the way to it."""
-    if os.path.realpath(path) != os.path.abspath(path):
-        return False
-    try:
-        if os.lstat(path).st_uid != uid:
-            return False
-        ways = [os.lstat(directory) for directory in Path(os.path.abspath(path)).parents]
-    except OSError:
-        return False
-    return all(way.st_uid in (0, uid) and not way.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for way in ways)
-
-
 class MessageStream:
     """The messages of one connection. Errors call its other end ``peer``. Takes ``connection`` over.
 
@@ -90,12 +74,11 @@ class MessageStream:
         self._format = message_format
         self._peer = peer
 
-    def check_user(self, path: str = "") -> None:
-        """PermissionDeniedError: the peer's user is neither this one, nor root, nor the owner of the socket ``path``,
-        in directories that only this owner and root may write."""
+    def check_user(self) -> None:
+        """PermissionDeniedError: the peer's user is neither this one nor root."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (0, os.geteuid()) and not (path and _is_place_of(uid, path)):
+        if uid not in (0, os.geteuid()):
             raise PermissionDeniedError(f"{self._peer} is user {uid}'s; it must run as this user, or as root")
 
     def send(self, data: bytes, fds: "Sequence[int]" = (), deadline: "float | None" = None) -> None:

@@ -1,58 +1,34 @@
-"""Asking the agent whether the fleet serves a version (trainer_agent/run/FORMAT.md, AWAIT_SERVED)."""
+"""Waiting until a fleet serves a version: the agent is asked, and decides (``lockstep_wait_served``)."""
 
-import contextlib
-import enum
+import ctypes
+import dataclasses
 import operator
 import os
-import socket
-import struct
-import time
-from typing import Any, Iterable, NamedTuple, Union
+from typing import Any, Iterable, Tuple, Union
 
-from lockstep.core import arguments
-from lockstep.core.errors import BadDataError, DeadlineError, ProtocolError, UnavailableError, from_code
-from lockstep.core.fleet import peers_of
-from lockstep.core.messages import MessageFormat, MessageStream, Received
-from lockstep.core.peer import PLUGIN_LINE
+from lockstep.core import abi, arguments
+from lockstep.core.answers import decoded, parsed
+from lockstep.core.errors import BadDataError, DeadlineError
+from lockstep.core.fleet import Peer
+from lockstep.core.interruption import Interruption
 
 EVERY = "*"  # among names: every receiver that is connected, at least one
 Receivers = Union[int, str, Iterable[str]]  # how many, or which
 
-_QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
-_LONGEST_QUESTION_SECONDS = 30.0
-_OF_ENGINES = 1 << 31  # in `receivers`: so many engines
-_SERVED = struct.Struct("<QQQdQQII")
-_ANSWER_SECONDS = 5.0  # the agent's, after the time that it was given
-_PAUSE_SECONDS = 0.2
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What an agent says of a version that was waited for (AwaitServedResponse of proto/lockstep/v1/agent.proto)."""
 
-class _Type(enum.IntEnum):
-    ERROR = 9
-    HELLO = 11
-    AWAIT_SERVED = 12
-    SERVED = 13
-
-
-_FORMAT = MessageFormat(
-    magic=b"LSRK",
-    number=3,
-    types=_Type,
-    fields=struct.Struct("<I"),
-    max_body_bytes={_Type.ERROR: 1 << 20, _Type.HELLO: 4096, _Type.SERVED: _SERVED.size},
-)
-
-
-class Served(NamedTuple):
-    """What an agent says of a version that is served."""
-
-    version: int
-    model_bytes: int
-    delta_bytes: int  # 0: no delta led to it, or none is retained
-    density: float
-    newest_version: int
-    oldest_served: int
-    receivers: int  # that are connected
-    serving: int
+    version: int = 0
+    model_bytes: int = 0
+    delta_bytes: int = 0
+    density: float = 0.0
+    newest_version: int = 0
+    oldest_served: int = 0
+    receivers: int = 0
+    serving: int = 0
+    lacking: Tuple[Peer, ...] = ()
 
 
 def wait_served(
@@ -66,39 +42,46 @@ def wait_served(
     timeout: "float | None",
 ) -> Served:
     """As ``Publisher.wait_served``; ``version`` 0: the newest with ``label``."""
-    count, names = wanted_receivers(receivers, engines)
-    lines = "\n".join([model, label.decode(), *names]).encode()
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = _LONGEST_QUESTION_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-        seconds = min(left, _LONGEST_QUESTION_SECONDS)
-        question = _QUESTION.pack(bytes.fromhex(run), version, count, int(seconds * 1000)) + lines
-        try:
-            return _ask(path, question, seconds)
-        except (DeadlineError, UnavailableError) as error:  # an agent that was restarted is asked again
-            if deadline is not None and time.monotonic() >= deadline:
-                sentence = f"not within {timeout:g} s: {error}"
-                if isinstance(error, DeadlineError):
-                    raise DeadlineError(sentence, lacking=error.lacking) from None
-                raise UnavailableError(sentence) from None
-            if isinstance(error, UnavailableError):
-                time.sleep(_PAUSE_SECONDS)
+    count, of_engines, names = wanted_receivers(receivers, engines)
+    interruption = Interruption()
+    query = abi.CServedQuery(
+        abi_version=abi.ABI_VERSION,
+        socket_path=os.fsencode(path),
+        model=model.encode(),
+        run=run.encode(),
+        version=version,
+        label=label,
+        receivers=count,
+        engines=of_engines,
+        names=(ctypes.c_char_p * len(names))(*(name.encode() for name in names)),
+        name_count=len(names),
+        timeout_ms=arguments.milliseconds("timeout", timeout) if timeout is None or timeout > 0 else 0,
+        interrupted=interruption.callback,
+    )
+    library = abi.load()
+    text = ctypes.c_void_p()
+    code = library.lockstep_wait_served(ctypes.byref(query), ctypes.byref(text))
+    try:
+        answer = decoded(Served, parsed(ctypes.string_at(text))) if text else Served()
+    finally:
+        library.lockstep_free(text)
+    interruption.raise_pending()
+    try:
+        abi.raise_failure(code)
+    except DeadlineError as error:
+        error.lacking = answer.lacking
+        raise
+    return answer
 
 
-def wanted_receivers(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
-    """The question's count, 0 where there are names, and these."""
+def wanted_receivers(receivers: Any, engines: Any) -> "Tuple[int, int, list[str]]":
+    """How many receivers, how many engines, and which: two of the three are 0 or empty."""
     if receivers is not None and engines is not None:
         raise BadDataError("wait_served: give receivers or engines, one of them")
     if engines is not None:
-        count = operator.index(engines)
-        if not 0 < count < _OF_ENGINES:
-            raise BadDataError(f"engines is {count}; give how many must serve it")
-        return count | _OF_ENGINES, []
+        return 0, _count("engines", engines, "how many must serve it"), []
     if hasattr(receivers, "__index__"):
-        count = operator.index(receivers)
-        if not 0 < count < _OF_ENGINES:
-            raise BadDataError(f"receivers is {count}; give how many must serve it, or their names")
-        return count, []
+        return _count("receivers", receivers, "how many must serve it, or their names"), 0, []
     if receivers is None:
         receivers = EVERY
     names = [receivers] if isinstance(receivers, str) else list(receivers)
@@ -108,39 +91,11 @@ def wanted_receivers(receivers: Any, engines: Any) -> "tuple[int, list[str]]":
             raise BadDataError(f"receivers has {name!r}, which is no receiver's name")
     if not names:
         raise BadDataError("receivers is empty; give how many must serve it, or their names")
-    return 0, names
+    return 0, 0, names
 
 
-def _ask(path: str, question: bytes, seconds: float) -> Served:
-    deadline = time.monotonic() + seconds + _ANSWER_SECONDS
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        stream = MessageStream(connection, _FORMAT, f"the agent on {path}")
-        connection.settimeout(_ANSWER_SECONDS)
-        try:
-            connection.connect(path)
-        except OSError as error:
-            raise UnavailableError(f"no agent answers on {path}: {error}") from error
-        if os.geteuid() != 0:  # a root process has opened the model there, which checks the user
-            stream.check_user(path)
-        stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
-        _answer(stream, deadline, _Type.HELLO)
-        stream.send(_FORMAT.encode(_Type.AWAIT_SERVED, (0,), question), deadline=deadline)
-        served = _answer(stream, deadline, _Type.SERVED)
-        if len(served.body) != _SERVED.size:
-            raise ProtocolError(f"the agent answers with {len(served.body)} bytes where {_SERVED.size} are due")
-        return Served(*_SERVED.unpack(served.body))
-
-
-def _answer(stream: MessageStream, deadline: float, wanted: _Type) -> Received:
-    """The next message. Raises what the agent refuses with."""
-    message = stream.receive((wanted, _Type.ERROR), deadline=deadline)
-    if message.type != _Type.ERROR:
-        return message
-    if len(message.body) < 4:
-        raise ProtocolError("the agent sent an error without a code")
-    sentence, _, lacking = message.body[4:].decode(errors="replace").partition("\0")
-    error = from_code(int.from_bytes(message.body[:4], "little"), sentence)
-    if isinstance(error, DeadlineError):
-        with contextlib.suppress(ValueError, IndexError):  # the sentence says the same
-            error.lacking = peers_of(lacking)
-    raise error
+def _count(what: str, given: Any, wanted: str) -> int:
+    count = operator.index(given)
+    if not 0 < count < 1 << 32:
+        raise BadDataError(f"{what} is {count}; give {wanted}")
+    return count

@@ -90,13 +90,6 @@ void TestMessage(const wire::RankMessage& message, Taken& taken) {
     case RankMessageType::kUnchanged:
       if (reader.Take(version)) TestBatches(reader.rest());
       return;
-    case RankMessageType::kAwaitServed: {
-      const auto question = wire::DecodeAwaitServed(message.body);
-      if (!question.ok()) return CheckRefusal(question.status(), {ErrorCode::kProtocol});
-      LS_FUZZ_RULE(question->names.empty() == (question->receivers > 0));
-      LS_FUZZ_RULE(question->label.empty() == (question->version != 0));
-      return;
-    }
     case RankMessageType::kError: {
       const Status status = wire::DecodeError(message.body);
       LS_FUZZ_RULE(!status.ok() && status.code() <= ErrorCode::kInternal);
@@ -124,7 +117,6 @@ std::vector<Bytes> Seeds() {
   AppendBytes(brief, Encoded(RankMessageType::kBatches, BatchesBody({0})));
   AppendBytes(brief, Encoded(RankMessageType::kAbort, AsBytes(wire::VersionBody{2})));
   return {HexBlock("trainer_agent/run/FORMAT.md", "batches"),
-          HexBlock("trainer_agent/run/FORMAT.md", "await-served"),
           Encoded(RankMessageType::kBatches, BatchesBody({0, 1, 2})),
           Encoded(RankMessageType::kError, wire::EncodeError({ErrorCode::kState, "version 2 is being written"})),
           Encoded(RankMessageType::kOpened, Bytes(sizeof(wire::OpenedBody))),
