@@ -155,7 +155,7 @@ typedef struct lockstep_source {
   uint32_t convert; /* 1: F32 at `address`, rounded to nearest even, for a tensor of BF16; 0: the tensor's bytes */
 } lockstep_source;
 
-/* Copies whole tensors into place and reports their ranges: all are checked first, and reported while others are still
+/* Copies whole tensors into place and reports them: all are checked first, and reported while others are still
  * copied. Work that was queued on tensors of a GPU must be done. What they are copied to is pinned, for later versions
  * too, where that can be had. */
 int lockstep_write(lockstep_publisher* publisher, const lockstep_source* sources, size_t count);

@@ -50,7 +50,8 @@ Result<Json> Ask(const std::string& path, const Json& question, milliseconds age
   LS_ASSIGN_OR_RETURN(const wire::RankMessage reply, client::AnswerTo(connection, sent, agents_wait + kAnswerTimeout));
   if (reply.type != wire::RankMessageType::kServed) return client::Unexpected(reply);
   Json answer = Json::parse(AsText(reply.body), nullptr, /*allow_exceptions=*/false);
-  if (answer.is_object() && answer.contains("served") && answer.contains("text") && answer.contains("version")) {
+  if (answer.is_object() && answer.contains("served") && answer.contains("text") && answer.contains("run") &&
+      answer.contains("version")) {
     return answer;
   }
   return Status(ErrorCode::kProtocol, "rank protocol: a malformed SERVED");
@@ -81,7 +82,8 @@ Status WaitServed(const lockstep_served_query& query, std::string* answer) {
     if (answered.ok()) {
       *answer = answered->dump();
       if (answered->at("served").get<bool>()) return OkStatus();
-      // What was the newest version when it was first asked for is waited for.
+      // The first answer's run and version are kept: a newer version must not move the goal.
+      question["run"] = answered->at("run");
       if (TextOrEmpty(query.label).empty()) question["version"] = answered->at("version");
       status = {ErrorCode::kDeadline, answered->at("text").get<std::string>()};
     } else if (status.code() == ErrorCode::kUnavailable) {

@@ -7,6 +7,7 @@ namespace lockstep::ctl {
 namespace {
 
 constexpr std::chrono::milliseconds kAgentsWait{10'000};  // the longest (AwaitServedRequest)
+constexpr std::chrono::milliseconds kPause{200};
 
 class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::AgentStatus> {
  public:
@@ -60,15 +61,25 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
       const std::chrono::milliseconds agents_wait =
           options_.timeout.has_value() ? std::clamp(left, std::chrono::milliseconds(0), kAgentsWait) : kAgentsWait;
       request.set_timeout_ms(static_cast<uint64_t>(agents_wait.count()));
-      LS_ASSIGN_OR_RETURN(const v1::AwaitServedResponse answer,
-                          client_.Call(&Stub::AwaitServed, request, agents_wait + kQuickTimeout));
+      const Result<v1::AwaitServedResponse> answer =
+          client_.Call(&Stub::AwaitServed, request, agents_wait + kQuickTimeout);
       const bool late = options_.timeout.has_value() && std::chrono::steady_clock::now() >= deadline;
-      if (answer.served() || late) {
-        output_.Print(ToJson(answer), ServedText(request.model(), answer));
-        return answer.served() ? OkStatus() : Status(ErrorCode::kDeadline, answer.text());
+      if (!answer.ok()) {
+        // Too many wait, or an agent that answered before is away for a moment.
+        const ErrorCode code = answer.status().code();
+        const bool passing =
+            code == ErrorCode::kResourceExhausted || (code == ErrorCode::kUnavailable && !request.run().empty());
+        if (late || !passing) return answer.status();
+        std::this_thread::sleep_for(kPause);
+        continue;
       }
-      // What was the newest version when it was first asked for is waited for.
-      if (request.label().empty()) request.set_version(answer.version());
+      if (answer->served() || late) {
+        output_.Print(ToJson(*answer), ServedText(request.model(), *answer));
+        return answer->served() ? OkStatus() : Status(ErrorCode::kDeadline, answer->text());
+      }
+      // The first answer's run and version are kept: a newer version must not move the goal.
+      request.set_run(answer->run());
+      if (request.label().empty()) request.set_version(answer->version());
     }
   }
 

@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kOpenAgain{10};
 }  // namespace
 
 void Subscription::Ask(const Want& from, std::stop_token stop) {
-  const bool there = lanes_ != nullptr && lanes_->lost().ok();
+  const bool there = lanes_ != nullptr && lanes_->lost().ok() && !lanes_->stopping();
   if (there && from.held == base_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
   const bool usable = there && base_.nothing() && from.layout->digest() == layout_->digest();

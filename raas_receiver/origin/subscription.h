@@ -27,7 +27,7 @@ class Subscription final : public pull::BlockSource, private pull::BlockSink {
       : options_(options), agent_(agent), io_(io) {}
 
   // Asks for the delta that follows from.held; opens lanes when there are none, or one was lost. Discards blocks that
-  // came before. Waits for one call to the agent.
+  // came before. Waits for at most two calls to the agent.
   void Ask(const Want& from, std::stop_token stop);
   // Whether a delta was asked for, and not yet taken.
   bool asked() const { return lanes_ != nullptr && !base_.nothing(); }
@@ -59,7 +59,7 @@ class Subscription final : public pull::BlockSource, private pull::BlockSink {
   Result<Delta> Take(const VersionRef& base, const pull::DeltaStep& step);
   void AddSpanOf(const Delta& delta, const RunId& run) const;
 
-  // Of the lanes' sink, which I/O threads call.
+  // BlockSink, which I/O threads call.
   std::span<std::byte> Destination(const wire::FrameHeader&) override { return {}; }
   Status Put(const wire::FrameHeader& frame, ByteView payload) override;
   Status EndShare(Version target) override;

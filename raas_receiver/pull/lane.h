@@ -45,7 +45,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Status Explain(const Status& status) const;
 
   const std::shared_ptr<const LaneOptions> options_;
-  LaneSet& set_;  // not used once ended_
+  LaneSet& set_;  // not used after set_.Leave()
   const uint32_t number_;
   const LaneConnection::Strand strand_;
   LaneConnection connection_;

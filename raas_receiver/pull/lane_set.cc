@@ -181,7 +181,7 @@ void LaneSet::WantTicket(std::shared_ptr<Lane> lane) {
 void LaneSet::Leave(Status status) {
   MutexLock lock(mutex_);
   if (!status.ok()) {
-    // What follows from the first says less.
+    // Losses that follow from the first one say less.
     if (!options_->standing || last_loss_.ok()) last_loss_ = std::move(status);
     spares_wanted_ = true;
     WakeAll();

@@ -65,7 +65,7 @@ class LaneSet final : public BlockSource {
   // lanes live on then. Any other error is the last lane's, names peer, lane and block, and means that no lane is left.
   Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
   // Fetch() in two calls. Post() returns at once. Wait() returns as Fetch(), or kDeadline when nothing came for
-  // `patience` (no value: no limit); the caller may then wait again. REQUIRES the fetch before to have ended.
+  // `patience` (no value: no limit). REQUIRES the fetch before to have ended.
   void Post(const std::vector<BlockRun>& runs, BlockSink& sink);
   Status Wait(std::optional<std::chrono::milliseconds> patience = std::nullopt);
   // Why the last lane was abandoned; of a standing pull, the first one. OK: none was.

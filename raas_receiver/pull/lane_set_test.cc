@@ -53,6 +53,27 @@ class EntrySink : public DeltaSink {
   std::mutex mutex_;
 };
 
+// Shares of a streaming delta.
+class StreamSink : public BlockSink {
+ public:
+  std::span<std::byte> Destination(const wire::FrameHeader&) override { return {}; }
+  Status Put(const wire::FrameHeader& frame, ByteView payload) override {
+    std::lock_guard lock(mutex_);
+    blocks.push_back(EntryOf(frame, Bytes(payload.begin(), payload.end())));
+    return OkStatus();
+  }
+  Status EndShare(Version) override {
+    ++ended;
+    return OkStatus();
+  }
+
+  std::vector<payload::DeltaBlock> blocks;
+  std::atomic<int> ended = 0;
+
+ private:
+  std::mutex mutex_;
+};
+
 struct Fixture {
   replica::TestModel model{3};
   net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
@@ -115,6 +136,38 @@ constexpr Fault kFaults[] = {Fault::kRefuseTicket,   Fault::kForeignWelcome, Fau
                              Fault::kStall};
 
 }  // namespace
+
+// What becomes of the delta itself: subscription_test, which ThreadSanitizer does not run.
+TEST_CASE("Lanes of a standing pull bring their shares, wait for the next delta, and end at a stop") {
+  Fixture fixture;
+  fixture.options.standing = true;
+  fixture.server.begun = [](Version base) { return base == 1; };
+  LaneSet lanes(fixture.io, fixture.options, nullptr);
+  StreamSink sink;
+  lanes.Post(RunsOf(StreamRequest{1}, 3), sink);
+  REQUIRE(lanes.Wait(std::chrono::minutes(1)).ok());
+  CHECK(sink.ended == 3);
+  fixture.CheckDelta(sink.blocks);
+  CHECK(lanes.lost().ok());
+  lanes.Post(RunsOf(StreamRequest{2}, 3), sink);
+  CHECK(lanes.Wait(milliseconds(20)).code() == ErrorCode::kDeadline);
+  lanes.Cancel();
+  CHECK(lanes.Wait().code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A lane of a standing pull that is lost ends the fetch, and says why") {
+  Fixture fixture;
+  const Fault fault = GENERATE(Fault::kCloseInPayload, Fault::kCorruptPayload, Fault::kForeignBlock);
+  INFO("fault " << static_cast<int>(fault));
+  fixture.options.standing = true;
+  fixture.server.at_frame = 1;
+  fixture.server.fault_of = [=](int connection) { return connection == 0 ? fault : Fault::kNone; };
+  LaneSet lanes(fixture.io, fixture.options, nullptr);
+  StreamSink sink;
+  lanes.Post(RunsOf(StreamRequest{1}, 3), sink);
+  CHECK(lanes.Wait(std::chrono::minutes(1)).code() == CodeOf(fault));
+  CHECK(lanes.lost().code() == CodeOf(fault));
+}
 
 TEST_CASE("Lanes stay open from one fetch to the next") {
   Fixture fixture;

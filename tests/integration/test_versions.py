@@ -246,7 +246,7 @@ def test_a_tensor_given_twice_is_refused_and_the_next_version_works(agent):
     model = ToyModel(blocks=4)
     pairs = list(model.tensors.items())
     with agent.publisher(model.tensors) as publisher:
-        with pytest.raises(lockstep.Error, match=r"layers\.0\.weight|twice|0"):
+        with pytest.raises(lockstep.Error, match="reports bytes twice, the first of them at 0, in tensor"):
             publisher.publish(version=1, tensors=pairs + pairs[:1])
         publisher.publish(version=2, tensors=model.tensors)
 

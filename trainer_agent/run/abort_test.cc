@@ -38,7 +38,8 @@ TEST_CASE("A batch reported twice aborts the version, and the commit says so") {
   std::byte* const data = Begin(*rank, 1);
   Write(*rank, data, {0, 120000}, 1);
   Write(*rank, data, {0, 4096}, 1);
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "rank 0 reports batch 0 twice"));
+  CHECK_THAT(rank->Commit(),
+             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, the first of them at 0, in tensor \"first\""));
   host.Publish(*rank, 2, 7);
 }
 
@@ -49,7 +50,8 @@ TEST_CASE("A batch reported both as new and as unchanged aborts the version") {
   std::byte* const data = Begin(*rank, 2);
   Write(*rank, data, {0, 120000}, 1);
   ReportUnchanged(*rank, {0, 4096});
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "rank 0 reports batch 0 twice"));
+  CHECK_THAT(rank->Commit(),
+             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, the first of them at 0, in tensor \"first\""));
 }
 
 TEST_CASE("A rank that closes its connection aborts the version for all, and what was served stays served") {

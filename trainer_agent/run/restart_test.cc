@@ -249,6 +249,9 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   first.reset();
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
+  const StridedRange all = StridedRange::Plain({0, uint64_t{1} << 36});
+  options.share = {};
+  options.share.Add({&all, 1});
   CHECK_THAT(client::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two slots need"));
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }

@@ -249,7 +249,8 @@ Result<CompletedBlocks> DraftProgress::Report(uint32_t rank, std::span<const uin
                     Cat("rank ", rank, " reports batch ", batch, "; its share has ", states.size()));
     }
     if (states[batch] != BatchState::kMissing) {
-      return Status(ErrorCode::kBadData, Cat("rank ", rank, " reports batch ", batch, " twice"));
+      return Status(ErrorCode::kBadData, Cat("rank ", rank, " reports bytes twice, the first of them ",
+                                             PlaceOf(rank, batch), "; report each tensor, or batch, once a version"));
     }
     states[batch] = state;
     if (!missing_.empty()) CountBatch(rank, batch, state, completed);
@@ -284,15 +285,20 @@ Status DraftProgress::CheckWhole(uint32_t rank) const {
   const auto at = reported_.find(rank);
   for (uint32_t batch = 0; share != nullptr && batch < share->batch_ends.size(); ++batch) {
     if (at != reported_.end() && at->second[batch] != BatchState::kMissing) continue;
-    for (const StridedRange& range : share->RangesOf(batch)) {
-      if (range.row_bytes == 0) continue;
-      const model::ModelLayout& layout = shares_->layout();
-      return {ErrorCode::kBadData,
-              Cat("rank ", rank, " never wrote some of its bytes, the first of them at ", range.offset,
-                  ", in tensor \"", layout.tensors()[layout.TensorAt(range.offset)].name, "\"")};
-    }
+    if (share->BytesOf(batch) == 0) continue;
+    return {ErrorCode::kBadData,
+            Cat("rank ", rank, " never wrote some of its bytes, the first of them ", PlaceOf(rank, batch))};
   }
   return OkStatus();
+}
+
+std::string DraftProgress::PlaceOf(uint32_t rank, uint32_t batch) const {
+  const model::ModelLayout& layout = shares_->layout();
+  for (const StridedRange& range : shares_->Find(rank)->RangesOf(batch)) {
+    if (range.row_bytes == 0 || range.offset >= layout.data_bytes()) continue;
+    return Cat("at ", range.offset, ", in tensor \"", layout.tensors()[layout.TensorAt(range.offset)].name, "\"");
+  }
+  return Cat("in batch ", batch, " of its share");
 }
 
 }  // namespace lockstep::run

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/model/layout.h"
@@ -80,6 +81,8 @@ class DraftProgress {
  private:
   enum class BatchState : uint8_t { kMissing, kNew, kUnchanged };
 
+  // Where the batch begins, for an error.
+  std::string PlaceOf(uint32_t rank, uint32_t batch) const;
   void CountBatch(uint32_t rank, uint32_t batch, BatchState state, CompletedBlocks& completed);
 
   const Shares* const shares_;

@@ -22,6 +22,7 @@ using Reports = std::vector<ReceiverReport>;
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kMostTold = 64;  // receivers, in a text
 constexpr size_t kMostLackingBytes = size_t{256} << 10;
+constexpr int kMostNames = 1024;
 
 Status Check(const v1::AwaitServedRequest& request) {
   LS_RETURN_IF_ERROR(model::CheckModelName(request.model()));
@@ -31,6 +32,10 @@ Status Check(const v1::AwaitServedRequest& request) {
   }
   if ((request.receivers() > 0) + (request.engines() > 0) + (request.names_size() > 0) > 1) {
     return {ErrorCode::kBadData, "receivers, engines and names are asked for; give one of them"};
+  }
+  if (request.names_size() > kMostNames) {
+    return {ErrorCode::kBadData, Cat(request.names_size(), " names are asked for; give at most ", kMostNames,
+                                     ", how many, or \"*\" for all")};
   }
   return OkStatus();
 }
@@ -92,16 +97,17 @@ std::string Tell(const ReceiverReport& report, const VersionRef& wanted) {
   return text;
 }
 
-void AddLacking(v1::AwaitServedResponse& answer, const v1::ReceiverState& receiver) {
-  if (answer.ByteSizeLong() < kMostLackingBytes) *answer.add_lacking() = receiver;
-}
-
 // Those that matter to the question, those that keep it waiting first; these in `answer`, too.
 std::string TellAll(const v1::AwaitServedRequest& request, const Reports& reports, const VersionRef& wanted,
                     v1::AwaitServedResponse& answer) {
   std::set<std::string, std::less<>> unknown(request.names().begin(), request.names().end());
   const std::set<std::string, std::less<>> named = unknown;
   std::vector<std::string> waiting, serving;
+  size_t lacking_bytes = 0;
+  const auto add_lacking = [&](v1::ReceiverState state) {
+    lacking_bytes += state.ByteSizeLong();
+    if (lacking_bytes < kMostLackingBytes) *answer.add_lacking() = std::move(state);
+  };
   for (const ReceiverReport& report : reports) {
     bool asked = named.empty();
     const auto is_asked = [&](const std::string& name) {
@@ -116,7 +122,7 @@ std::string TellAll(const v1::AwaitServedRequest& request, const Reports& report
     if (serves) continue;
     v1::ReceiverState state;
     ToProto(report, &state);
-    AddLacking(answer, state);
+    add_lacking(std::move(state));
   }
   for (const std::string& name : unknown) {
     if (name == kEveryReceiver) {
@@ -127,7 +133,7 @@ std::string TellAll(const v1::AwaitServedRequest& request, const Reports& report
     state.set_receiver(CleanText(name, 256));
     state.set_presence(v1::RECEIVER_PRESENCE_UNKNOWN);
     waiting.push_back(Cat("\"", state.receiver(), "\" is not known here"));
-    AddLacking(answer, state);
+    add_lacking(std::move(state));
   }
   waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;
@@ -138,6 +144,7 @@ std::string TellAll(const v1::AwaitServedRequest& request, const Reports& report
 
 v1::AwaitServedResponse Facts(run::ServedRun* run, const Reports& reports, const VersionRef& wanted) {
   v1::AwaitServedResponse facts;
+  if (!wanted.run.IsZero()) facts.set_run(ToHex(wanted.run));
   facts.set_version(wanted.version);
   facts.set_newest_version(wanted.version);
   if (run != nullptr) {
@@ -184,7 +191,7 @@ Result<v1::AwaitServedResponse> AwaitServed(const run::VersionCatalog& catalog, 
   LS_RETURN_IF_ERROR(Check(request));
   if (request.receivers() + request.engines() == 0 && request.names().empty()) request.add_names(kEveryReceiver);
   VersionRef wanted{{}, request.version()};
-  const bool any_run = request.run().empty();
+  bool any_run = request.run().empty();  // that of the first look is kept
   if (!any_run) {
     LS_ASSIGN_OR_RETURN(wanted.run.bytes, HexDecode16(request.run()));
   }
@@ -196,11 +203,12 @@ Result<v1::AwaitServedResponse> AwaitServed(const run::VersionCatalog& catalog, 
       return Status(ErrorCode::kNotFound, Cat("model ", request.model(), " is not open here; start its trainer first"));
     }
     if (run != nullptr && !any_run && run->run() != wanted.run) {
-      return Status(ErrorCode::kState, Cat("model ", request.model(), ": run ", request.run(),
+      return Status(ErrorCode::kState, Cat("model ", request.model(), ": run ", ToHex(wanted.run),
                                            " has ended; the agent has run ", ToHex(run->run()), " now"));
     }
     // An agent that was restarted may get the run back.
     if (run != nullptr) {
+      any_run = false;
       wanted.run = run->run();
       if (!request.label().empty()) wanted.version = run->NewestLabelled(request.label());
       if (const auto newest = run->Newest(); newest && request.label().empty() && wanted.nothing()) {

@@ -23,7 +23,8 @@ class EngineServed:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A receiver, as an agent knows it. ``presence``: "connected", "gone", or "unknown" of one that is only asked for."""
+    """A receiver, as an agent knows it. ``presence``: "connected"; "gone"; "unspecified" of one that has pulled and never
+    followed versions; "unknown" of one that is only asked for."""
 
     receiver: str = ""
     held: VersionRef = VersionRef()

@@ -245,6 +245,7 @@ class Handle:
     def _close_after_fork(self) -> None:
         self.lock = threading.RLock()
         self._pointer = None
+        self._calling = False
         self.closed = FORKED
         if self._finalizer is not None:
             self._finalizer.detach()  # another thread may have been in the middle of a call
