@@ -78,7 +78,6 @@ Status WaitServed(const lockstep_served_query& query, std::string* answer) {
     question["timeout_ms"] = agents_wait.count();
     const Result<Json> answered = Ask(query.socket_path, question, agents_wait, interrupted);
     Status status = answered.status();
-    answer->clear();
     if (answered.ok()) {
       *answer = answered->dump();
       if (answered->at("served").get<bool>()) return OkStatus();

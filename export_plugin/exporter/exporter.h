@@ -124,7 +124,7 @@ class Exporter {
   Status WriteOwn(std::byte* data);
   void PinForGpu();
   Status PinSlots();
-  // `first_batch`: of the share, that of the list's first batch.
+  // `first_batch`: the number, in this rank's share, of the first batch of `list`.
   Status RunCopies(const CopyList& list, uint32_t first_batch, std::byte* data);
   Status ReportFrozen(std::byte* data);
   Status End(Version version, Status status);

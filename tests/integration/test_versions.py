@@ -168,9 +168,9 @@ def test_a_rank_writes_no_tensor_of_another_and_leaves_out_none_of_its_own(clust
         ):
             call()
     two_ranks[0].call("fill", "a", 1)
-    with pytest.raises(lockstep.BadDataError, match='version 1 .*rank 0 never wrote some of its bytes.*in tensor "c"'):
+    with pytest.raises(lockstep.BadDataError, match='version 1 .*rank 0 never reported some of its bytes.*in tensor "c"'):
         two_ranks[0].call("commit")
-    with pytest.raises(lockstep.BadDataError, match="rank 0 never wrote"):
+    with pytest.raises(lockstep.BadDataError, match="rank 0 never reported"):
         two_ranks[1].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
     cluster.receiver(agent).wait_for(all_content(2))
@@ -179,7 +179,7 @@ def test_a_rank_writes_no_tensor_of_another_and_leaves_out_none_of_its_own(clust
 def test_a_tensor_that_is_reported_twice_is_an_error_of_the_commit_and_the_next_version_works(agent, two_ranks):
     two_ranks[0].write(1, HALVES[0], seed=1)
     two_ranks[0].call("done", ["a"])
-    with pytest.raises(lockstep.BadDataError, match="rank 0 reports batch 0 twice"):
+    with pytest.raises(lockstep.BadDataError, match="rank 0 reports bytes twice, those at 0, in tensor"):
         two_ranks[0].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
     agent.wait_for(2)
@@ -246,7 +246,7 @@ def test_a_tensor_given_twice_is_refused_and_the_next_version_works(agent):
     model = ToyModel(blocks=4)
     pairs = list(model.tensors.items())
     with agent.publisher(model.tensors) as publisher:
-        with pytest.raises(lockstep.Error, match="reports bytes twice, the first of them at 0, in tensor"):
+        with pytest.raises(lockstep.Error, match="reports bytes twice, those at 0, in tensor"):
             publisher.publish(version=1, tensors=pairs + pairs[:1])
         publisher.publish(version=2, tensors=model.tensors)
 

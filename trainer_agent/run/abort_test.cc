@@ -25,8 +25,8 @@ TEST_CASE("A batch that its rank did not write is an error that names its tensor
   std::byte* const data = Begin(*rank, 1);
   Write(*rank, data, {0, 90000}, 1);
   const Status status = rank->Commit();
-  CHECK_THAT(status, FailsWith(ErrorCode::kBadData, "version 1 of model actor: rank 0 never wrote some of its bytes",
-                               "90000, in tensor \"second\""));
+  CHECK_THAT(status, FailsWith(ErrorCode::kBadData, "version 1 of model actor: rank 0 never reported some of its bytes",
+                               "at 90000, in tensor \"second\""));
   CHECK(host.aborted() == 1);
   host.Publish(*rank, 1, 7);
   CHECK(FirstByte(host.run(), 1) == std::byte{7});
@@ -39,7 +39,7 @@ TEST_CASE("A batch reported twice aborts the version, and the commit says so") {
   Write(*rank, data, {0, 120000}, 1);
   Write(*rank, data, {0, 4096}, 1);
   CHECK_THAT(rank->Commit(),
-             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, the first of them at 0, in tensor \"first\""));
+             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, those at 0, in tensor \"first\""));
   host.Publish(*rank, 2, 7);
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("A batch reported both as new and as unchanged aborts the version") {
   Write(*rank, data, {0, 120000}, 1);
   ReportUnchanged(*rank, {0, 4096});
   CHECK_THAT(rank->Commit(),
-             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, the first of them at 0, in tensor \"first\""));
+             FailsWith(ErrorCode::kBadData, "rank 0 reports bytes twice, those at 0, in tensor \"first\""));
 }
 
 TEST_CASE("A rank that closes its connection aborts the version for all, and what was served stays served") {
@@ -168,7 +168,7 @@ TEST_CASE("A rank goes on after its committed version was aborted for what anoth
   Begin(*one, 1);
   CHECK_THAT(zero->Begin(2), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
   REQUIRE(Eventually([&] { return host.connected() == 1; }));
-  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "never wrote some of its bytes"));
+  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "never reported some of its bytes"));
   PublishPart(*one, 2, {80000, 40000});
   PublishPart(*zero, 2, {0, 80000});
   host.Await(2);
@@ -204,6 +204,7 @@ TEST_CASE(
   const wire::Share fitting = std::exchange(options.share, ShareOf({0, 120000}));
   CHECK_THAT(client::RankClient::Open(options),
              FailsWith(ErrorCode::kBadData, "tensor \"first\": ranks 0 and 1 both have some of its bytes"));
+  CHECK_THAT(zero->Begin(1), FailsWith(ErrorCode::kBadData, "rank 1 is not let in: tensor \"first\""));
   options.share = fitting;
   auto one = *client::RankClient::Open(options);
   for (auto* const rank : {zero.get(), one.get()}) REQUIRE(rank->Begin(1).ok());

@@ -115,8 +115,11 @@ void DeltaStore::RemoveOldestLocked() {
   const auto payload = chain_.front()->payload();
   const payload::PayloadHeader& header = payload->header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
-  std::erase_if(dropped_, [](const DroppedDelta& dropped) { return dropped.delta.expired(); });
-  dropped_.push_back({chain_.front(), Clock::now()});
+  {
+    MutexLock lock(dropped_mutex_);
+    std::erase_if(dropped_, [](const DroppedDelta& dropped) { return dropped.delta.expired(); });
+    dropped_.push_back({chain_.front(), Clock::now()});
+  }
   chain_.erase(chain_.begin());
 }
 
@@ -127,7 +130,7 @@ uint64_t DeltaStore::RetainedBytesLocked() const {
 }
 
 uint64_t DeltaStore::DroppedBytes() const {
-  MutexLock lock(mutex_);
+  MutexLock lock(dropped_mutex_);
   return DroppedBytesLocked();
 }
 
@@ -142,7 +145,7 @@ uint64_t DeltaStore::DroppedBytesLocked() const {
 }
 
 void DeltaStore::TakeBack(Clock::time_point now) {
-  MutexLock lock(mutex_);
+  MutexLock lock(dropped_mutex_);
   uint64_t left = DroppedBytesLocked();
   while (!dropped_.empty() && (left > options_.retain_bytes || now - dropped_.front().since >= kMaxDroppedAge)) {
     const auto delta = dropped_.front().delta.lock();

@@ -120,7 +120,7 @@ class DeltaStore {
   void EvictLocked() LS_REQUIRES(mutex_);
   void RemoveOldestLocked() LS_REQUIRES(mutex_);
   uint64_t RetainedBytesLocked() const LS_REQUIRES(mutex_);
-  uint64_t DroppedBytesLocked() const LS_REQUIRES(mutex_);
+  uint64_t DroppedBytesLocked() const LS_REQUIRES(dropped_mutex_);
   bool PinnedLocked(Version version) const LS_REQUIRES(mutex_);
 
   const std::shared_ptr<const model::ModelLayout> layout_;
@@ -128,7 +128,8 @@ class DeltaStore {
   mutable Mutex mutex_;
   Chain chain_ LS_GUARDED_BY(mutex_);  // none of them is taken back
   std::vector<std::pair<Version, std::weak_ptr<const void>>> pins_ LS_GUARDED_BY(mutex_);
-  std::deque<DroppedDelta> dropped_ LS_GUARDED_BY(mutex_);  // in the order of dropping
+  mutable Mutex dropped_mutex_;  // taken after mutex_, which Add holds for as long as a delta is copied
+  std::deque<DroppedDelta> dropped_ LS_GUARDED_BY(dropped_mutex_);  // in the order of dropping
 };
 
 }  // namespace lockstep::run

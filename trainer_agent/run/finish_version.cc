@@ -33,7 +33,8 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
     RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
-  const Status served = ServeVersion({manifest, draft.committed_unix_ns, draft.label}, draft.base.get());
+  std::vector<Wake> wakes;
+  const Status served = ServeVersion({manifest, draft.committed_unix_ns, draft.label}, draft.base.get(), &wakes);
   if (served.ok()) LogCommitted(draft, output);
   MutexLock lock(mutex_);
   if (!served.ok()) {
@@ -44,6 +45,8 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   state_ = State::kIdle;
   finished_.notify_all();
   WakeRanks();
+  lock.unlock();
+  CallAll(wakes);  // of a thousand receivers' streams: no rank waits for them
 }
 
 DeltaInput ModelPublisher::InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const {
@@ -98,12 +101,10 @@ void ModelPublisher::RetainDelta(const model::Manifest& base, const model::Manif
                    "(docs/is-it-for-me.md)"}});
 }
 
-Status ModelPublisher::ServeVersion(ServedVersion version, const model::Manifest* base) {
+Status ModelPublisher::ServeVersion(ServedVersion version, const model::Manifest* base, std::vector<Wake>* wakes) {
   // First: a receiver that is notified of the version may ask for the next at once.
   served_->feed().SetNewest(version.manifest->held.version);
-  std::vector<Wake> wakes;  // of a thousand receivers' streams: the trainer's next Begin does not wait for them
-  Status status = catalog_->Publish(served_, std::move(version), base, &wakes);
-  if (!wakes.empty()) diff_.pool->Post([wakes = std::move(wakes)] { CallAll(wakes); });
+  Status status = catalog_->Publish(served_, std::move(version), base, wakes);
   if (!status.ok()) served_->deltas().Discard();
   return status;
 }

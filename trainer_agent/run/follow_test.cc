@@ -36,7 +36,7 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
   Write(*rank, data, {0, 4096}, 2);
-  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "never wrote some of its bytes"));
+  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "never reported some of its bytes"));
   CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Begin(3).ok());

@@ -63,6 +63,7 @@ Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version versio
     return Status(ErrorCode::kBadData,
                   Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
   }
+  LS_RETURN_IF_ERROR(misfit_);
   LS_RETURN_IF_ERROR(CheckNotDropped(version));
   if (Lacks(rank) && version > draft_->version) {
     // This rank will never commit the draft, so waiting for it would never end.
@@ -75,8 +76,7 @@ Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version versio
                            ", or the whole trainer"));
   }
   // If the process of a lost connection turns out to have ended, this rank is told. Else the other may come back.
-  const bool lost_now = !gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_;
-  if (lost_now) return WaitForTurn(std::move(waiting), std::move(wake));
+  if (MayHaveEnded()) return WaitForTurn(std::move(waiting), std::move(wake));
   LS_RETURN_IF_ERROR(CheckGreater(version));
   if (Writes(version)) return JoinDraft(rank);
   LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
@@ -111,8 +111,12 @@ ModelPublisher::Turn ModelPublisher::WaitForTurn(std::weak_ptr<const void> waiti
   for (const auto& [rank, process] : gone_) {
     if (IsMissed(rank)) turn.processes.push_back(process);
   }
-  if (!gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_) turn.until = looked_for_gone_;
+  if (MayHaveEnded()) turn.until = looked_for_gone_;
   return turn;
+}
+
+bool ModelPublisher::MayHaveEnded() const {
+  return !gone_.empty() && std::chrono::steady_clock::now() < looked_for_gone_;
 }
 
 void ModelPublisher::WakeRanks() {
@@ -132,6 +136,7 @@ void ModelPublisher::StartDraft(Version version) {
   const auto newest = served_->Newest();
   const auto base = newest ? newest->manifest : nullptr;
   const size_t slot = buffer_->BeginWrite(version);
+  finished_draft_ = std::move(draft_);
   draft_ = std::make_unique<Draft>(
       Draft{.version = version, .slot = slot, .base = base, .progress = DraftProgress(&shares_)});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), VersionRef{buffer().run(), version});
@@ -258,12 +263,17 @@ Status ModelPublisher::RankHere(uint32_t rank, wire::Share share) {
   const wire::Share* const known = shares_.Find(rank);
   if (known != nullptr && !(*known == share)) {
     if (state_ == State::kWriting) {
-      AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " came back, and writes other bytes than before")});
+      AbortDraft({ErrorCode::kAborted,
+                  Cat("rank ", rank, " came back, and writes other bytes than before; publish a newer version")});
     }
     // The other ranks that are away may come back so, too.
     for (const auto& [away, process] : gone_) shares_.Forget(away);
   }
-  LS_RETURN_IF_ERROR(shares_.Set(rank, std::move(share)));
+  misfit_ = shares_.Set(rank, std::move(share)).WithContext(Cat("rank ", rank, " is not let in"));
+  if (!misfit_.ok()) {
+    WakeRanks();
+    return misfit_;
+  }
   gone_.erase(rank);
   if (state_ == State::kWriting) GiveBlocks(draft_->progress.Count());
   WakeRanks();

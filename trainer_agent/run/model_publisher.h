@@ -1,14 +1,13 @@
 // ModelPublisher: makes served versions out of what the ranks of one run write into the double buffer.
 //
 //   kIdle ──Begin──> kWriting(v) ──last rank's Commit──> kFinishing(v) ──diff done──> v is served; kIdle
-//                      │  a rank is gone, aborts, reports a batch twice, leaves one out, or the version that v is
-//                      │  compared with is withdrawn: also in kFinishing
-//                      └──────────────────────────> kIdle; v is aborted, the next Begin works
+//                      │  a rank is gone, aborts, reports a     │  the version that v was
+//                      │  batch twice or leaves one out         │  compared with is withdrawn
+//                      └────────────────────────────────────────┴──> kIdle; v is aborted, the next Begin works
 //
 // The diff runs while ranks still write: a block goes to the diff as soon as all of its bytes are reported, provided
-// that the shares of all ranks are known (shares.h). A rank that
-// begins a version waits for a finishing one, because that version's diff still reads the slot that Begin gives out. No
-// rank waits for receivers.
+// that the shares of all ranks are known (shares.h). A rank that begins a version waits for a finishing one, because
+// that version's diff still reads the slot that Begin gives out. No rank waits for receivers.
 #pragma once
 
 #include <atomic>
@@ -77,6 +76,7 @@ class ModelPublisher {
   //   kState: `version` is not greater than every version of the run, or the rank has joined it already.
   //   kAborted: a rank's process has ended and no other has taken its place; `version` was aborted before this rank
   //     joined it (told once); or it was committed once and lost with an earlier agent.
+  //   kBadData: another rank was not let in, because its share does not fit; no version could be whole.
   //   kCancelled: after Stop().
   Result<Turn> Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
   // Reports the bytes of these batches of the rank's share as final. A batch that is wrong aborts the draft, and Commit
@@ -131,6 +131,9 @@ class ModelPublisher {
   void StartDraft(Version version) LS_REQUIRES(mutex_);
   Result<Turn> JoinDraft(uint32_t rank) LS_REQUIRES(mutex_);
   Turn WaitForTurn(std::weak_ptr<const void> waiting, Wake wake) LS_REQUIRES(mutex_);
+  // Whether a connection was lost a moment ago: its process may have ended, and not be seen to.
+  bool MayHaveEnded() const LS_REQUIRES(mutex_);
+  // Calls their wakes under the lock: those only set events.
   void WakeRanks() LS_REQUIRES(mutex_);
   void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
   // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
@@ -163,7 +166,8 @@ class ModelPublisher {
                    const DeltaOutput& output);
   // Makes `version` the newest that is served. kAborted when `base`, with which it was compared (null: with none), was
   // withdrawn meanwhile; then the run serves nothing, and no delta.
-  Status ServeVersion(ServedVersion version, const model::Manifest* base);
+  // Who waits for the version is to be woken by the caller where `wakes` is given.
+  Status ServeVersion(ServedVersion version, const model::Manifest* base, std::vector<Wake>* wakes = nullptr);
 
   // --- recovery.cc ---
   // Hashes each slot again that an earlier agent committed, drops one that differs from its recorded manifest, makes
@@ -182,8 +186,9 @@ class ModelPublisher {
   mutable Mutex mutex_;
   std::condition_variable finished_;
   State state_ LS_GUARDED_BY(mutex_) = State::kIdle;
-  // In kIdle the last one that was finished: its job may still be ending.
-  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);
+  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);           // in kIdle the last one, if it was finished
+  std::unique_ptr<Draft> finished_draft_ LS_GUARDED_BY(mutex_);  // the one before: its job may still be calling back
+  Status misfit_ LS_GUARDED_BY(mutex_);       // why a rank was not let in, for those that wait for it
   WakeList waiting_ LS_GUARDED_BY(mutex_);    // ranks whose Begin has no slot yet
   Shares shares_ LS_GUARDED_BY(mutex_);       // also of ranks that are gone
   Version newest_ LS_GUARDED_BY(mutex_) = 0;  // committed, served or about to be

@@ -63,7 +63,7 @@ void LogVersion(std::string_view event, const ModelPublisher& publisher, uint32_
 Status AwaitTurn(const os::UnixConnection& connection, os::Event& woken, const ModelPublisher::Turn& turn) {
   using std::chrono::steady_clock;
   std::vector<pollfd> fds{{connection.fd(), POLLRDHUP, 0}, {woken.fd(), POLLIN, 0}};
-  if (connection.peer_process() != nullptr) fds.push_back({connection.peer_process()->pidfd(), POLLIN, 0});
+  fds.push_back({connection.peer_process()->pidfd(), POLLIN, 0});
   for (const auto& process : turn.processes) fds.push_back({process->pidfd(), POLLIN, 0});
   std::chrono::milliseconds wait = os::kForever;
   if (turn.until != steady_clock::time_point::max()) {
@@ -79,6 +79,9 @@ Status AwaitTurn(const os::UnixConnection& connection, os::Event& woken, const M
 Result<size_t> BeginVersion(const os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
                             Version version) {
   const auto woken = std::make_shared<os::Event>();
+  if (woken->fd() < 0) {
+    return Status(ErrorCode::kResourceExhausted, "the agent has no descriptor left; raise its LimitNOFILE");
+  }
   const auto wake = [weak = std::weak_ptr(woken)] {
     if (const auto event = weak.lock()) event->Set();
   };

@@ -74,7 +74,7 @@ class PiecesByTensor {
   Status AddPiece(size_t tensor, const StridedRange& range, uint32_t rank) {
     if (++count_ > kMaxSharePieces) {
       return {ErrorCode::kResourceExhausted,
-              Cat("the ranks' shares have more than ", kMaxSharePieces, " pieces; give larger ranges")};
+              Cat("the ranks' shares have more than ", kMaxSharePieces, " pieces, the limit")};
     }
     pieces_[tensor].push_back({range, rank});
     return OkStatus();
@@ -121,7 +121,9 @@ Status HeldTwice(const std::string& tensor, uint32_t one, uint32_t other) {
   const std::string who =
       one == other ? Cat("rank ", one, " has some of its bytes twice")
                    : Cat("ranks ", std::min(one, other), " and ", std::max(one, other), " both have some of its bytes");
-  return {ErrorCode::kBadData, Cat("tensor \"", tensor, "\": ", who, "; each byte has one writer")};
+  return {ErrorCode::kBadData,
+          Cat("tensor \"", tensor, "\": ", who,
+              "; each byte has one writer. A rank that is connected with an earlier share must end first")};
 }
 
 // Sweeps over the rows. The rectangles that have a row in common have no column in common.
@@ -160,8 +162,9 @@ Status ProveTensor(const std::vector<Piece>& pieces, ByteRange region, const std
       continue;
     }
     if (rectangles.size() + piece.range.rows > kMaxSharePieces) {
-      return {ErrorCode::kResourceExhausted, Cat("tensor \"", tensor, "\": ", Describe(piece.range), " and others are ",
-                                                 pitch, " apart; give a tensor's ranges with one pitch")};
+      return {ErrorCode::kResourceExhausted,
+              Cat("tensor \"", tensor, "\": ", Describe(piece.range), ", and the rows of others ", pitch,
+                  ": too many rows to compare them one by one")};
     }
     for (uint64_t row = 0; row < piece.range.rows; ++row) {
       const ByteRange one{piece.range.offset + row * piece.range.pitch, piece.range.row_bytes};
@@ -171,7 +174,19 @@ Status ProveTensor(const std::vector<Piece>& pieces, ByteRange region, const std
   LS_RETURN_IF_ERROR(CheckDisjoint(rectangles, tensor));
   if (bytes == region.bytes) return OkStatus();
   return {ErrorCode::kBadData, Cat("tensor \"", tensor, "\": ", region.bytes - bytes, " of its ", region.bytes,
-                                   " bytes are in no rank's share")};
+                                   " bytes are in no rank's share; have one rank write them")};
+}
+
+// Whether rows of `range` lie in blocks apart; else no block between the first and the last is skipped.
+bool RowsLieApart(const model::ModelLayout& layout, const StridedRange& range) {
+  return range.rows > 1 && range.pitch >= layout.block_bytes();
+}
+
+// How often ForEachBlock() calls `use`, or a few more.
+uint64_t StepsOf(const model::ModelLayout& layout, const StridedRange& range) {
+  const uint64_t rows = RowsLieApart(layout, range) ? range.rows : 1;
+  const uint64_t bytes = rows > 1 ? range.row_bytes : (range.rows - 1) * range.pitch + range.row_bytes;
+  return rows * (bytes / layout.block_bytes() + 2);
 }
 
 // Calls `use` with each block that has a byte of `range`, once for each of its rows where these lie in blocks apart.
@@ -184,12 +199,12 @@ void ForEachBlock(const model::ModelLayout& layout, const StridedRange& range, U
       use(static_cast<BlockIndex>(block));
     }
   };
-  if (range.rows > 1 && range.pitch >= block_bytes) {
+  if (RowsLieApart(layout, range)) {
     for (uint64_t row = 0; row < range.rows; ++row) {
       const uint64_t begin = range.offset + row * range.pitch;
       from_to(begin, begin + range.row_bytes);
     }
-  } else {  // no block between the first and the last is skipped
+  } else {
     from_to(range.offset, range.offset + (range.rows - 1) * range.pitch + range.row_bytes);
   }
 }
@@ -204,6 +219,14 @@ Status ProveShares(const model::ModelLayout& layout, const std::vector<const wir
       if (!added.ok()) return added.WithContext(Cat("the share of rank ", rank));
     }
   }
+  uint64_t steps = 0;
+  for (const wire::Share* share : shares) {
+    for (const StridedRange& range : share->ranges) steps += StepsOf(layout, range);
+  }
+  if (steps > kMaxShareSteps) {
+    return {ErrorCode::kResourceExhausted,
+            Cat("the ranks' ranges lie in ", steps, " blocks, counted for each range; the limit is ", kMaxShareSteps)};
+  }
   for (size_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
     LS_RETURN_IF_ERROR(ProveTensor(pieces.of(tensor), pieces.RangeOf(tensor), layout.tensors()[tensor].name));
   }
@@ -212,6 +235,7 @@ Status ProveShares(const model::ModelLayout& layout, const std::vector<const wir
 
 Status Shares::Set(uint32_t rank, wire::Share share) {
   if (shares_[rank] != nullptr && *shares_[rank] == share) return OkStatus();
+  for (const StridedRange& range : share.ranges) LS_RETURN_IF_ERROR(CheckRange(range, layout_->data_bytes()));
   Forget(rank);
   shares_[rank] = std::make_unique<const wire::Share>(std::move(share));
   std::vector<const wire::Share*> all;
@@ -283,11 +307,11 @@ void DraftProgress::CountBatch(uint32_t rank, uint32_t batch, BatchState state, 
 Status DraftProgress::CheckWhole(uint32_t rank) const {
   const wire::Share* const share = shares_->Find(rank);
   const auto at = reported_.find(rank);
-  for (uint32_t batch = 0; share != nullptr && batch < share->batch_ends.size(); ++batch) {
+  for (uint32_t batch = 0; batch < share->batch_ends.size(); ++batch) {
     if (at != reported_.end() && at->second[batch] != BatchState::kMissing) continue;
     if (share->BytesOf(batch) == 0) continue;
-    return {ErrorCode::kBadData,
-            Cat("rank ", rank, " never wrote some of its bytes, the first of them ", PlaceOf(rank, batch))};
+    return {ErrorCode::kBadData, Cat("rank ", rank, " never reported some of its bytes, among them those ",
+                                     PlaceOf(rank, batch), "; write and report all that it has to write")};
   }
   return OkStatus();
 }
@@ -295,7 +319,7 @@ Status DraftProgress::CheckWhole(uint32_t rank) const {
 std::string DraftProgress::PlaceOf(uint32_t rank, uint32_t batch) const {
   const model::ModelLayout& layout = shares_->layout();
   for (const StridedRange& range : shares_->Find(rank)->RangesOf(batch)) {
-    if (range.row_bytes == 0 || range.offset >= layout.data_bytes()) continue;
+    if (range.row_bytes == 0) continue;
     return Cat("at ", range.offset, ", in tensor \"", layout.tensors()[layout.TensorAt(range.offset)].name, "\"");
   }
   return Cat("in batch ", batch, " of its share");

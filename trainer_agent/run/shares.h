@@ -19,12 +19,14 @@ namespace lockstep::run {
 
 // Pieces that a proof looks at: ranges, cut where tensors end, and single rows where a tensor's rows have two pitches.
 inline constexpr size_t kMaxSharePieces = size_t{1} << 24;
+// Blocks that a version's reports count, each for every range with a byte of the block.
+inline constexpr uint64_t kMaxShareSteps = uint64_t{1} << 31;
 
 // Proves that `shares`, of rank 0 and up, have every byte of `layout` exactly once. The cost follows the number of
 // ranges, not of rows.
 //   kBadData: no rows, rows that overlap each other, bytes outside the data section; bytes that two batches have, or
 //     none. The error names the tensor and the ranks.
-//   kResourceExhausted: more than kMaxSharePieces.
+//   kResourceExhausted: over one of the limits above.
 Status ProveShares(const model::ModelLayout& layout, const std::vector<const wire::Share*>& shares);
 
 // The shares of the ranks of one run. Not thread-safe.
@@ -34,14 +36,14 @@ class Shares {
       : layout_(std::move(layout)), shares_(ranks) {}
 
   const model::ModelLayout& layout() const { return *layout_; }
-  uint32_t ranks() const { return static_cast<uint32_t>(shares_.size()); }
   const wire::Share* Find(uint32_t rank) const { return shares_[rank].get(); }  // null: not known
 
   // Sets the share of `rank`. Errors as ProveShares(), once all are known; the rank's is not known then.
   Status Set(uint32_t rank, wire::Share share);
   void Forget(uint32_t rank);
 
-  // For each block, how many ranges have a byte of it. No value while a share is not known.
+  // For each block, how often a draft's reports count it: for each range with a byte of the block, and for each such
+  // row of a range whose rows lie in blocks apart. No value while a share is not known.
   const std::optional<std::vector<uint32_t>>& ranges_of_blocks() const { return ranges_of_blocks_; }
 
  private:
@@ -73,9 +75,7 @@ class DraftProgress {
   Result<CompletedBlocks> Report(uint32_t rank, std::span<const uint32_t> batches, Content content);
   // Starts to count blocks if all shares are known by now, and returns those that are whole already.
   CompletedBlocks Count();
-  // Whether `rank` has reported a batch.
-  bool Reported(uint32_t rank) const { return reported_.count(rank) > 0; }
-  // kBadData names the first tensor of `rank` with a batch that was not reported.
+  // kBadData names a tensor of `rank` with a batch that was not reported. REQUIRES the share of `rank` to be known.
   Status CheckWhole(uint32_t rank) const;
 
  private:

@@ -1,5 +1,5 @@
 // VersionCatalog: lists what the agent can serve: for each model one run (ServedRun), with its newest version, the
-// version's manifest and deltas, and a reader of its blocks.
+// version's manifest and deltas, and the buffer that has its blocks.
 //
 // ModelPublisher publishes versions here. The serve side reads them, and watches for newer ones. The catalog knows
 // neither sockets nor protos.

@@ -1,5 +1,6 @@
-// WakeList: who waits for something new of a run. VersionCatalog, DeltaFeed and StreamingDelta have one each: a reader
-// looks, is told that there is nothing new, and is woken once when there may be. The reader looks again then.
+// WakeList: who waits for something new of a run. A reader looks, is told that there is nothing new, and is woken once
+// when there may be; the reader looks again then. VersionCatalog, DeltaFeed and StreamingDelta have a list of
+// receivers' streams and lanes, ModelPublisher one of ranks.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,8 @@ class WakeList {
     sleepers_.emplace_back(std::move(reader), std::move(wake));
   }
 
-  // Empties the list, and adds its wakes to `wakes`. The caller must call them without the owner's mutex.
+  // Empties the list, and adds its wakes to `wakes`. The caller calls them, and without the owner's mutex where a wake
+  // may take that.
   void Take(std::vector<Wake>& wakes) {
     for (auto& [reader, wake] : std::exchange(sleepers_, {})) wakes.push_back(std::move(wake));
   }

@@ -1,5 +1,7 @@
 #include "trainer_agent/serve/pull.h"
 
+#include <utility>
+
 #include "common/base/text.h"
 
 namespace lockstep::serve {
@@ -24,11 +26,10 @@ Result<std::shared_ptr<const payload::Payload>> Pull::FindPayload(uint64_t paylo
       Cat("payload ", payload_id, " was taken back: the pull held it for too long after newer versions; pull again"));
 }
 
-void Pull::Close() {
+std::shared_ptr<const void> Pull::Close() {
   closed_ = true;
-  std::shared_ptr<const void> keeps;  // its end takes the store's lock, or the feed's
   MutexLock lock(mutex_);
-  std::swap(keeps, keeps_);
+  return std::exchange(keeps_, nullptr);
 }
 
 void Pull::Touch() {

@@ -51,8 +51,9 @@ class Pull {
   void Touch();
   bool TouchedSince(Clock::time_point time) const;
   bool standing() const { return target == 0; }
-  // From now on no lane is let in; those that are there end, at the latest with the next version. Waits for the store.
-  void Close();
+  // From now on no lane is let in; those that are there end, at the latest with the next version. Returns what the pull
+  // kept: its end may wait for the run's store.
+  std::shared_ptr<const void> Close();
   bool closed() const { return closed_; }
   bool revoked() const { return allowed_ && !allowed_().ok(); }
   // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no standing one with lanes.

@@ -48,7 +48,10 @@ void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome
 }  // namespace
 
 void PullTable::Expire(Pull::Clock::time_point now) {
+  // They go after the table's lock: the end of a pull, and of what it kept, may wait for a store.
+  std::vector<std::shared_ptr<Pull>> ended;
   std::vector<std::shared_ptr<Pull>> expired;
+  std::vector<std::shared_ptr<const void>> kept;
   std::set<std::shared_ptr<run::ServedRun>> runs;
   {
     MutexLock lock(mutex_);
@@ -57,8 +60,8 @@ void PullTable::Expire(Pull::Clock::time_point now) {
       runs.insert(pull->run);
       const bool over = pull->Expired(now - limits_.idle_timeout);
       if (over || pull->revoked()) {
-        if (!pull->closed()) expired.push_back(pull);
-        pull->Close();
+        (pull->closed() ? ended : expired).push_back(pull);
+        kept.push_back(pull->Close());
       }
       at = over || (pull->closed() && !pull->standing()) ? pulls_.erase(at) : std::next(at);
     }
@@ -146,6 +149,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   const auto pull =
       std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version,
                              steps.empty() ? run->deltas().PinFrom(plan.target.version) : nullptr, request.allowed);
+  LS_RETURN_IF_ERROR(AddSteps(*pull, steps, plan));
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
@@ -157,7 +161,6 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
     return plan;
   }
   plan.mode = steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
-  LS_RETURN_IF_ERROR(AddSteps(*pull, steps, plan));
   return plan;
 }
 
@@ -219,12 +222,13 @@ Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t l
 std::string PullTable::Close(uint64_t pull_id, const VersionRef& held, const std::string& outcome,
                              const std::string& owner) {
   std::shared_ptr<Pull> pull;
+  std::shared_ptr<const void> kept;  // goes after the table's lock
   {
     MutexLock lock(mutex_);
     const auto at = pulls_.find(pull_id);
     if (at == pulls_.end() || at->second->owner != owner) return "";
     pull = at->second;
-    pull->Close();
+    kept = pull->Close();
     // The lanes of a standing pull may be slow to end, and count until they have.
     if (!pull->standing() || !pull->has_lanes()) pulls_.erase(at);
   }

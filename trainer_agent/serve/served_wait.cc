@@ -216,12 +216,14 @@ Result<v1::AwaitServedResponse> AwaitServed(const run::VersionCatalog& catalog, 
       }
     }
     const Reports known = reports.Of(request.model());
-    v1::AwaitServedResponse facts = Facts(run.get(), known, wanted);
-    facts.set_served(run != nullptr && !wanted.nothing() && Satisfied(request, known, wanted));
-    if (facts.served()) return facts;
+    if (run != nullptr && !wanted.nothing() && Satisfied(request, known, wanted)) {
+      v1::AwaitServedResponse facts = Facts(run.get(), known, wanted);
+      facts.set_served(true);
+      return facts;
+    }
     if (gone()) return Status(ErrorCode::kCancelled, "the caller no longer waits");
     if (catalog.closed()) return Status(ErrorCode::kUnavailable, "the agent is draining");
-    if (Clock::now() >= deadline) return NotServed(request, known, wanted, std::move(facts));
+    if (Clock::now() >= deadline) return NotServed(request, known, wanted, Facts(run.get(), known, wanted));
     std::this_thread::sleep_for(kLook);
   }
 }

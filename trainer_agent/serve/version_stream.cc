@@ -84,6 +84,15 @@ void VersionStream::OnCancel() {
   End(grpc::Status::CANCELLED);
 }
 
+// A wake may hold the stream for longer than the reports live.
+void VersionStream::OnDone() {
+  {
+    MutexLock lock(mutex_);
+    met_ = Status(ErrorCode::kCancelled, "the stream has ended");
+  }
+  self_.reset();
+}
+
 void VersionStream::End(const grpc::Status& why) {
   if (ended_) return;
   ended_ = true;

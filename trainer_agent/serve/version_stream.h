@@ -30,7 +30,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent>,
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override { self_.reset(); }
+  void OnDone() override;
 
  private:
   VersionStream(const run::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
@@ -44,7 +44,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent>,
   const Result<access::Quota::Lease> admitted_;
   const std::function<Status()> still_;
   // The receiver's connection, or why the stream ends at once; null: the caller gave no receiver's name.
-  const Result<std::unique_ptr<ReceiverReports::Connection>> met_;
+  Result<std::unique_ptr<ReceiverReports::Connection>> met_;
   Mutex mutex_;
   bool writing_ LS_GUARDED_BY(mutex_) = false;
   bool ended_ LS_GUARDED_BY(mutex_) = false;
