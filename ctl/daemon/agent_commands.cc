@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "common/peer/peer.h"
 #include "ctl/daemon/daemon_commands.h"

@@ -141,9 +141,12 @@ constexpr Fault kFaults[] = {Fault::kRefuseTicket,   Fault::kForeignWelcome, Fau
 TEST_CASE("Lanes of a standing pull bring their shares, wait for the next delta, and end at a stop") {
   Fixture fixture;
   fixture.options.standing = true;
+  fixture.options.attempts = 1;
   fixture.server.begun = [](Version base) { return base == 1; };
+  fixture.model.Advance();
+  fixture.server.payloads[2] = fixture.model.DeltaBlocks(2, 3);  // of which lanes hear when the server goes
+  StreamSink sink;  // lanes use it until they have left
   LaneSet lanes(fixture.io, fixture.options, nullptr);
-  StreamSink sink;
   lanes.Post(RunsOf(StreamRequest{1}, 3), sink);
   REQUIRE(lanes.Wait(std::chrono::minutes(1)).ok());
   CHECK(sink.ended == 3);
@@ -157,13 +160,14 @@ TEST_CASE("Lanes of a standing pull bring their shares, wait for the next delta,
 
 TEST_CASE("A lane of a standing pull that is lost ends the fetch, and says why") {
   Fixture fixture;
-  const Fault fault = GENERATE(Fault::kCloseInPayload, Fault::kCorruptPayload, Fault::kForeignBlock);
+  const Fault fault = GENERATE(Fault::kCloseInPayload, Fault::kCorruptPayload, Fault::kBlockTwice);
   INFO("fault " << static_cast<int>(fault));
   fixture.options.standing = true;
+  fixture.options.attempts = 1;
   fixture.server.at_frame = 1;
   fixture.server.fault_of = [=](int connection) { return connection == 0 ? fault : Fault::kNone; };
+  StreamSink sink;  // lanes use it until they have left
   LaneSet lanes(fixture.io, fixture.options, nullptr);
-  StreamSink sink;
   lanes.Post(RunsOf(StreamRequest{1}, 3), sink);
   CHECK(lanes.Wait(std::chrono::minutes(1)).code() == CodeOf(fault));
   CHECK(lanes.lost().code() == CodeOf(fault));

@@ -168,7 +168,9 @@ def test_a_rank_writes_no_tensor_of_another_and_leaves_out_none_of_its_own(clust
         ):
             call()
     two_ranks[0].call("fill", "a", 1)
-    with pytest.raises(lockstep.BadDataError, match='version 1 .*rank 0 never reported some of its bytes.*in tensor "c"'):
+    with pytest.raises(
+        lockstep.BadDataError, match='version 1 .*rank 0 never reported some of its bytes.*in tensor "c"'
+    ):
         two_ranks[0].call("commit")
     with pytest.raises(lockstep.BadDataError, match="rank 0 never reported"):
         two_ranks[1].call("commit")

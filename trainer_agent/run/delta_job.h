@@ -66,6 +66,11 @@ class DeltaJob {
   // Calls `done` with the output, from a pool thread, when every block of the layout has been worked. REQUIRES all
   // blocks to have been given; call once. The job may be destroyed from another thread only after `done` has returned.
   void Finish(std::function<void(DeltaOutput)> done);
+  // Whether nothing is at work, nor will be before the next call: destruction would not wait.
+  bool idle() const {
+    MutexLock lock(mutex_);
+    return tasks_ == 0;
+  }
   // As Finish, but waits and returns the output.
   DeltaOutput FinishAndWait();
 
@@ -80,7 +85,7 @@ class DeltaJob {
   WorkerPool* const pool_;
   const DeltaInput input_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable idle_;
   size_t tasks_ LS_GUARDED_BY(mutex_) = 0;  // posted and not finished
   size_t blocks_done_ LS_GUARDED_BY(mutex_) = 0;

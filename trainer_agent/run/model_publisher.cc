@@ -136,7 +136,8 @@ void ModelPublisher::StartDraft(Version version) {
   const auto newest = served_->Newest();
   const auto base = newest ? newest->manifest : nullptr;
   const size_t slot = buffer_->BeginWrite(version);
-  finished_draft_ = std::move(draft_);
+  std::erase_if(finished_ones_, [](const auto& draft) { return draft->job->idle(); });
+  if (draft_ != nullptr) finished_ones_.push_back(std::move(draft_));
   draft_ = std::make_unique<Draft>(
       Draft{.version = version, .slot = slot, .base = base, .progress = DraftProgress(&shares_)});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), VersionRef{buffer().run(), version});

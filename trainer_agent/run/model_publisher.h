@@ -186,8 +186,8 @@ class ModelPublisher {
   mutable Mutex mutex_;
   std::condition_variable finished_;
   State state_ LS_GUARDED_BY(mutex_) = State::kIdle;
-  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);           // in kIdle the last one, if it was finished
-  std::unique_ptr<Draft> finished_draft_ LS_GUARDED_BY(mutex_);  // the one before: its job may still be calling back
+  std::unique_ptr<Draft> draft_ LS_GUARDED_BY(mutex_);  // in kIdle the last one, if it was finished
+  std::vector<std::unique_ptr<Draft>> finished_ones_ LS_GUARDED_BY(mutex_);  // whose jobs may still be calling back
   Status misfit_ LS_GUARDED_BY(mutex_);       // why a rank was not let in, for those that wait for it
   WakeList waiting_ LS_GUARDED_BY(mutex_);    // ranks whose Begin has no slot yet
   Shares shares_ LS_GUARDED_BY(mutex_);       // also of ranks that are gone

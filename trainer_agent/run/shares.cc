@@ -273,8 +273,8 @@ Result<CompletedBlocks> DraftProgress::Report(uint32_t rank, std::span<const uin
                     Cat("rank ", rank, " reports batch ", batch, "; its share has ", states.size()));
     }
     if (states[batch] != BatchState::kMissing) {
-      return Status(ErrorCode::kBadData, Cat("rank ", rank, " reports bytes twice, the first of them ",
-                                             PlaceOf(rank, batch), "; report each tensor, or batch, once a version"));
+      return Status(ErrorCode::kBadData, Cat("rank ", rank, " reports bytes twice, those ", PlaceOf(rank, batch),
+                                             "; report each tensor once a version"));
     }
     states[batch] = state;
     if (!missing_.empty()) CountBatch(rank, batch, state, completed);
