@@ -169,12 +169,15 @@ class ShardsPart(Part):
 
     def locals(self) -> "list[LocalTensor]":
         return [
-            local_of(name, local_tensor(tensor), frozen=self.frozen.has(name, tensor), converts=self.converts)
+            local_of(name, local_tensor(tensor), frozen=self._is_frozen(name, tensor), converts=self.converts)
             for name, tensor in self._pairs()
         ]
 
     def attachments(self) -> "dict[str, str]":
         return self._attachments()
+
+    def _is_frozen(self, name: str, tensor: Any) -> bool:
+        return self.frozen.has(name, tensor)
 
 
 def local_tensor(tensor: Any) -> Any:
