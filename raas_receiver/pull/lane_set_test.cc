@@ -145,7 +145,7 @@ TEST_CASE("Lanes of a standing pull bring their shares, wait for the next delta,
   fixture.server.begun = [](Version base) { return base == 1; };
   fixture.model.Advance();
   fixture.server.payloads[2] = fixture.model.DeltaBlocks(2, 3);  // of which lanes hear when the server goes
-  StreamSink sink;  // lanes use it until they have left
+  StreamSink sink;                                               // lanes use it until they have left
   LaneSet lanes(fixture.io, fixture.options, nullptr);
   lanes.Post(RunsOf(StreamRequest{1}, 3), sink);
   REQUIRE(lanes.Wait(std::chrono::minutes(1)).ok());
