@@ -1,0 +1,395 @@
+#include "kernels/quantise.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+// Not among Highway's targets unless it is asked for.
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/quantise.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include <hwy/highway.h>
+
+// Only operations that IEEE 754 defines to the last bit are used on floats, one at a time: a product that is rounded
+// once on a machine with fused operations and twice on another would be another checkpoint. So rounding to E4M3 and
+// E2M1 is done on integers, and no product meets a sum. Magnitudes are compared as integers too: that orders NaN above
+// infinity, and a maximum does not depend on the order of its elements.
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Ints = hn::RebindToSigned<Floats>;
+using VF = hn::Vec<Floats>;
+using VW = hn::Vec<Words>;
+
+inline constexpr uint32_t kSignBit = 0x8000'0000;
+inline constexpr uint32_t kInfBits = 0x7f80'0000;
+inline constexpr uint32_t kNanBits = 0x7fc0'0000;
+inline constexpr uint8_t kE4M3Nan = 0x7f;
+inline constexpr float kE4M3Max = 448;
+inline constexpr float kE2M1Max = 6;
+
+// --- elements of the source ---
+
+struct SourceF32 {
+  using Unit = uint32_t;
+  static HWY_INLINE VW Widen(hn::Vec<hn::Rebind<Unit, Words>> v) { return v; }
+  static uint32_t Widen(Unit magnitude) { return magnitude; }
+};
+
+struct SourceBF16 {
+  using Unit = uint16_t;
+  static HWY_INLINE VW Widen(hn::Vec<hn::Rebind<Unit, Words>> v) {
+    return hn::ShiftLeft<16>(hn::PromoteTo(Words(), v));
+  }
+  static uint32_t Widen(Unit magnitude) { return uint32_t{magnitude} << 16; }
+};
+
+struct SourceF16 {
+  using Unit = uint16_t;
+  // The exponent moves to its place and gets the other bias, twice for infinity and NaN. What was subnormal becomes
+  // 2^-14 × (1 + fraction), from which 2^-14 is taken away, exactly.
+  static constexpr uint32_t kBias = uint32_t{127 - 15} << 23;
+  static constexpr uint32_t kInf = uint32_t{31} << 23;
+  static constexpr uint32_t kLeast = kBias + (uint32_t{1} << 23);
+  static HWY_INLINE VW Widen(hn::Vec<hn::Rebind<Unit, Words>> v) {
+    const Words words;
+    const VW half = hn::PromoteTo(words, v);
+    const VW magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(words, 0x7fff)));
+    const VW bias = hn::Set(words, kBias);
+    const auto is_beyond = hn::Gt(hn::BitCast(Ints(), magnitude), hn::Set(Ints(), static_cast<int32_t>(kInf - 1)));
+    const VW more = hn::IfThenElseZero(hn::RebindMask(words, is_beyond), bias);
+    const VW normal = hn::Add(hn::Add(magnitude, bias), more);
+    const VF least = hn::BitCast(Floats(), hn::Set(words, kLeast));
+    const VF with_least = hn::BitCast(Floats(), hn::Add(magnitude, hn::Set(words, kLeast)));
+    const auto is_small = hn::Lt(hn::BitCast(Ints(), magnitude), hn::Set(Ints(), 1 << 23));
+    const VW small = hn::BitCast(words, hn::Sub(with_least, least));
+    const VW sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(words, 0x8000)));
+    return hn::Or(hn::IfThenElse(hn::RebindMask(words, is_small), small, normal), sign);
+  }
+  static uint32_t Widen(Unit magnitude) {
+    const uint32_t moved = uint32_t{magnitude} << 13;
+    if (moved >= kInf) return moved + 2 * kBias;
+    if (moved >= uint32_t{1} << 23) return moved + kBias;
+    return std::bit_cast<uint32_t>(std::bit_cast<float>(moved + kLeast) - std::bit_cast<float>(kLeast));
+  }
+};
+
+// A vector of `d` with the first `count` units at `from`, and zeros behind them.
+template <class D, typename Unit = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> LoadSome(D d, const Unit* from, size_t count) {
+  if (HWY_LIKELY(count >= hn::Lanes(d))) return hn::LoadU(d, from);
+  HWY_ALIGN Unit units[hn::MaxLanes(D())] = {};
+  std::memcpy(units, from, count * sizeof(Unit));
+  return hn::Load(d, units);
+}
+
+// Takes the largest |x| of `count` elements, as the bits of an F32, in vectors of at most kGroup.
+template <class Source, size_t kGroup = 64, typename Unit = typename Source::Unit>
+struct Magnitude {
+  using Units = hn::CappedTag<Unit, kGroup>;
+  static constexpr Unit kMask = static_cast<Unit>(~Unit{0}) >> 1;
+  hn::Vec<Units> most;
+
+  HWY_INLINE Magnitude() : most(hn::Zero(Units())) {}
+  HWY_INLINE void Take(const Unit* from, size_t count) {
+    const Units units;
+    const auto mask = hn::Set(units, kMask);
+    for (size_t i = 0; i < count; i += hn::Lanes(units)) {
+      most = hn::Max(most, hn::And(LoadSome(units, from + i, count - i), mask));
+    }
+  }
+  HWY_INLINE uint32_t Bits() const { return Source::Widen(hn::GetLane(hn::MaxOfLanes(Units(), most))); }
+};
+
+// --- rounding ---
+
+// E4M3 of each lane, in its lowest byte. More than 464 is NaN, as in PyTorch; no caller has that but of infinity.
+HWY_INLINE VW ToE4M3(VF x) {
+  const Words words;
+  const Ints ints;
+  const VW bits = hn::BitCast(words, x);
+  const VW magnitude = hn::And(bits, hn::Set(words, ~kSignBit));
+  const VW odd = hn::And(hn::ShiftRight<20>(magnitude), hn::Set(words, 1));
+  constexpr uint32_t kHalf = 0x7'ffff;
+  constexpr uint32_t kBias = uint32_t{127 - 7} << 23;
+  const VW normal = hn::ShiftRight<20>(hn::Add(hn::Add(magnitude, odd), hn::Set(words, kHalf - kBias)));
+  // Below 2^-6 the values are multiples of 2^-9.
+  const VW small =
+      hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 512.f))));
+  const auto is_small = hn::Lt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x3c80'0000));
+  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x43e8'0000));
+  const VW sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
+  const VW value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_small), small, normal), sign);
+  return hn::IfThenElse(hn::RebindMask(words, is_nan), hn::Set(words, kE4M3Nan), value);
+}
+
+// E2M1 of each lane, in its lowest four bits. More than 6 is 6; NaN is 0.
+HWY_INLINE VW ToE2M1(VF x) {
+  const Words words;
+  const Ints ints;
+  const VW bits = hn::BitCast(words, x);
+  const VW magnitude = hn::And(bits, hn::Set(words, ~kSignBit));
+  const VW odd = hn::And(hn::ShiftRight<22>(magnitude), hn::Set(words, 1));
+  constexpr uint32_t kHalf = 0x1f'ffff;
+  constexpr uint32_t kBias = uint32_t{127 - 1} << 23;
+  const VW normal = hn::ShiftRight<22>(hn::Add(hn::Add(magnitude, odd), hn::Set(words, kHalf - kBias)));
+  // Below 1 the values are multiples of 1/2.
+  const VW small =
+      hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 2.f))));
+  const auto is_small = hn::Lt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x3f80'0000));
+  const auto is_most = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x40c0'0000));
+  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, static_cast<int32_t>(kInfBits)));
+  const VW sign = hn::And(hn::ShiftRight<28>(bits), hn::Set(words, 8));
+  const VW value = hn::IfThenElse(hn::RebindMask(words, is_small), small, normal);
+  const VW signed_value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_most), hn::Set(words, 7), value), sign);
+  return hn::IfThenZeroElse(hn::RebindMask(words, is_nan), signed_value);
+}
+
+HWY_INLINE float Canonical(float x) {
+  return x != x ? std::bit_cast<float>(kNanBits) : x;
+}
+
+// The power of two at or above x >= 0, as the bits of an F32; infinity and NaN stay.
+HWY_INLINE uint32_t CeilToPowerOfTwo(uint32_t bits) {
+  if (bits >= kInfBits) return bits;
+  return (bits + 0x7f'ffff) & kInfBits;
+}
+
+// --- what is done with each element ---
+
+struct Times {
+  VF by;
+  HWY_INLINE VF operator()(VF x) const { return hn::Mul(x, by); }
+};
+
+struct Over {
+  VF by;
+  HWY_INLINE VF operator()(VF x) const { return hn::Div(x, by); }
+};
+
+// Codes to bytes. (Highway 1.0's TruncateTo is wrong here with AVX3_DL: github.com/google/highway/pull/1276.)
+HWY_INLINE hn::Vec<hn::Rebind<uint8_t, Words>> ToBytes(VW codes) {
+  return hn::DemoteTo(hn::Rebind<uint8_t, Words>(), hn::BitCast(Ints(), codes));
+}
+
+// A byte of each element: Code of what `scaled` makes of it.
+template <class Source, VW (*Code)(VF), class Scaled>
+HWY_INLINE void Store(const typename Source::Unit* from, size_t count, Scaled scaled, uint8_t* to) {
+  const Words words;
+  const hn::Rebind<typename Source::Unit, Words> units;
+  const hn::Rebind<uint8_t, Words> bytes;
+  const size_t lanes = hn::Lanes(words);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const VF x = hn::BitCast(Floats(), Source::Widen(hn::LoadU(units, from + i)));
+    hn::StoreU(ToBytes(Code(scaled(x))), bytes, to + i);
+  }
+  if (i == count) return;
+  const VF x = hn::BitCast(Floats(), Source::Widen(LoadSome(units, from + i, count - i)));
+  HWY_ALIGN uint8_t some[hn::MaxLanes(Words())];
+  hn::Store(ToBytes(Code(scaled(x))), bytes, some);
+  std::memcpy(to + i, some, count - i);
+}
+
+// --- formats ---
+
+template <class Source>
+void Blocks(const typename Source::Unit* from, size_t rows, size_t columns, BlockScale kind, uint8_t* values,
+            float* scales) {
+  for (size_t row = 0; row < rows; row += kFp8BlockSide) {
+    const size_t last = std::min(row + kFp8BlockSide, rows);
+    for (size_t column = 0; column < columns; column += kFp8BlockSide) {
+      const size_t width = std::min(kFp8BlockSide, columns - column);
+      Magnitude<Source> most;
+      for (size_t r = row; r < last; ++r) most.Take(from + r * columns + column, width);
+      const uint32_t clamped = std::max(most.Bits(), std::bit_cast<uint32_t>(1e-4f));
+      float scale = Canonical(std::bit_cast<float>(clamped) / kE4M3Max);
+      if (kind == BlockScale::kPowerOfTwo)
+        scale = std::bit_cast<float>(CeilToPowerOfTwo(std::bit_cast<uint32_t>(scale)));
+      *scales++ = scale;
+      const Times scaled{hn::Set(Floats(), 1.0f / scale)};
+      for (size_t r = row; r < last; ++r) {
+        Store<Source, ToE4M3>(from + r * columns + column, width, scaled, values + r * columns + column);
+      }
+    }
+  }
+}
+
+template <class Source>
+void Rows(const typename Source::Unit* from, size_t rows, size_t columns, uint8_t* values, float* scales) {
+  for (size_t row = 0; row < rows; ++row, from += columns, values += columns) {
+    Magnitude<Source> most;
+    most.Take(from, columns);
+    scales[row] = Fp8Scale(std::bit_cast<float>(most.Bits()));
+    Store<Source, ToE4M3>(from, columns, Over{hn::Set(Floats(), scales[row])}, values);
+  }
+}
+
+template <class Source>
+void Whole(const typename Source::Unit* from, size_t count, float scale, uint8_t* values) {
+  Store<Source, ToE4M3>(from, count, Over{hn::Set(Floats(), scale)}, values);
+}
+
+template <class Source>
+void Mx(const typename Source::Unit* from, size_t groups, uint8_t* values, uint8_t* scales) {
+  for (size_t group = 0; group < groups; ++group, from += kMxfp8Group, values += kMxfp8Group) {
+    Magnitude<Source, kMxfp8Group> most;
+    most.Take(from, kMxfp8Group);
+    const uint32_t bits = most.Bits();
+    if (bits > kInfBits) {
+      scales[group] = 0xff;
+      std::memset(values, kE4M3Nan, kMxfp8Group);
+      continue;
+    }
+    const float ratio = std::bit_cast<float>(std::max(bits, uint32_t{1} << 23)) / kE4M3Max;
+    // Rounded up to a power of two: 2^(scale - 127). A ratio of at most 2^-127 has the scale 0.
+    const auto ratio_bits = std::bit_cast<uint32_t>(ratio);
+    const uint32_t up = ratio_bits <= 0x40'0000 ? 0 : std::min((ratio_bits + 0x7f'ffff) >> 23, uint32_t{254});
+    scales[group] = static_cast<uint8_t>(up);
+    // Its reciprocal 2^(127 - scale) is exact, so that a product is a quotient. 2^-127 has no exponent of its own.
+    const uint32_t reciprocal = up == 254 ? 0x40'0000 : (254 - up) << 23;
+    Store<Source, ToE4M3>(from, kMxfp8Group, Times{hn::Set(Floats(), std::bit_cast<float>(reciprocal))}, values);
+  }
+}
+
+HWY_INLINE float FromE4M3(uint32_t value) {
+  if (value == kE4M3Nan) return std::bit_cast<float>(kNanBits);
+  if (value < 8) return static_cast<float>(value) / 512;
+  return std::bit_cast<float>((value << 20) + (uint32_t{127 - 7} << 23));
+}
+
+// Eight codes of four bits, each in a byte, as four bytes.
+HWY_INLINE uint32_t PackCodes(const uint8_t* codes) {
+  uint64_t word;
+  std::memcpy(&word, codes, sizeof word);
+  word = (word | word >> 4) & 0x00ff'00ff'00ff'00ff;
+  word = (word | word >> 8) & 0x0000'ffff'0000'ffff;
+  return static_cast<uint32_t>(word | word >> 16);
+}
+
+template <class Source>
+void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t* values, uint8_t* scales) {
+  const Floats floats;
+  const float unit = 1.0f / global;
+  for (size_t group = 0; group < groups; ++group, from += kNvfp4Group, values += kNvfp4Group / 2) {
+    Magnitude<Source, kNvfp4Group> most;
+    most.Take(from, kNvfp4Group);
+    const float wanted = global * (std::bit_cast<float>(most.Bits()) * (1.0f / kE2M1Max));
+    const uint32_t scale = hn::GetLane(ToE4M3(hn::Set(floats, wanted > kE4M3Max ? kE4M3Max : wanted)));
+    scales[group] = static_cast<uint8_t>(scale);
+    const float step = FromE4M3(scale) * unit;
+    const Times scaled{hn::Set(floats, step == 0 ? 1e-8f : 1.0f / step)};
+    uint8_t codes[kNvfp4Group];
+    Store<Source, ToE2M1>(from, kNvfp4Group, scaled, codes);
+    for (size_t half = 0; half < 2; ++half) {
+      const uint32_t packed = PackCodes(codes + 8 * half);
+      std::memcpy(values + 4 * half, &packed, sizeof packed);
+    }
+  }
+}
+
+template <class Source>
+float Most(const typename Source::Unit* from, size_t count) {
+  Magnitude<Source> most;
+  most.Take(from, count);
+  return Canonical(std::bit_cast<float>(most.Bits()));
+}
+
+// body(Source(), elements) with the source's type.
+template <typename Body>
+HWY_INLINE auto WithSource(const FloatRows& rows, Body body) {
+  switch (rows.type) {
+    case FloatType::kF32:
+      return body(SourceF32(), static_cast<const uint32_t*>(rows.data));
+    case FloatType::kF16:
+      return body(SourceF16(), static_cast<const uint16_t*>(rows.data));
+    default:
+      return body(SourceBF16(), static_cast<const uint16_t*>(rows.data));
+  }
+}
+
+float AbsMaxOf(const FloatRows& rows) {
+  return WithSource(rows, [&]<class S>(S, const auto* from) { return Most<S>(from, rows.rows * rows.columns); });
+}
+
+void Fp8BlocksOf(const FloatRows& rows, BlockScale kind, uint8_t* values, float* scales) {
+  WithSource(rows,
+             [&]<class S>(S, const auto* from) { Blocks<S>(from, rows.rows, rows.columns, kind, values, scales); });
+}
+
+void Fp8RowsOf(const FloatRows& rows, uint8_t* values, float* scales) {
+  WithSource(rows, [&]<class S>(S, const auto* from) { Rows<S>(from, rows.rows, rows.columns, values, scales); });
+}
+
+void Fp8Of(const FloatRows& rows, float scale, uint8_t* values) {
+  WithSource(rows, [&]<class S>(S, const auto* from) { Whole<S>(from, rows.rows * rows.columns, scale, values); });
+}
+
+void Mxfp8Of(const FloatRows& rows, uint8_t* values, uint8_t* scales) {
+  WithSource(
+      rows, [&]<class S>(S, const auto* from) { Mx<S>(from, rows.rows * rows.columns / kMxfp8Group, values, scales); });
+}
+
+void Nvfp4Of(const FloatRows& rows, float global, uint8_t* values, uint8_t* scales) {
+  WithSource(rows, [&]<class S>(S, const auto* from) {
+    Nv<S>(from, rows.rows * rows.columns / kNvfp4Group, global, values, scales);
+  });
+}
+
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::kernels {
+
+HWY_EXPORT(AbsMaxOf);
+HWY_EXPORT(Fp8BlocksOf);
+HWY_EXPORT(Fp8RowsOf);
+HWY_EXPORT(Fp8Of);
+HWY_EXPORT(Mxfp8Of);
+HWY_EXPORT(Nvfp4Of);
+
+float AbsMax(const FloatRows& rows) {
+  return HWY_DYNAMIC_DISPATCH(AbsMaxOf)(rows);
+}
+
+void QuantiseFp8Blocks(const FloatRows& rows, BlockScale scale, uint8_t* values, float* scales) {
+  HWY_DYNAMIC_DISPATCH(Fp8BlocksOf)(rows, scale, values, scales);
+}
+
+void QuantiseFp8Rows(const FloatRows& rows, uint8_t* values, float* scales) {
+  HWY_DYNAMIC_DISPATCH(Fp8RowsOf)(rows, values, scales);
+}
+
+float Fp8Scale(float abs_max) {
+  const float scale = abs_max / 448;
+  if (scale != scale) return std::bit_cast<float>(uint32_t{0x7fc0'0000});
+  return scale == 0 ? std::numeric_limits<float>::epsilon() : scale;
+}
+
+void QuantiseFp8(const FloatRows& rows, float scale, uint8_t* values) {
+  HWY_DYNAMIC_DISPATCH(Fp8Of)(rows, scale, values);
+}
+
+void QuantiseMxfp8(const FloatRows& rows, uint8_t* values, uint8_t* scales) {
+  HWY_DYNAMIC_DISPATCH(Mxfp8Of)(rows, values, scales);
+}
+
+float Nvfp4GlobalScale(float abs_max) {
+  const float scale = 448 * 6 / std::max(abs_max, std::numeric_limits<float>::min());
+  return std::isfinite(scale) ? scale : 1;
+}
+
+void QuantiseNvfp4(const FloatRows& rows, float global, uint8_t* values, uint8_t* scales) {
+  HWY_DYNAMIC_DISPATCH(Nvfp4Of)(rows, global, values, scales);
+}
+
+}  // namespace lockstep::kernels
+#endif  // HWY_ONCE
