@@ -110,7 +110,7 @@ struct Magnitude {
 
 // --- rounding ---
 
-// E4M3 of each lane, in its lowest byte. More than 464 is NaN, as in PyTorch; no caller has that but of infinity.
+// E4M3 of each lane, in its lowest byte. Infinity and what is more than 464 are 448, as in PyTorch.
 HWY_INLINE VW ToE4M3(VF x) {
   const Words words;
   const Ints ints;
@@ -124,10 +124,12 @@ HWY_INLINE VW ToE4M3(VF x) {
   const VW small =
       hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 512.f))));
   const auto is_small = hn::Lt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x3c80'0000));
-  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x43e8'0000));
+  const auto is_most = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x43e8'0000));
+  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, static_cast<int32_t>(kInfBits)));
   const VW sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
-  const VW value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_small), small, normal), sign);
-  return hn::IfThenElse(hn::RebindMask(words, is_nan), hn::Set(words, kE4M3Nan), value);
+  const VW value = hn::IfThenElse(hn::RebindMask(words, is_small), small, normal);
+  const VW signed_value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_most), hn::Set(words, 0x7e), value), sign);
+  return hn::IfThenElse(hn::RebindMask(words, is_nan), hn::Set(words, kE4M3Nan), signed_value);
 }
 
 // E2M1 of each lane, in its lowest four bits. More than 6 is 6; NaN is 0.

@@ -56,7 +56,7 @@ uint8_t Nearest(const std::vector<double>& all, double x) {
 }
 
 uint8_t ToE4M3(float x) {
-  if (std::isnan(x) || std::fabs(x) > 464) return 0x7f;
+  if (std::isnan(x)) return 0x7f;
   return static_cast<uint8_t>(Nearest(E4M3(), x) | (std::signbit(x) ? 0x80 : 0));
 }
 

@@ -1,5 +1,6 @@
 #include "common/base/worker_pool.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,10 +13,10 @@
 
 namespace lockstep {
 
-WorkerPool::WorkerPool(size_t threads) : process_(::getpid()), state_(std::make_unique<State>()) {
+WorkerPool::WorkerPool(size_t threads, int nice) : process_(::getpid()), state_(std::make_unique<State>()) {
   state_->threads.reserve(threads);
   try {
-    for (size_t i = 0; i < threads; ++i) state_->threads.emplace_back([this] { Loop(); });
+    for (size_t i = 0; i < threads; ++i) state_->threads.emplace_back([this, nice] { Loop(nice); });
   } catch (...) {
     Stop();
     throw;
@@ -47,7 +48,8 @@ void WorkerPool::Post(std::function<void()> task) {
   state_->wake.notify_one();
 }
 
-void WorkerPool::Loop() {
+void WorkerPool::Loop(int nice) {
+  if (nice > 0) (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), nice);
   while (true) {
     std::function<void()> task;
     {

@@ -20,8 +20,8 @@ namespace lockstep {
 // nothing else may be called there: the threads are the parent's.
 class WorkerPool {
  public:
-  // REQUIRES threads >= 1.
-  explicit WorkerPool(size_t threads);
+  // Threads with a `nice` above 0 give way to others. REQUIRES threads >= 1.
+  explicit WorkerPool(size_t threads, int nice = 0);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -49,7 +49,7 @@ class WorkerPool {
     std::vector<std::thread> threads;
   };
 
-  void Loop();
+  void Loop(int nice);
   void Stop();
 
   const pid_t process_;

@@ -154,6 +154,12 @@ std::string ArchivesText(const v1::ReceiverStatus& status) {
   return table.empty() ? "" : "logs:\n" + table.ToString();
 }
 
+// A derived model has no ranks, but a source.
+std::string RanksText(const v1::AgentModel& model) {
+  if (!model.derived_from().empty()) return Cat(model.derived_format(), " of ", model.derived_from());
+  return Cat(model.ranks_connected(), "/", model.ranks_expected());
+}
+
 }  // namespace
 
 std::string StatusText(const v1::AgentStatus& status) {
@@ -164,10 +170,9 @@ std::string StatusText(const v1::AgentStatus& status) {
   for (const v1::AgentModel& model : status.models()) {
     table.AddRow({model.name(), VersionOrDash(model.newest_version()), TextOrDash(model.newest_label()),
                   HumanBytes(model.model_bytes()), AgeText(model.newest_committed_unix_ns(), status.now_unix_ns()),
-                  Cat(model.tensors()), Cat(model.ranks_connected(), "/", model.ranks_expected()),
-                  VersionOrDash(model.writing_version()), Cat(model.versions_committed()),
-                  Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()), Cat(model.open_pulls()),
-                  ShortHex(model.run()),
+                  Cat(model.tensors()), RanksText(model), VersionOrDash(model.writing_version()),
+                  Cat(model.versions_committed()), Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()),
+                  Cat(model.open_pulls()), ShortHex(model.run()),
                   ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + ReceiversText(status);

@@ -22,6 +22,7 @@ common/os: common/base
 common/peer: common/base
 common/model: common/base kernels @nlohmann_json
 common/layout: common/base common/model kernels
+common/derive: common/base common/model kernels @nlohmann_json
 common/json: common/base common/model common/layout @nlohmann_json
 common/http: common/base common/net common/os @asio @curl
 common/objects: common/base common/http common/net common/os kernels @expat @nlohmann_json @openssl
@@ -47,7 +48,9 @@ export_plugin/exporter: common/base common/os common/model common/layout common/
 export_plugin: common/base common/os common/model common/layout kernels export_plugin/client export_plugin/exporter
     export_plugin/plan @nlohmann_json
 # The agent.
-trainer_agent/run: common/base common/os common/peer common/model common/payload common/telemetry common/wire kernels
+trainer_agent/run: common/base common/derive common/os common/peer common/model common/payload common/telemetry common/wire
+    kernels
+trainer_agent/derive: common/base common/derive common/model common/os common/telemetry trainer_agent/run
 trainer_agent/serve: common/access common/base common/os common/peer common/telemetry common/model common/payload
     common/wire common/net common/rpc kernels proto trainer_agent/run
 # The inference side.

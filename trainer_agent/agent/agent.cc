@@ -1,11 +1,7 @@
 #include "trainer_agent/agent/agent.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <latch>
 #include <thread>
 
 #include "common/base/text.h"
@@ -35,18 +31,6 @@ size_t Threads(const AgentOptions& options) {
 
 // The trainer shares the machine and waits for its own copy: threads that compare and compress behind it give way.
 constexpr int kBackgroundNice = 10;
-
-void GiveWay(WorkerPool& pool) {
-  // No thread continues before each has taken one task.
-  const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool.size()) + 1);
-  for (size_t i = 0; i < pool.size(); ++i) {
-    pool.Post([all] {
-      (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBackgroundNice);
-      all->arrive_and_wait();
-    });
-  }
-  all->arrive_and_wait();
-}
 
 // What receivers are given as the address of lanes: ":port" stands for the host that they called.
 std::string AdvertisedLanes(const std::string& advertise, uint16_t lane_port) {
@@ -84,11 +68,9 @@ v1::BuildInfo Build() {
 Agent::Agent(const AgentOptions& options)
     : options_(options),
       timeline_([this](const telemetry::Span& span) { metrics_.Observe(span); }),
-      pool_(Threads(options)),
+      pool_(Threads(options), kBackgroundNice),
       scrubber_(&catalog_, options.scrub_round),
-      pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {
-  GiveWay(pool_);
-}
+      pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {}
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
@@ -105,6 +87,8 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   const run::DiffOptions diff{.pool = &agent->pool_, .codec = options.codec_level};
   agent->registry_ = std::make_unique<run::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   LS_RETURN_IF_ERROR(agent->registry_->Recover());
+  agent->deriver_ =
+      std::make_unique<derive::Deriver>(agent->registry_.get(), &agent->catalog_, &agent->scrubber_, Threads(options));
   LS_RETURN_IF_ERROR(agent->Listen());
   agent->Tick();
   os::NotifyReady();
@@ -212,6 +196,12 @@ std::vector<v1::AgentModel> Agent::Facts() const {
     model.set_versions_aborted(status.versions_aborted);
     model.set_last_error(status.last_error);
     if (!status.last_error.empty()) model.set_last_error_unix_ns(status.last_error_unix_ns);
+    if (const auto from = deriver_->OriginOf(buffer.model())) {
+      model.set_derived_from(from->source);
+      model.set_derived_format(from->format);
+      model.set_source_version(from->version.version);
+      model.set_source_digest(ToBytes(from->digest));
+    }
   }
   return all;
 }

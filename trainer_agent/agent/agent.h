@@ -11,6 +11,7 @@
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/agent/options.h"
+#include "trainer_agent/derive/deriver.h"
 #include "trainer_agent/run/rank_server.h"
 #include "trainer_agent/run/scrubber.h"
 #include "trainer_agent/serve/agent_service.h"
@@ -49,6 +50,7 @@ class Agent {
   WorkerPool pool_;  // diffs: a trainer may wait for these
   std::unique_ptr<run::ModelRegistry> registry_;
   run::Scrubber scrubber_;
+  std::unique_ptr<derive::Deriver> deriver_;
   serve::PullTable pulls_;
   std::unique_ptr<serve::AgentService> service_;
   std::unique_ptr<serve::LaneServer> lanes_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/text.h"
+#include "common/derive/derivation.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::run {
@@ -14,6 +15,16 @@ constexpr std::chrono::seconds kMaxLeaving{5};
 bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
   return buffer.layout()->tensors() == request.layout->tensors() &&
          buffer.layout()->attachments() == request.layout->attachments() && buffer.ranks() == request.ranks;
+}
+
+// Requests for derived models that cannot be met are the trainer's to hear of, before its run starts.
+Status CheckDerived(const OpenRequest& request) {
+  LS_ASSIGN_OR_RETURN(const auto all, derive::Derivation::All(*request.layout));
+  for (const auto& derivation : all) {
+    if (derivation->model() != request.model) continue;
+    return {ErrorCode::kBadData, Cat("derived model ", request.model, " has the name of its source")};
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -94,7 +105,7 @@ Result<ModelRegistry::OpenAction> ModelRegistry::Decide(const OpenRequest& reque
                                          ToHex(entry->publisher->buffer().run()), " with ", entry->connected.size(),
                                          " ranks connected; end it first, or name its run to take a rank's place"));
   }
-  if (!named) return OpenAction::kStart;
+  if (!named || request.makes_run) return OpenAction::kStart;
   if (!request.fds.empty()) return OpenAction::kResume;
   const std::string known = entry == nullptr ? "it holds none of this model"
                                              : Cat("of this model it holds ", ToHex(entry->publisher->buffer().run()));
@@ -137,14 +148,16 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& reques
     MutexLock lock(mutex_);
     if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
   }
+  LS_RETURN_IF_ERROR(CheckDerived(request));
   // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
   // room.
   LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
   old.reset();
   EndRun(request.model);
-  LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
-                      home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
-  const auto publisher = Install(std::move(stored), true);
+  LS_ASSIGN_OR_RETURN(
+      SegmentHome::StoredRun stored,
+      home_->Make(request.model, request.makes_run ? request.run : RandomId<RunId>(), *layout, request.ranks));
+  const auto publisher = Install(std::move(stored), !request.makes_run);
   telemetry::Log(telemetry::LogLevel::kInfo, "run_started",
                  {{"model", request.model},
                   {"run", ToHex(publisher->buffer().run())},
@@ -198,6 +211,12 @@ void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint
   const auto at = entries_.find(publisher->buffer().model());
   if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);
   left_.notify_all();
+}
+
+void ModelRegistry::Leave(const ModelPublisher& publisher) {
+  MutexLock lock(mutex_);
+  const auto at = entries_.find(publisher.buffer().model());
+  if (at != entries_.end() && at->second.publisher.get() == &publisher) at->second.connected.clear();
 }
 
 std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {

@@ -30,6 +30,7 @@ struct OpenRequest {
   uint32_t rank = 0;
   uint32_t ranks = 1;
   RunId run;                      // zero: none
+  bool makes_run = false;         // `run` is a derived model's: it is started when it is not known
   wire::Share share;              // what the rank writes
   std::vector<os::UniqueFd> fds;  // returned by the rank: none or three
   std::function<bool()> gone;     // whether the rank's connection has ended; asked by any thread until Close()
@@ -55,6 +56,9 @@ class ModelRegistry {
   // The connection of a rank that Open() let in has ended; `process` made it.
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
              std::shared_ptr<const os::PeerProcess> process);
+
+  // Lets out the only rank of a derived model, which is in this process and writes nothing now.
+  void Leave(const ModelPublisher& publisher);
 
   struct DroppedRun {
     RunId run;

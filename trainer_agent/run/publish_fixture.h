@@ -158,13 +158,13 @@ class Host {
   }
   ServedRun& run() const { return *catalog_->Find("actor"); }
   VersionCatalog& catalog() const { return *catalog_; }
+  ModelRegistry& registry() const { return *registry_; }
   std::shared_ptr<ServedRun> shared_run() const { return catalog_->Find("actor"); }
   const telemetry::Timeline& timeline() const { return timeline_; }
   Result<ModelRegistry::DroppedRun> Drop() { return registry_->Drop("actor"); }
   uint32_t connected() const { return registry_->Snapshot().at(0).ranks_connected; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
- private:
   static std::unique_ptr<client::RankClient> Connect(client::RankOptions options) {
     auto client = client::RankClient::Open(std::move(options));
     INFO(client.status().ToString());
@@ -172,6 +172,7 @@ class Host {
     return *std::move(client);
   }
 
+ private:
   const bool memfd_;
   const std::string directory_ = [] {
     char name[] = "/dev/shm/lockstep-publish-XXXXXX";

@@ -157,14 +157,17 @@ std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
 
 void VersionCatalog::Withdraw(const std::string& model) {
   std::shared_ptr<ServedRun> run;
+  std::vector<Wake> wakes;
   {
     MutexLock lock(mutex_);
     const auto at = runs_.find(model);
     if (at == runs_.end()) return;
     run = at->second;
     runs_.erase(at);
+    waiting_.Take(wakes);
   }
   run->End();
+  CallAll(wakes);
 }
 
 std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const {

@@ -1,0 +1,38 @@
+// Which weights of a model are quantised, by the names of its modules (FORMAT.md, "Which weights").
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/derive/format.h"
+#include "common/model/layout.h"
+
+namespace lockstep::derive {
+
+// The module that has this tensor as its weight; no value for other tensors.
+std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor);
+
+// Whether the tensor has the weights of all experts of a layer.
+bool HoldsExperts(const model::TensorMeta& tensor);
+
+// The weights that the engine runs as one module with this one, as the names of those modules in order, this one among
+// them: q, k and v, or gate and up. They may have to share a scale.
+std::string FusedModule(std::string_view module);
+
+class Selection {
+ public:
+  // By `config` and the list of modules that its quantization_config leaves out. kBadData: the list has something other
+  // than exact names.
+  static Result<Selection> Create(const Json& config, const Json* left_out);
+
+  bool Takes(const model::TensorMeta& tensor) const;
+
+ private:
+  uint64_t layers_ = ~uint64_t{0};     // of the decoder; those beyond are of multi-token prediction
+  std::vector<std::string> left_out_;  // sorted
+};
+
+}  // namespace lockstep::derive

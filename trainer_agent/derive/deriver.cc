@@ -1,0 +1,274 @@
+#include "trainer_agent/derive/deriver.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep::derive {
+namespace {
+
+using run::ModelPublisher;
+using telemetry::LogLevel;
+
+// Behind the threads that compare versions: a trainer may wait for those.
+constexpr int kNice = 15;
+
+run::Wake Sets(const std::shared_ptr<os::Event>& event) {
+  return [weak = std::weak_ptr(event)] {
+    if (const auto alive = weak.lock()) alive->Set();
+  };
+}
+
+// Copies `range` of the version that `manifest` is of, and compares each block with its hash. kState: the trainer has
+// begun to write over it. kCorrupt: it is not what was committed.
+Status ReadProved(run::ServedRun& run, const model::Manifest& manifest, const ByteRange& range, std::byte* to) {
+  const model::ModelLayout& layout = run.layout();
+  thread_local Bytes copy;
+  for (uint64_t at = range.offset; at < range.end();) {
+    const auto block = static_cast<BlockIndex>(at / layout.block_bytes());
+    const ByteRange bytes = layout.block_range(block);
+    const uint64_t end = std::min(bytes.end(), range.end());
+    const bool whole = at == bytes.offset && end == bytes.end();
+    if (!whole) copy.resize(layout.block_bytes());
+    std::byte* const target = whole ? to : copy.data();
+    LS_RETURN_IF_ERROR(
+        run.UseBlocks(manifest.held.version, /*exact=*/true, block, 1,
+                      [&](const model::Manifest&, ByteView view) { std::memcpy(target, view.data(), view.size()); }));
+    if (model::BlockHash({target, bytes.bytes}) != manifest.block_hashes[block]) {
+      return {ErrorCode::kCorrupt, Cat("block ", block, " of model ", run.model(), " is not what was committed")};
+    }
+    if (!whole) std::memcpy(to, copy.data() + (at - bytes.offset), end - at);
+    to += end - at;
+    at = end;
+  }
+  return OkStatus();
+}
+
+bool SameBlocks(const model::ModelLayout& layout, const model::Manifest& a, const model::Manifest& b,
+                const std::vector<ByteRange>& ranges) {
+  return std::all_of(ranges.begin(), ranges.end(), [&](const ByteRange& range) {
+    if (range.bytes == 0) return true;
+    const auto first = static_cast<ptrdiff_t>(range.offset / layout.block_bytes());
+    const auto end = static_cast<ptrdiff_t>((range.end() - 1) / layout.block_bytes() + 1);
+    return std::equal(a.block_hashes.begin() + first, a.block_hashes.begin() + end, b.block_hashes.begin() + first);
+  });
+}
+
+wire::Share ShareOf(const Derivation& derivation) {
+  wire::Share share;
+  for (size_t part = 0; part < derivation.part_count(); ++part) {
+    std::vector<StridedRange> ranges;
+    for (const ByteRange& range : derivation.TargetsOf(part)) ranges.push_back(StridedRange::Plain(range));
+    share.Add(ranges);
+  }
+  return share;
+}
+
+}  // namespace
+
+Deriver::Deriver(run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber, size_t threads)
+    : registry_(registry), catalog_(catalog), scrubber_(scrubber), threads_(threads), thread_([this] { Run(); }) {}
+
+Deriver::~Deriver() {
+  stopping_ = true;
+  news_->Set();
+  turn_->Set();
+  thread_.join();
+}
+
+void Deriver::Run() {
+  while (!stopping_) {
+    news_->Reset();
+    // Before it looks, so that nothing comes between. No model has this name: every event wakes.
+    (void)catalog_->WakeOnUpdate("", {}, news_, Sets(news_));
+    FindSources();
+    DeriveAll();
+    if (!stopping_) (void)news_->Wait(os::kForever);
+  }
+}
+
+void Deriver::FindSources() {
+  const auto runs = catalog_->Runs();
+  for (auto at = sources_.begin(); at != sources_.end();) {
+    const bool open = std::find(runs.begin(), runs.end(), at->second.run) != runs.end();
+    const bool replaced = !open && catalog_->Find(at->first) != nullptr;
+    if (open) {
+      ++at;
+      continue;
+    }
+    for (Derived& derived : at->second.derived) {
+      if (derived.publisher == nullptr) continue;
+      registry_->Leave(*derived.publisher);
+      derived.publisher.reset();
+      MutexLock lock(mutex_);
+      origins_.erase(derived.derivation->model());
+      lock.unlock();
+      // The run that follows makes room for itself.
+      if (!replaced && !stopping_) (void)registry_->Drop(derived.derivation->model());
+    }
+    at = sources_.erase(at);
+  }
+  for (const auto& run : runs) {
+    if (sources_.count(run->model()) > 0) continue;
+    const auto all = Derivation::All(run->layout());
+    if (!all.ok() || all->empty()) continue;  // the registry let none in whose requests cannot be met
+    Source& source = sources_[run->model()];
+    source.run = run;
+    for (const auto& derivation : *all) source.derived.push_back({.derivation = derivation});
+    if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(threads_, kNice);
+    MutexLock lock(mutex_);
+    for (const auto& derivation : *all) {
+      origins_[derivation->model()] = {
+          .source = run->model(), .format = derivation->format(), .version = {}, .digest = {}};
+    }
+  }
+}
+
+void Deriver::DeriveAll() {
+  for (bool again = true; again && !stopping_;) {
+    again = false;
+    for (auto& [model, source] : sources_) {
+      for (Derived& derived : source.derived) {
+        const auto newest = source.run->Newest();
+        if (!newest || newest->manifest->held.version <= derived.tried || stopping_) continue;
+        derived.tried = newest->manifest->held.version;
+        Derive(source, derived, *newest);
+        again = true;
+      }
+    }
+  }
+}
+
+void Deriver::Derive(const Source& source, Derived& derived, const run::ServedVersion& version) {
+  const Version number = version.manifest->held.version;
+  Status status = derived.publisher == nullptr ? Open(source, derived) : OkStatus();
+  if (status.ok() && derived.publisher->newest_version() < number) status = MakeVersion(source, derived, version);
+  if (status.ok() || stopping_) return;
+  const std::string& model = derived.derivation->model();
+  if (status.code() == ErrorCode::kState && derived.publisher != nullptr) {
+    return telemetry::Log(LogLevel::kInfo, "derive_overtaken",
+                          {{"model", model}, {"source", source.run->model()}, {"version", number}});
+  }
+  telemetry::LogError("derive_failed", status,
+                      {{"model", model}, {"source", source.run->model()}, {"version", number}});
+  if (status.code() == ErrorCode::kCorrupt) scrubber_->Suspect(source.run->model(), "");
+}
+
+Status Deriver::Open(const Source& source, Derived& derived) {
+  const Derivation& derivation = *derived.derivation;
+  LS_ASSIGN_OR_RETURN(derived.publisher, registry_->Open({.model = derivation.model(),
+                                                          .layout = derivation.layout(),
+                                                          .run = derivation.RunOf(source.run->run()),
+                                                          .makes_run = true,
+                                                          .share = ShareOf(derivation),
+                                                          .fds = {},
+                                                          .gone = [] { return false; }}));
+  return OkStatus();
+}
+
+Deriver::Work Deriver::WorkOf(const Derived& derived, const run::ServedRun& source, const model::Manifest& manifest,
+                              size_t slot) {
+  const Derivation& derivation = *derived.derivation;
+  const model::ModelLayout& layout = *derivation.layout();
+  // The version before, which the new one is compared with, as long as it is served: its hashes stand for the bytes of
+  // blocks that are not read.
+  const auto served = derived.publisher->served()->Newest();
+  const model::Manifest* before = derived.made_of[1 - slot].get();
+  if (!served || before == nullptr || before->held.version != served->manifest->held.version) before = nullptr;
+  const model::Manifest* const here = derived.made_of[slot].get();
+  Work work{.make = {}, .unchanged = std::vector<bool>(derivation.part_count())};
+  std::vector<bool> is_read(layout.block_count());  // blocks that are compared
+  std::vector<bool> is_here(derivation.part_count());
+  for (size_t part = 0; part < derivation.part_count(); ++part) {
+    const std::vector<ByteRange> sources = derivation.SourcesOf(part);
+    work.unchanged[part] = before != nullptr && SameBlocks(source.layout(), *before, manifest, sources);
+    is_here[part] = work.unchanged[part] && here != nullptr && SameBlocks(source.layout(), *here, manifest, sources);
+    if (work.unchanged[part]) continue;
+    for (const ByteRange& range : derivation.TargetsOf(part)) {
+      if (range.bytes == 0) continue;
+      std::fill(is_read.begin() + static_cast<ptrdiff_t>(range.offset / layout.block_bytes()),
+                is_read.begin() + static_cast<ptrdiff_t>((range.end() - 1) / layout.block_bytes() + 1), true);
+    }
+  }
+  // A block that is read is made whole, so that no bytes that lay in the slot for a while get into its hash.
+  const auto touches_read = [&](const ByteRange& range) {
+    if (range.bytes == 0) return false;
+    return is_read[range.offset / layout.block_bytes()] || is_read[(range.end() - 1) / layout.block_bytes()];
+  };
+  for (size_t part = 0; part < derivation.part_count(); ++part) {
+    const std::vector<ByteRange> targets = derivation.TargetsOf(part);
+    if (!is_here[part] || std::any_of(targets.begin(), targets.end(), touches_read)) {
+      work.make.push_back(static_cast<uint32_t>(part));
+    }
+  }
+  return work;
+}
+
+Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::ServedVersion& version) {
+  const auto began = std::chrono::steady_clock::now();
+  const model::Manifest& manifest = *version.manifest;
+  const Version number = manifest.held.version;
+  ModelPublisher& publisher = *derived.publisher;
+  ModelPublisher::Turn turn;
+  while (!turn.slot) {
+    turn_->Reset();
+    LS_ASSIGN_OR_RETURN(turn, publisher.Begin(0, number, turn_, Sets(turn_)));
+    if (stopping_) return {ErrorCode::kCancelled, "the agent is shutting down"};
+    if (!turn.slot) (void)turn_->Wait(os::kForever);
+  }
+  const size_t slot = *turn.slot;
+  const Work work = WorkOf(derived, *source.run, manifest, slot);
+  derived.made_of[slot] = nullptr;
+  std::vector<uint32_t> kept;
+  for (uint32_t part = 0, next = 0; part < derived.derivation->part_count(); ++part) {
+    const bool made = next < work.make.size() && work.make[next] == part;
+    if (made)
+      ++next;
+    else
+      kept.push_back(part);
+  }
+  publisher.BatchesDone(0, number, kept, run::Content::kUnchanged);
+  const Derivation::Read read = [&](const ByteRange& range, std::byte* to) {
+    if (stopping_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+    return ReadProved(*source.run, manifest, range, to);
+  };
+  std::byte* const data = publisher.buffer().data(slot);
+  Status status = pool_->ParallelTry(work.make.size(), [&](size_t i) {
+    const uint32_t part = work.make[i];
+    LS_RETURN_IF_ERROR(derived.derivation->Make(part, read, data));
+    publisher.BatchesDone(0, number, {&part, 1}, work.unchanged[part] ? run::Content::kUnchanged : run::Content::kNew);
+    return OkStatus();
+  });
+  if (!status.ok()) {
+    (void)publisher.Abort(0, number, status.message());
+    return status;
+  }
+  LS_RETURN_IF_ERROR(publisher.Commit(0, number, version.label));
+  derived.made_of[slot] = version.manifest;
+  {
+    MutexLock lock(mutex_);
+    Origin& origin = origins_[derived.derivation->model()];
+    origin.version = manifest.held;
+    origin.digest = manifest.digest;
+  }
+  telemetry::Log(LogLevel::kInfo, "version_derived",
+                 {{"model", derived.derivation->model()},
+                  {"source", source.run->model()},
+                  {"version", number},
+                  {"format", derived.derivation->format()},
+                  {"source_digest", ToHex(manifest.digest)},
+                  {"parts_made", work.make.size()},
+                  {"parts_kept", kept.size()},
+                  {"derive_s", std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count()}});
+  return OkStatus();
+}
+
+std::optional<Deriver::Origin> Deriver::OriginOf(const std::string& model) const {
+  MutexLock lock(mutex_);
+  const auto at = origins_.find(model);
+  return at == origins_.end() ? std::nullopt : std::optional(at->second);
+}
+
+}  // namespace lockstep::derive

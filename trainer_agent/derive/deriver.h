@@ -1,0 +1,89 @@
+// Deriver: makes the derived versions of models whose trainers ask for them (common/derive/FORMAT.md), away from the
+// trainer, and publishes them as the only rank of a model of their own.
+//
+// A derived version has the number and the label of the version that it was made from. Every block of the source that
+// is read is compared with its hash, so that a derived version follows from proved bytes. Trainers never wait: a source
+// that is overtaken while it is read ends that derived version, and the newest one is next. What follows from blocks
+// that did not change is not made again.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/worker_pool.h"
+#include "common/derive/derivation.h"
+#include "common/os/event.h"
+#include "trainer_agent/run/model_registry.h"
+#include "trainer_agent/run/scrubber.h"
+
+namespace lockstep::derive {
+
+// Has a thread of its own, and more once there is something to derive.
+class Deriver {
+ public:
+  // REQUIRES all to outlive it. The scrubber is told of sources with damaged blocks.
+  Deriver(run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber, size_t threads);
+  ~Deriver();
+
+  // What a derived model's newest version was made from. Any thread may ask.
+  struct Origin {
+    std::string source;
+    std::string format;
+    VersionRef version;  // of the source; version 0: none was made yet
+    ManifestDigest digest;
+  };
+  // No value: `model` is not derived.
+  std::optional<Origin> OriginOf(const std::string& model) const;
+
+ private:
+  // One derived model of one run of its source.
+  struct Derived {
+    std::shared_ptr<const Derivation> derivation;
+    std::shared_ptr<run::ModelPublisher> publisher;  // null: could not be opened yet
+    Version tried = 0;                               // the newest version of the source that was begun
+    // Of the version of the source that each slot's bytes were made from; null: not known.
+    std::array<std::shared_ptr<const model::Manifest>, 2> made_of;
+  };
+  struct Source {
+    std::shared_ptr<run::ServedRun> run;
+    std::vector<Derived> derived;
+  };
+  // What is to be done for a version. Of parts that are in neither list the slot has the bytes already.
+  struct Work {
+    std::vector<uint32_t> make;
+    std::vector<bool> unchanged;  // by part: equal to the version before
+  };
+
+  void Run();
+  // Opens sources that came, and drops what was derived from those that went.
+  void FindSources();
+  // Brings all derived models to the newest versions of their sources, as long as no newer one comes.
+  void DeriveAll();
+  Status Open(const Source& source, Derived& derived);
+  void Derive(const Source& source, Derived& derived, const run::ServedVersion& version);
+  Status MakeVersion(const Source& source, Derived& derived, const run::ServedVersion& version);
+  static Work WorkOf(const Derived& derived, const run::ServedRun& source, const model::Manifest& manifest,
+                     size_t slot);
+  run::ModelRegistry* const registry_;
+  run::VersionCatalog* const catalog_;
+  run::Scrubber* const scrubber_;
+  const size_t threads_;
+  std::map<std::string, Source> sources_;  // by model; the thread's, as those below
+  std::unique_ptr<WorkerPool> pool_;       // null until there is something to derive
+
+  mutable Mutex mutex_;
+  std::map<std::string, Origin> origins_ LS_GUARDED_BY(mutex_);  // by derived model
+  std::atomic<bool> stopping_ = false;
+  const std::shared_ptr<os::Event> news_ = std::make_shared<os::Event>();  // of the catalog
+  const std::shared_ptr<os::Event> turn_ = std::make_shared<os::Event>();  // of a publisher
+  std::thread thread_;
+};
+
+}  // namespace lockstep::derive
