@@ -3,16 +3,18 @@
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import socket
 import threading
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Tuple, TypedDict
+from typing import Any, Callable, Mapping, Tuple, TypedDict
 
 from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
+from lockstep.core.derive import Quantised, with_requests
 from lockstep.core.errors import BadDataError, Error, StateError, UnavailableError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
@@ -32,6 +34,7 @@ class CommonOptions(TypedDict, total=False):
     reconnect_timeout: "float | None"
     call_timeout: "float | None"
     skip_while_away: bool
+    derive: "Mapping[str, Quantised] | None"
 
 
 class Handle:
@@ -59,6 +62,7 @@ class Handle:
         reconnect_timeout: "float | None" = 60.0,
         call_timeout: "float | None" = 600.0,
         skip_while_away: bool = False,
+        derive: "Mapping[str, Quantised] | None" = None,
     ) -> None:
         self.library = abi.load()
         self.lock = threading.RLock()
@@ -68,6 +72,7 @@ class Handle:
         self.writes = self.on_agent_host = self.counts = True
         self.closed = "is closed"
         self.skips = skip_while_away
+        self._derive = derive
         self._model = model
         self._options: "dict[str, Any]" = {
             "socket_path": arguments.path("socket", self.socket),
@@ -92,14 +97,18 @@ class Handle:
         self._in_doubt = 0  # the version tried last, where it is not known whether it is committed
         close_after_fork(self)
 
-    def open(self, *, keeps: Any = None, **fields: Any) -> None:
-        """Opens the model. ``fields``: of lockstep_options, beside those that every model has. ``keeps``: what the library may
-        call until it has closed the model."""
+    def open(
+        self, *, attachments: "Mapping[str, str] | None" = None, config: Any = None, keeps: Any = None, **fields: Any
+    ) -> None:
+        """Opens the model. ``fields``: of lockstep_options, beside those that every model has. ``config``: the model's
+        config.json, where it is known. ``keeps``: what the library may call until it has closed the model."""
         self._kept = keeps
+        files = with_requests(attachments, self._derive, config)
         pointer = ctypes.c_void_p()
         given = abi.COptions(
             abi_version=abi.ABI_VERSION,
             interrupted=self._interruption.callback,
+            attachments=json.dumps(files).encode() if files else None,
             **fields,
             **self._options,
         )

@@ -1,5 +1,6 @@
 """The trainer's side: publishes weights, loads checkpoints. PyTorch and trainers are imported by what needs them."""
 
+from lockstep.core.derive import Fp8Block, Fp8BlockUe8m0, Fp8Channel, Fp8Tensor, Mxfp8, Nvfp4, Quantised
 from lockstep.core.handle import CommonOptions
 from lockstep.export._adapter import adapter
 from lockstep.export._bucket_ring import BucketRing
@@ -18,10 +19,17 @@ __all__ = [
     "BucketRing",
     "CommonOptions",
     "ExportConfig",
+    "Fp8Block",
+    "Fp8BlockUe8m0",
+    "Fp8Channel",
+    "Fp8Tensor",
     "Importer",
+    "Mxfp8",
+    "Nvfp4",
     "Part",
     "Piece",
     "Publisher",
+    "Quantised",
     "ShardedOptions",
     "StreamOptions",
     "adapter",

@@ -53,7 +53,14 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> Part:
         shard = shard_of(name, tensor, exported, never_changing.has(name, tensor))
         return dataclasses.replace(shard, into=into[name])
 
-    return ShardsPart(parameters, describe, never_changing, converts=dtype is not None, check=check)
+    return ShardsPart(
+        parameters,
+        describe,
+        never_changing,
+        converts=dtype is not None,
+        check=check,
+        config=getattr(model, "config", None),
+    )
 
 
 def refuse_sharded(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import json
 import struct
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
 
@@ -75,7 +74,7 @@ class InPlace:
             owned_count=len(owned),
             rank=arguments.count("rank", rank),
             ranks=writers,
-            attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
+            attachments=attachments,
         )
         del described  # the library has read it
 

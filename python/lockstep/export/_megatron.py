@@ -7,7 +7,8 @@ import re
 from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 
 from lockstep.core import abi, arguments
-from lockstep.core.errors import BadDataError, IoError
+from lockstep.core.errors import BadDataError
+from lockstep.core.hf_config import config_json
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
 from lockstep.export._bridges import exporter_by, exporter_of
@@ -39,37 +40,6 @@ _REFUSED_OPTIONS = {
 
 # Families that rotate neighbours in HuggingFace. (DeepSeek does, too: Megatron's latent attention sees to it.)
 _INTERLEAVED_FAMILIES = frozenset({"glm4"})
-
-
-def config_json(hf_config: Any) -> str:
-    """A transformers configuration, a dict, or a path to a config.json, as one text that is the same on every rank."""
-    if hasattr(hf_config, "to_dict"):
-        config = hf_config.to_dict()
-    elif isinstance(hf_config, Mapping):
-        config = dict(hf_config)
-    else:
-        config = _read_config(os.fsdecode(arguments.path("hf_config", hf_config)))
-    for key, value in config.items():
-        try:
-            json.dumps(value, default=str, allow_nan=False)
-        except ValueError as error:  # as in 5.0 / 0, or in a loop of references
-            raise BadDataError(f'hf_config: "{key}" is {value}, which is no JSON: {error}') from None
-    return json.dumps(config, sort_keys=True, default=str)
-
-
-def _read_config(path: str) -> "dict[str, Any]":
-    if os.path.isdir(path):
-        raise BadDataError(f"hf_config: {path} is a directory; give {os.path.join(path, 'config.json')}")
-    try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
-    except OSError as error:
-        raise IoError(f"hf_config: {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise BadDataError(f"hf_config: {path} is no JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise BadDataError(f"hf_config: {path} has a {type(config).__name__}, not an object with keys")
-    return config
 
 
 def megatron(
@@ -175,7 +145,7 @@ class MegatronPart(Part):
     ) -> None:
         self.converts = convert
         self._chunks = chunks
-        self._config = config
+        self.config = json.loads(config)
         self._place = place
         self.frozen = FrozenTensors(frozen)
 
@@ -189,7 +159,7 @@ class MegatronPart(Part):
             parameters.append(entry)
         return {
             "kind": "megatron",
-            "config": json.loads(self._config),
+            "config": self.config,
             "place": self._place,
             "parameters": parameters,
         }

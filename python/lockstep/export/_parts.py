@@ -51,9 +51,11 @@ def _is_parameter_without_gradient(tensor: Any) -> bool:
 
 
 class Part(abc.ABC):
-    """One part of a model, as this rank has it. ``converts``: float32 tensors may be rounded to bfloat16 on the way."""
+    """One part of a model, as this rank has it. ``converts``: float32 tensors may be rounded to bfloat16 on the way.
+    ``config``: the model's config.json, in one of the forms that ``config_json`` takes; None: the part does not know it."""
 
     converts: bool = False
+    config: Any = None
     frozen = FrozenTensors(None)
 
     @abc.abstractmethod
@@ -140,7 +142,7 @@ class ShardsPart(Part):
         describe: what this rank holds of one of them; called once.
         frozen: which of them never change; asked at every publish, to notice when the answer changes.
         check: called before they are described; raises where they are not what they should be.
-        attachments: as of a Part.
+        attachments, config: as of a Part.
     """
 
     def __init__(
@@ -152,8 +154,10 @@ class ShardsPart(Part):
         converts: bool,
         check: "Callable[[], None]" = lambda: None,
         attachments: "Callable[[], dict[str, str]]" = dict,
+        config: Any = None,
     ) -> None:
         self.converts = converts
+        self.config = config
         self._check = check
         self._attachments = attachments
         self._pairs = pairs

@@ -76,6 +76,9 @@ class Publisher:
         skip_while_away: if ``reconnect_timeout`` passes without an agent, ``publish`` returns a false value instead of
             raising UnavailableError. From then on it does so without a wait, until an agent listens on ``socket``. The
             next version has all weights, so receivers catch up with it.
+        derive: names of models that the agent makes of this one, and how each is quantised, such as
+            ``{"actor-fp8": lockstep.Fp8Block()}``: of each version it makes the same version of those, away from the
+            trainer. The same on every rank.
 
     Publishers that all ranks of a group make together exchange what they hold, whether they are ready, and the number
     of each version, by ``all_gather_object``. They compile a plan of what each rank copies, and prove it. They take

@@ -49,7 +49,7 @@ class Sharded:
         self.handle = Handle(model=model, **options)
         self._parts = list(parts)
         self._locals: "list[LocalTensor]" = []
-        self._attachments: "bytes | None" = None
+        self._attachments: "dict[str, str]" = {}
         self._group = resolved(group)
         self._finds_out = on_agent_host is None
         self.handle.on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
@@ -70,6 +70,7 @@ class Sharded:
             exchange=ctypes.pointer(exchange.callbacks) if exchange else None,
             keeps=exchange,
             attachments=self._attachments,
+            config=next((part.config for part in self._parts if part.config is not None), None),
         )
         self._open_together(fields)
         self._locals = [local._replace(owner=None) for local in self._locals]  # a trainer may free or move them
@@ -229,8 +230,7 @@ class Sharded:
         """This rank's description. Everything that may fail on one rank alone is done here, before the others have it."""
         self._locals = self._current_locals()
         refuse_gpu_tensors((local.name, local.owner) for local in self._locals)
-        files = {name: text for part in self._parts for name, text in part.attachments().items()}
-        self._attachments = json.dumps(files).encode() if files else None
+        self._attachments = {name: text for part in self._parts for name, text in part.attachments().items()}
         parts = [part.describe() for part in self._parts]
         by_gradient = any(part.frozen.by_gradient for part in self._parts)
         self._trains = any([part.trains() for part in self._parts]) if by_gradient else None
