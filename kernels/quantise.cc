@@ -276,10 +276,14 @@ HWY_INLINE uint32_t PackCodes(const uint8_t* codes) {
   return static_cast<uint32_t>(word | word >> 16);
 }
 
+HWY_INLINE float Reciprocal(float x) {
+  return x == 0 ? 1e-8f : 1.0f / x;
+}
+
 template <class Source>
 void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t* values, uint8_t* scales) {
   const Floats floats;
-  const float unit = 1.0f / global;
+  const float unit = Reciprocal(global);
   for (size_t group = 0; group < groups; ++group, from += kNvfp4Group, values += kNvfp4Group / 2) {
     Magnitude<Source, kNvfp4Group> most;
     most.Take(from, kNvfp4Group);
@@ -287,7 +291,7 @@ void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t*
     const uint32_t scale = hn::GetLane(ToE4M3(hn::Set(floats, wanted > kE4M3Max ? kE4M3Max : wanted)));
     scales[group] = static_cast<uint8_t>(scale);
     const float step = FromE4M3(scale) * unit;
-    const Times scaled{hn::Set(floats, step == 0 ? 1e-8f : 1.0f / step)};
+    const Times scaled{hn::Set(floats, Reciprocal(step))};
     uint8_t codes[kNvfp4Group];
     Store<Source, ToE2M1>(from, kNvfp4Group, scaled, codes);
     for (size_t half = 0; half < 2; ++half) {
@@ -385,7 +389,8 @@ void QuantiseMxfp8(const FloatRows& rows, uint8_t* values, uint8_t* scales) {
 }
 
 float Nvfp4GlobalScale(float abs_max) {
-  const float scale = 448 * 6 / std::max(abs_max, std::numeric_limits<float>::min());
+  // As PyTorch divides a number by a tensor: by its reciprocal.
+  const float scale = 448 * 6 * (1 / std::max(abs_max, std::numeric_limits<float>::min()));
   return std::isfinite(scale) ? scale : 1;
 }
 

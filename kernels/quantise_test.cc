@@ -332,7 +332,7 @@ TEST_CASE("Groups of NVFP4 have the scales and values of their definition, on ev
         const float most = matrix.Most(group / 5, group % 5 * 16, 1, 16);
         const float wanted = global * (most * (1.0f / 6));
         scales.push_back(std::isnan(wanted) ? 0x7f : ToE4M3(std::min(wanted, 448.f)));
-        const float step = FromE4M3(scales.back()) * (1 / global);
+        const float step = FromE4M3(scales.back()) * (global == 0 ? 1e-8f : 1 / global);
         const float by = step == 0 ? 1e-8f : 1 / step;
         for (size_t i = 0; i < 16; i += 2) {
           const float* const pair = &matrix.values[group * 16 + i];

