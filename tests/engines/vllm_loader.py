@@ -12,8 +12,10 @@ def load(
 ) -> None:
     """Saves what vLLM's loader fills, under vLLM's names, for a rank of these (size, rank)."""
     model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel, whole_tower=whole_tower))
+    filled = model.parameters().keys()
     model.load(Path(checkpoint))
-    save_file(model.parameters(), output)
+    model.process()
+    save_file({name: tensor for name, tensor in model.parameters().items() if name in filled}, output)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import vllm.model_executor.models.utils as utils
 from lone_rank import Group, LoneModel, default_dtype
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
+from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod, Fp8MoEMethod
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm_without_kernels import build_without_kernels
 
@@ -80,6 +82,16 @@ class Model(LoneModel):
         from lockstep.engine import _vllm_loading  # not all programs have it
 
         return _vllm_loading.twin(self.module, self.config, self.model_config)
+
+    def process(self) -> None:
+        """What vLLM does to weights that are loaded, for kernels of GPUs."""
+        with self.current():
+            for layer in self.module.modules():
+                method = getattr(layer, "quant_method", None)
+                if isinstance(method, (Fp8LinearMethod, Fp8MoEMethod, BaseKVCacheMethod)):
+                    method.process_weights_after_loading(layer)
+                if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
+                    layer.process_weights_after_loading(torch.bfloat16)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

@@ -127,9 +127,7 @@ class Worker:
         config, module = self.model.config, self.model.module
         with self.model.current():
             look = Processing(module)
-            for layer in module.modules():
-                if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
-                    layer.process_weights_after_loading(torch.bfloat16)
+            self.model.process()
             if repacked:
                 weight = module.get_parameter(repacked).data
                 weight.copy_(weight.flip(0).clone())

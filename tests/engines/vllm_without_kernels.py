@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 import vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method as unquantized
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8, X86CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.platforms.cpu import CpuPlatform
 from vllm.triton_utils import triton
@@ -39,6 +42,15 @@ def build_without_kernels() -> None:
     CPUAttentionBackend.supports_alibi_sqrt = classmethod(lambda cls: True)
     _dense_attention()
     _plain_experts()
+    _blocks_as_loaded()
+
+
+def _blocks_as_loaded() -> None:
+    """FP8 blocks stay as they are loaded: the processing is the one that the kernels of Triton and CUTLASS inherit."""
+    CPUFp8BlockScaledMMKernel.is_supported = classmethod(lambda *_: (True, None))
+    CPUFp8BlockScaledMMKernel.process_weights_after_loading = Fp8BlockScaledMMLinearKernel.process_weights_after_loading
+    CPUExpertsFp8._supports_current_device = staticmethod(lambda: True)
+    cpu_moe.prepare_fp8_moe_layer_for_cpu = lambda w13, w2: (w13, w2)
 
 
 def _dense_attention() -> None:

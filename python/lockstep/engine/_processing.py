@@ -1,6 +1,7 @@
 """Processing: what an engine does to a module's weights after it has loaded them, seen in the memory itself. The plugins of engines look
 before and after."""
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Iterator, Mapping, Set, Tuple
@@ -9,6 +10,7 @@ import torch
 
 from lockstep.engine._parameters import memory_of, registered, tensors_of
 
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by bytes
 _CHUNK = 1 << 22  # elements that are digested at a time
 _DEPTH = 3  # of objects that a module holds
 
@@ -34,12 +36,15 @@ class Processing:
 
     Attributes:
         changed: what became of each parameter that is no more what was loaded.
+        traceless: single numbers that were removed, where nothing else of their module was changed. vLLM makes some for the
+            scales of an attention, which most checkpoints do not have.
     """
 
     def __init__(self, module: Any, built: "Set[str] | None" = None) -> None:
         self._before = {name: _look(tensor) for name, tensor in tensors_of(module).items()}
         self._built = names_of(module) if built is None else built
         self.changed: "dict[str, str]" = {}
+        self.traceless: "Set[str]" = set()
 
     def end(self, module: Any, parts: "Mapping[str, Processing]" = MappingProxyType({})) -> "Processing":
         """Looks again; ``parts``: what was seen of modules within, by name."""
@@ -57,6 +62,9 @@ class Processing:
             moved = was is not None and now.uniform and now.memory != was.memory
             if moved and name not in changed and name.rpartition(".")[0] in modules:
                 changed[name] = "was made anew"
+        others = {name.rpartition(".")[0] for name in changed if name in after}
+        single = {name for name, was in self._before.items() if math.prod(was.form[1]) == 1}
+        self.traceless = {name for name in single - after.keys() if name.rpartition(".")[0] not in others}
         self.changed = changed
         for path, part in parts.items():
             self.changed.update({f"{path}.{name}": reason for name, reason in part.changed.items()})
@@ -89,16 +97,17 @@ def _look(tensor: torch.Tensor) -> _Look:
 
 def _digest(tensor: torch.Tensor) -> "Tuple[int, bool]":
     """A sum over the bytes and where they are, and whether all elements are the same."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    whole = tensor.contiguous().reshape(-1)
+    flat = whole.view(torch.uint8)
     size = next(size for size in (8, 4, 2, 1) if flat.numel() % size == 0)
-    words = flat.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size])
+    words = flat.view(_INTEGERS[size])
     total = 0
     for begin in range(0, words.numel(), _CHUNK):
         part = words[begin : begin + _CHUNK].to(torch.int64)
         places = torch.arange(begin + 1, begin + 1 + part.numel(), device=part.device, dtype=torch.int64)
         total ^= int(((part ^ (part >> 29)) * (places * -0x61C8864680B583EB)).sum())
         total = (total * 31 + begin) & ((1 << 63) - 1)
-    values = tensor.reshape(-1)
+    values = whole.view(_INTEGERS[tensor.element_size()]) if tensor.element_size() in _INTEGERS else whole
     return total, bool((values == values[0]).all())
 
 

@@ -170,7 +170,8 @@ class Recorded:
             if hole is not None:
                 begin, end = list(hole.at), [at + extent for at, extent in zip(hole.at, hole.shape)]
                 raise BadDataError(f"parameter {name}: elements {begin} to {end} are given by no tensor of the model")
-        missing = [name for name, _ in self._twin.named_parameters() if name in twin and name not in pieces]
+        given = pieces.keys() | self._processing.traceless
+        missing = [name for name, _ in self._twin.named_parameters() if name in twin and name not in given]
         if missing:
             others = f", and {len(missing) - 1} others," if len(missing) > 1 else ""
             raise BadDataError(

@@ -51,18 +51,18 @@ class Trainer:
         wait_until(lambda: self.agent.model_status(self.model)[newest] == self.version, "it is served", timeout_s=120)
 
 
-def published_version(receiver: Receiver) -> int:
+def published_version(receiver: Receiver, model: str = MODEL) -> int:
     """Of the version that a receiver shows; 0 for none."""
     try:
-        return int(re.match(r"v(\d+)", Path(os.readlink(receiver.published())).name)[1])
+        return int(re.match(r"v(\d+)", Path(os.readlink(receiver.published(model))).name)[1])
     except FileNotFoundError:
         return 0
 
 
-def wait_published(receiver: Receiver, version: int, timeout_s: float = 120) -> float:
+def wait_published(receiver: Receiver, version: int, timeout_s: float = 120, model: str = MODEL) -> float:
     """Waits until the receiver shows `version`, and returns when it was seen, by time.perf_counter()."""
     deadline = time.perf_counter() + timeout_s
-    while published_version(receiver) != version:
+    while published_version(receiver, model) != version:
         if time.perf_counter() > deadline or not receiver.running():
             raise SystemExit(f"version {version} was not committed in {timeout_s} s:\n{receiver.log_tail()}")
         time.sleep(POLL_S)
