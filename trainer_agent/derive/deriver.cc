@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::derive {
@@ -14,6 +15,8 @@ using telemetry::LogLevel;
 
 // Behind the threads that compare versions: a trainer may wait for those.
 constexpr int kNice = 15;
+// Of all threads together, for each version: a trainer that writes for long, as over a network, leaves cores idle.
+constexpr int kPatienceMs = 2000;
 
 run::Wake Sets(const std::shared_ptr<os::Event>& event) {
   return [weak = std::weak_ptr(event)] {
@@ -21,9 +24,9 @@ run::Wake Sets(const std::shared_ptr<os::Event>& event) {
   };
 }
 
-// Copies `range` of the version that `manifest` is of, and compares each block with its hash. kState: the trainer has
-// begun to write over it. kCorrupt: it is not what was committed.
-Status ReadProved(run::ServedRun& run, const model::Manifest& manifest, const ByteRange& range, std::byte* to) {
+// Reads `range` of the version in `slot`, and compares each block with its hash. No trainer waits for it. kState: the
+// trainer has begun to write over the version. kCorrupt: it is not what was committed.
+Status ReadProved(const run::ServedRun& run, const run::ServedRun::Slot& slot, const ByteRange& range, std::byte* to) {
   const model::ModelLayout& layout = run.layout();
   thread_local Bytes copy;
   for (uint64_t at = range.offset; at < range.end();) {
@@ -32,11 +35,11 @@ Status ReadProved(run::ServedRun& run, const model::Manifest& manifest, const By
     const uint64_t end = std::min(bytes.end(), range.end());
     const bool whole = at == bytes.offset && end == bytes.end();
     if (!whole) copy.resize(layout.block_bytes());
-    std::byte* const target = whole ? to : copy.data();
-    LS_RETURN_IF_ERROR(
-        run.UseBlocks(manifest.held.version, /*exact=*/true, block, 1,
-                      [&](const model::Manifest&, ByteView view) { std::memcpy(target, view.data(), view.size()); }));
-    if (model::BlockHash({target, bytes.bytes}) != manifest.block_hashes[block]) {
+    const std::span<std::byte> target(whole ? to : copy.data(), bytes.bytes);
+    LS_RETURN_IF_ERROR(os::ReadAt(slot.memory.file.get(), slot.memory.data_offset + bytes.offset, target, run.model()));
+    if (model::BlockHash(target) != slot.manifest->block_hashes[block]) {
+      const auto still = run.OpenSlot(slot.manifest->held.version);
+      if (!still.ok()) return still.status();
       return {ErrorCode::kCorrupt, Cat("block ", block, " of model ", run.model(), " is not what was committed")};
     }
     if (!whole) std::memcpy(to, copy.data() + (at - bytes.offset), end - at);
@@ -54,6 +57,11 @@ bool SameBlocks(const model::ModelLayout& layout, const model::Manifest& a, cons
     const auto end = static_cast<ptrdiff_t>((range.end() - 1) / layout.block_bytes() + 1);
     return std::equal(a.block_hashes.begin() + first, a.block_hashes.begin() + end, b.block_hashes.begin() + first);
   });
+}
+
+// Lets a trainer that copies a version have the memory and the cores for itself, as long as `most_ms` lasts.
+void GiveWayTo(const run::ServedRun& source, std::atomic<int>& most_ms) {
+  while (source.IsWritten() && most_ms-- > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 wire::Share ShareOf(const Derivation& derivation) {
@@ -210,6 +218,7 @@ Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::S
   const auto began = std::chrono::steady_clock::now();
   const model::Manifest& manifest = *version.manifest;
   const Version number = manifest.held.version;
+  LS_ASSIGN_OR_RETURN(const run::ServedRun::Slot memory, source.run->OpenSlot(number));
   ModelPublisher& publisher = *derived.publisher;
   ModelPublisher::Turn turn;
   while (!turn.slot) {
@@ -232,11 +241,13 @@ Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::S
   publisher.BatchesDone(0, number, kept, run::Content::kUnchanged);
   const Derivation::Read read = [&](const ByteRange& range, std::byte* to) {
     if (stopping_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
-    return ReadProved(*source.run, manifest, range, to);
+    return ReadProved(*source.run, memory, range, to);
   };
   std::byte* const data = publisher.buffer().data(slot);
+  std::atomic<int> patience_ms = kPatienceMs;
   Status status = pool_->ParallelTry(work.make.size(), [&](size_t i) {
     const uint32_t part = work.make[i];
+    GiveWayTo(*source.run, patience_ms);
     LS_RETURN_IF_ERROR(derived.derivation->Make(part, read, data));
     publisher.BatchesDone(0, number, {&part, 1}, work.unchanged[part] ? run::Content::kUnchanged : run::Content::kNew);
     return OkStatus();

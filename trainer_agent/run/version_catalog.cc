@@ -90,6 +90,12 @@ Result<ServedRun::Slot> ServedRun::OpenSlot(Version wanted) const {
   return Slot{std::move(memory), std::move(manifest)};
 }
 
+bool ServedRun::IsWritten() const {
+  const std::shared_ptr<DoubleBuffer> buffer = Buffer();
+  return buffer != nullptr &&
+         (buffer->control().state(0) == SlotState::kWriting || buffer->control().state(1) == SlotState::kWriting);
+}
+
 std::shared_ptr<DoubleBuffer> ServedRun::Buffer() const {
   MutexLock lock(mutex_);
   return buffer_;

@@ -68,6 +68,9 @@ class ServedRun {
   };
   Result<Slot> OpenSlot(Version wanted) const;
 
+  // Whether ranks write a version now.
+  bool IsWritten() const;
+
   // Ends the run: releases its memory, even while callers keep this object. Every later read fails with kState.
   void End();
 

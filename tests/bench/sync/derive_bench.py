@@ -15,37 +15,27 @@ from weights import Weights
 
 import lockstep
 
-COPIES = 12.0
+COPIES = 9.0
 DERIVED = f"{MODEL}-fp8"
-CONFIG = {"model_type": "llama", "num_hidden_layers": 1000}
+DERIVE = {DERIVED: lockstep.Fp8Block({"model_type": "llama", "num_hidden_layers": 1000})}
 
 
-def main() -> None:
-    options = program.options(COPIES)
-    weights = Weights(options.model_bytes)
+def synced(options: program.Options) -> "tuple[list[float], list[float]]":
+    """Seconds from each commit of the trainer's until a receiver shows the derived version, and until one shows its source."""
     waited: "dict[str, list[float]]" = {MODEL: [], DERIVED: []}
-    blocked: "dict[str, list[float]]" = {"plain": [], MODEL: []}
+    weights = Weights(options.model_bytes)
     with Cluster() as cluster:
         agent = cluster.agent()
-        plain = Trainer(agent, weights, "plain")
-        trainer = Trainer(agent, weights, MODEL, derive={DERIVED: lockstep.Fp8Block(CONFIG)})
+        trainer = Trainer(agent, weights, derive=DERIVE)
         receivers = {model: cluster.receiver(agent, name=model, models=(model,), start=False) for model in waited}
         for receiver in receivers.values():
             receiver.command[:0] = ["nice", "-n", "19"]
             receiver.start()
         for _ in range(1 + WARMING + options.repeats):
-            weights.step()
-            trainer.publish(weights.tensors)
+            trainer.publish()
             committed = time.perf_counter()
             for model, receiver in receivers.items():
                 waited[model].append(processes.wait_published(receiver, trainer.version, model=model) - committed)
-            for publisher in (plain, trainer):
-                weights.step()
-                publisher.publish(weights.tensors)
-                publisher.wait_served()
-                blocked[publisher.model].append(publisher.publish())
-                publisher.wait_served()
-            processes.wait_published(receivers[DERIVED], trainer.version, model=DERIVED)
         for model in receivers:
             status = agent.model_status(model)
             delta = status["deltas"][-1]
@@ -56,11 +46,34 @@ def main() -> None:
                 "replica_bytes": 2 * status["model_bytes"],
             }
             program.print_series("derived_model", "", options.model_bytes, [row])
-        plain.close()
         trainer.close()
-    skip = 1 + WARMING
-    program.print_figure("derive_sync", "s", options.model_bytes, waited[DERIVED][skip:], waited[MODEL][skip:])
-    program.print_figure("derive_blocked", "s", options.model_bytes, blocked[MODEL][skip:], blocked["plain"][skip:])
+    return waited[DERIVED][1 + WARMING :], waited[MODEL][1 + WARMING :]
+
+
+def blocked(options: program.Options) -> "tuple[list[float], list[float]]":
+    """Seconds of each publish right after the version before is served, so that the agent derives from it; and of each that nothing
+    derives from."""
+    seconds: "dict[str, list[float]]" = {MODEL: [], "plain": []}
+    weights = Weights(options.model_bytes)
+    with Cluster() as cluster:
+        agent = cluster.agent()
+        trainers = [Trainer(agent, weights, MODEL, derive=DERIVE), Trainer(agent, weights, "plain")]
+        for _ in range(1 + WARMING + options.repeats):
+            for trainer in trainers:
+                trainer.publish()
+                trainer.wait_served()
+                seconds[trainer.model].append(trainer.publish())
+                trainer.wait_served()
+                agent.wait_for(trainers[0].version, DERIVED)
+        for trainer in trainers:
+            trainer.close()
+    return seconds[MODEL][1 + WARMING :], seconds["plain"][1 + WARMING :]
+
+
+def main() -> None:
+    options = program.options(COPIES)
+    program.print_figure("derive_sync", "s", options.model_bytes, *synced(options))
+    program.print_figure("derive_blocked", "s", options.model_bytes, *blocked(options))
 
 
 if __name__ == "__main__":
