@@ -62,6 +62,7 @@ class Derivation::Builder {
     (*at)[std::string(format_->left_out)] = ModulesLeftOut();
     LS_RETURN_IF_ERROR(LayOut(config));
     for (size_t tensor = 0; tensor < source_.tensors().size(); ++tensor) AddParts(tensor);
+    made_.quantised_ = static_cast<size_t>(std::count(taken_.begin(), taken_.end(), true));
     return std::make_shared<const Derivation>(std::move(made_));
   }
 

@@ -31,6 +31,7 @@ class Derivation {
 
   const std::string& model() const { return model_; }  // its name
   const std::string& format() const { return format_; }
+  size_t quantised() const { return quantised_; }  // weights
   // The run that derived versions of a run of the source are of: another layout or format is another run, and equal
   // numbers of equal runs are equal bytes.
   RunId RunOf(const RunId& source) const;
@@ -66,6 +67,7 @@ class Derivation {
 
   std::string model_;
   std::string format_;
+  size_t quantised_ = 0;
   std::shared_ptr<const model::ModelLayout> layout_;
   std::vector<Part> parts_;
 };

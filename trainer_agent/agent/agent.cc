@@ -196,9 +196,10 @@ std::vector<v1::AgentModel> Agent::Facts() const {
     model.set_versions_aborted(status.versions_aborted);
     model.set_last_error(status.last_error);
     if (!status.last_error.empty()) model.set_last_error_unix_ns(status.last_error_unix_ns);
+    if (open.derivation == nullptr) continue;
+    model.set_derived_from(open.source->model());
+    model.set_derived_format(open.derivation->format());
     if (const auto from = deriver_->OriginOf(buffer.model())) {
-      model.set_derived_from(from->source);
-      model.set_derived_format(from->format);
       model.set_source_version(from->version.version);
       model.set_source_digest(ToBytes(from->digest));
     }

@@ -14,7 +14,7 @@ using run::ModelPublisher;
 using telemetry::LogLevel;
 
 // Behind the threads that compare versions: a trainer may wait for those.
-constexpr int kNice = 15;
+constexpr int kNice = 19;
 // Of all threads together, for each version: a trainer that writes for long, as over a network, leaves cores idle.
 constexpr int kPatienceMs = 2000;
 
@@ -64,19 +64,10 @@ void GiveWayTo(const run::ServedRun& source, std::atomic<int>& most_ms) {
   while (source.IsWritten() && most_ms-- > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-wire::Share ShareOf(const Derivation& derivation) {
-  wire::Share share;
-  for (size_t part = 0; part < derivation.part_count(); ++part) {
-    std::vector<StridedRange> ranges;
-    for (const ByteRange& range : derivation.TargetsOf(part)) ranges.push_back(StridedRange::Plain(range));
-    share.Add(ranges);
-  }
-  return share;
-}
-
 }  // namespace
 
-Deriver::Deriver(run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber, size_t threads)
+Deriver::Deriver(const run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber,
+                 size_t threads)
     : registry_(registry), catalog_(catalog), scrubber_(scrubber), threads_(threads), thread_([this] { Run(); }) {}
 
 Deriver::~Deriver() {
@@ -91,93 +82,72 @@ void Deriver::Run() {
     news_->Reset();
     // Before it looks, so that nothing comes between. No model has this name: every event wakes.
     (void)catalog_->WakeOnUpdate("", {}, news_, Sets(news_));
-    FindSources();
+    FindDerived();
     DeriveAll();
     if (!stopping_) (void)news_->Wait(os::kForever);
   }
 }
 
-void Deriver::FindSources() {
-  const auto runs = catalog_->Runs();
-  for (auto at = sources_.begin(); at != sources_.end();) {
-    const bool open = std::find(runs.begin(), runs.end(), at->second.run) != runs.end();
-    const bool replaced = !open && catalog_->Find(at->first) != nullptr;
-    if (open) {
-      ++at;
-      continue;
-    }
-    for (Derived& derived : at->second.derived) {
-      if (derived.publisher == nullptr) continue;
-      registry_->Leave(*derived.publisher);
-      derived.publisher.reset();
-      MutexLock lock(mutex_);
-      origins_.erase(derived.derivation->model());
-      lock.unlock();
-      // The run that follows makes room for itself.
-      if (!replaced && !stopping_) (void)registry_->Drop(derived.derivation->model());
-    }
-    at = sources_.erase(at);
-  }
-  for (const auto& run : runs) {
-    if (sources_.count(run->model()) > 0) continue;
-    const auto all = Derivation::All(run->layout());
-    if (!all.ok() || all->empty()) continue;  // the registry let none in whose requests cannot be met
-    Source& source = sources_[run->model()];
-    source.run = run;
-    for (const auto& derivation : *all) source.derived.push_back({.derivation = derivation});
-    if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(threads_, kNice);
+void Deriver::FindDerived() {
+  const auto models = registry_->Snapshot();
+  std::erase_if(derived_, [&](const Derived& derived) {
+    const auto is_it = [&](const run::ModelSnapshot& model) { return model.publisher == derived.publisher; };
+    if (std::any_of(models.begin(), models.end(), is_it)) return false;
     MutexLock lock(mutex_);
-    for (const auto& derivation : *all) {
-      origins_[derivation->model()] = {
-          .source = run->model(), .format = derivation->format(), .version = {}, .digest = {}};
-    }
+    origins_.erase(derived.derivation->model());
+    return true;
+  });
+  for (const run::ModelSnapshot& model : models) {
+    if (model.derivation == nullptr) continue;
+    const auto is_it = [&](const Derived& derived) { return derived.publisher == model.publisher; };
+    if (std::any_of(derived_.begin(), derived_.end(), is_it)) continue;
+    derived_.push_back({.derivation = model.derivation, .source = model.source, .publisher = model.publisher});
+    if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(threads_, kNice);
   }
 }
 
 void Deriver::DeriveAll() {
-  for (bool again = true; again && !stopping_;) {
-    again = false;
-    for (auto& [model, source] : sources_) {
-      for (Derived& derived : source.derived) {
-        const auto newest = source.run->Newest();
-        if (!newest || newest->manifest->held.version <= derived.tried || stopping_) continue;
-        derived.tried = newest->manifest->held.version;
-        Derive(source, derived, *newest);
-        again = true;
+  while (!stopping_) {
+    Derived* oldest = nullptr;
+    for (Derived& derived : derived_) {
+      const auto newest = derived.source->Newest();
+      if (!newest || newest->manifest->held.version <= derived.tried) continue;
+      if (oldest == nullptr || derived.publisher->newest_version() < oldest->publisher->newest_version()) {
+        oldest = &derived;
       }
     }
+    if (oldest == nullptr) return;
+    const auto newest = oldest->source->Newest();
+    if (!newest) continue;
+    oldest->tried = newest->manifest->held.version;
+    Derive(*oldest, *newest);
   }
 }
 
-void Deriver::Derive(const Source& source, Derived& derived, const run::ServedVersion& version) {
+void Deriver::Derive(Derived& derived, const run::ServedVersion& version) {
   const Version number = version.manifest->held.version;
-  Status status = derived.publisher == nullptr ? Open(source, derived) : OkStatus();
-  if (status.ok() && derived.publisher->newest_version() < number) status = MakeVersion(source, derived, version);
-  if (status.ok() || stopping_) return;
+  // Made before an agent's restart.
+  if (derived.publisher->newest_version() == number) return NoteOrigin(derived, *version.manifest);
+  if (derived.publisher->newest_version() > number) return;
+  const Status status = MakeVersion(derived, version);
+  if (status.ok() || status.code() == ErrorCode::kCancelled) return;
   const std::string& model = derived.derivation->model();
-  if (status.code() == ErrorCode::kState && derived.publisher != nullptr) {
+  const std::string& source = derived.source->model();
+  if (status.code() == ErrorCode::kState) {
     return telemetry::Log(LogLevel::kInfo, "derive_overtaken",
-                          {{"model", model}, {"source", source.run->model()}, {"version", number}});
+                          {{"model", model}, {"source", source}, {"version", number}});
   }
-  telemetry::LogError("derive_failed", status,
-                      {{"model", model}, {"source", source.run->model()}, {"version", number}});
-  if (status.code() == ErrorCode::kCorrupt) scrubber_->Suspect(source.run->model(), "");
+  telemetry::LogError("derive_failed", status, {{"model", model}, {"source", source}, {"version", number}});
+  if (status.code() == ErrorCode::kCorrupt) scrubber_->Suspect(source, "");
 }
 
-Status Deriver::Open(const Source& source, Derived& derived) {
-  const Derivation& derivation = *derived.derivation;
-  LS_ASSIGN_OR_RETURN(derived.publisher, registry_->Open({.model = derivation.model(),
-                                                          .layout = derivation.layout(),
-                                                          .run = derivation.RunOf(source.run->run()),
-                                                          .makes_run = true,
-                                                          .share = ShareOf(derivation),
-                                                          .fds = {},
-                                                          .gone = [] { return false; }}));
-  return OkStatus();
+void Deriver::NoteOrigin(const Derived& derived, const model::Manifest& manifest) {
+  MutexLock lock(mutex_);
+  origins_[derived.derivation->model()] = {.version = manifest.held, .digest = manifest.digest};
 }
 
-Deriver::Work Deriver::WorkOf(const Derived& derived, const run::ServedRun& source, const model::Manifest& manifest,
-                              size_t slot) {
+Deriver::Work Deriver::WorkOf(const Derived& derived, const model::Manifest& manifest, size_t slot) {
+  const run::ServedRun& source = *derived.source;
   const Derivation& derivation = *derived.derivation;
   const model::ModelLayout& layout = *derivation.layout();
   // The version before, which the new one is compared with, as long as it is served: its hashes stand for the bytes of
@@ -214,11 +184,12 @@ Deriver::Work Deriver::WorkOf(const Derived& derived, const run::ServedRun& sour
   return work;
 }
 
-Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::ServedVersion& version) {
+Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version) {
+  const run::ServedRun& source = *derived.source;
   const auto began = std::chrono::steady_clock::now();
   const model::Manifest& manifest = *version.manifest;
   const Version number = manifest.held.version;
-  LS_ASSIGN_OR_RETURN(const run::ServedRun::Slot memory, source.run->OpenSlot(number));
+  LS_ASSIGN_OR_RETURN(const run::ServedRun::Slot memory, source.OpenSlot(number));
   ModelPublisher& publisher = *derived.publisher;
   ModelPublisher::Turn turn;
   while (!turn.slot) {
@@ -228,7 +199,7 @@ Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::S
     if (!turn.slot) (void)turn_->Wait(os::kForever);
   }
   const size_t slot = *turn.slot;
-  const Work work = WorkOf(derived, *source.run, manifest, slot);
+  const Work work = WorkOf(derived, manifest, slot);
   derived.made_of[slot] = nullptr;
   std::vector<uint32_t> kept;
   for (uint32_t part = 0, next = 0; part < derived.derivation->part_count(); ++part) {
@@ -241,32 +212,31 @@ Status Deriver::MakeVersion(const Source& source, Derived& derived, const run::S
   publisher.BatchesDone(0, number, kept, run::Content::kUnchanged);
   const Derivation::Read read = [&](const ByteRange& range, std::byte* to) {
     if (stopping_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
-    return ReadProved(*source.run, memory, range, to);
+    return ReadProved(source, memory, range, to);
   };
   std::byte* const data = publisher.buffer().data(slot);
   std::atomic<int> patience_ms = kPatienceMs;
   Status status = pool_->ParallelTry(work.make.size(), [&](size_t i) {
     const uint32_t part = work.make[i];
-    GiveWayTo(*source.run, patience_ms);
+    GiveWayTo(source, patience_ms);
     LS_RETURN_IF_ERROR(derived.derivation->Make(part, read, data));
     publisher.BatchesDone(0, number, {&part, 1}, work.unchanged[part] ? run::Content::kUnchanged : run::Content::kNew);
     return OkStatus();
   });
   if (!status.ok()) {
-    (void)publisher.Abort(0, number, status.message());
+    if (status.code() == ErrorCode::kState) {
+      publisher.Skip(number, "its source was overwritten meanwhile");
+    } else {
+      (void)publisher.Abort(0, number, status.message());
+    }
     return status;
   }
   LS_RETURN_IF_ERROR(publisher.Commit(0, number, version.label));
   derived.made_of[slot] = version.manifest;
-  {
-    MutexLock lock(mutex_);
-    Origin& origin = origins_[derived.derivation->model()];
-    origin.version = manifest.held;
-    origin.digest = manifest.digest;
-  }
+  NoteOrigin(derived, manifest);
   telemetry::Log(LogLevel::kInfo, "version_derived",
                  {{"model", derived.derivation->model()},
-                  {"source", source.run->model()},
+                  {"source", source.model()},
                   {"version", number},
                   {"format", derived.derivation->format()},
                   {"source_digest", ToHex(manifest.digest)},

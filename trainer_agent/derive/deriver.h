@@ -1,5 +1,5 @@
-// Deriver: makes the derived versions of models whose trainers ask for them (common/derive/FORMAT.md), away from the
-// trainer, and publishes them as the only rank of a model of their own.
+// Deriver: makes the versions of derived models (common/derive/FORMAT.md), away from the trainer, and publishes them as
+// the only rank of their model. ModelRegistry opens and ends these models with their sources.
 //
 // A derived version has the number and the label of the version that it was made from. Every block of the source that
 // is read is compared with its hash, so that a derived version follows from proved bytes. Trainers never wait: a source
@@ -29,31 +29,25 @@ namespace lockstep::derive {
 class Deriver {
  public:
   // REQUIRES all to outlive it. The scrubber is told of sources with damaged blocks.
-  Deriver(run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber, size_t threads);
+  Deriver(const run::ModelRegistry* registry, run::VersionCatalog* catalog, run::Scrubber* scrubber, size_t threads);
   ~Deriver();
 
-  // What a derived model's newest version was made from. Any thread may ask.
+  // The version of the source that a derived model's newest version was made from. Any thread may ask.
   struct Origin {
-    std::string source;
-    std::string format;
-    VersionRef version;  // of the source; version 0: none was made yet
+    VersionRef version;
     ManifestDigest digest;
   };
-  // No value: `model` is not derived.
+  // No value: none was made yet.
   std::optional<Origin> OriginOf(const std::string& model) const;
 
  private:
-  // One derived model of one run of its source.
   struct Derived {
     std::shared_ptr<const Derivation> derivation;
-    std::shared_ptr<run::ModelPublisher> publisher;  // null: could not be opened yet
-    Version tried = 0;                               // the newest version of the source that was begun
+    std::shared_ptr<run::ServedRun> source;
+    std::shared_ptr<run::ModelPublisher> publisher;
+    Version tried = 0;  // the newest version of the source that was begun
     // Of the version of the source that each slot's bytes were made from; null: not known.
     std::array<std::shared_ptr<const model::Manifest>, 2> made_of;
-  };
-  struct Source {
-    std::shared_ptr<run::ServedRun> run;
-    std::vector<Derived> derived;
   };
   // What is to be done for a version. Of parts that are in neither list the slot has the bytes already.
   struct Work {
@@ -62,21 +56,21 @@ class Deriver {
   };
 
   void Run();
-  // Opens sources that came, and drops what was derived from those that went.
-  void FindSources();
-  // Brings all derived models to the newest versions of their sources, as long as no newer one comes.
+  // Takes up derived models that were opened, and drops those that ended.
+  void FindDerived();
+  // Brings all to the newest versions of their sources, as long as no newer one comes; first those that were left
+  // longest.
   void DeriveAll();
-  Status Open(const Source& source, Derived& derived);
-  void Derive(const Source& source, Derived& derived, const run::ServedVersion& version);
-  Status MakeVersion(const Source& source, Derived& derived, const run::ServedVersion& version);
-  static Work WorkOf(const Derived& derived, const run::ServedRun& source, const model::Manifest& manifest,
-                     size_t slot);
-  run::ModelRegistry* const registry_;
+  void Derive(Derived& derived, const run::ServedVersion& version);
+  Status MakeVersion(Derived& derived, const run::ServedVersion& version);
+  void NoteOrigin(const Derived& derived, const model::Manifest& manifest);
+  static Work WorkOf(const Derived& derived, const model::Manifest& manifest, size_t slot);
+  const run::ModelRegistry* const registry_;
   run::VersionCatalog* const catalog_;
   run::Scrubber* const scrubber_;
   const size_t threads_;
-  std::map<std::string, Source> sources_;  // by model; the thread's, as those below
-  std::unique_ptr<WorkerPool> pool_;       // null until there is something to derive
+  std::vector<Derived> derived_;      // the thread's, as those below
+  std::unique_ptr<WorkerPool> pool_;  // null until there is something to derive
 
   mutable Mutex mutex_;
   std::map<std::string, Origin> origins_ LS_GUARDED_BY(mutex_);  // by derived model

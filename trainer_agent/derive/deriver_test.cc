@@ -131,9 +131,7 @@ TEST_CASE("Each version has its derived one, with its number and label, and name
     CHECK(fixture.Await(version).label == "step " + std::to_string(version));
   }
   const auto source = fixture.host.run().Newest();
-  REQUIRE(Eventually([&] { return fixture.origin()->version.version == 4; }));
-  CHECK(fixture.origin()->source == "actor");
-  CHECK(fixture.origin()->format == "fp8-block");
+  REQUIRE(Eventually([&] { return fixture.origin() && fixture.origin()->version.version == 4; }));
   CHECK(fixture.origin()->version == source->manifest->held);
   CHECK(fixture.origin()->digest == source->manifest->digest);
   CHECK_FALSE(fixture.derived()->deltas().Retained().empty());
@@ -146,6 +144,7 @@ TEST_CASE("Derived versions outlive the agent, and go on in their run") {
   const RunId run = fixture.Await(1).manifest->held.run;
   fixture.Restart();
   fixture.Await(1);
+  CHECK(Eventually([&] { return fixture.origin() && fixture.origin()->version.version == 1; }));
   fixture.weights.Change(100, 20000, 3);
   fixture.Publish(*rank, 2);
   CHECK(fixture.Await(2).manifest->held.run == run);
@@ -224,15 +223,55 @@ TEST_CASE("A trainer hears of a request that cannot be met, and the run before i
   CHECK(fixture.host.run().Newest()->manifest->held.version == 1);
 }
 
-TEST_CASE("No trainer takes the name of a derived model") {
+TEST_CASE("A name is of one model: a trainer's, or derived from one source") {
   Fixture fixture;
-  const auto rank = Host::Connect(OptionsOf(fixture.host));
+  const auto rank = Host::Connect(OptionsOf(fixture.host));  // before its first version
+  client::RankOptions taker = fixture.host.Options();
+  taker.model = "actor-fp8";
+  CHECK_THAT(client::RankClient::Open(std::move(taker)).status(),
+             FailsWith(ErrorCode::kState, "model actor-fp8 is derived from actor by this agent"));
+  client::RankOptions other = OptionsOf(fixture.host);
+  other.model = "critic";
+  CHECK_THAT(client::RankClient::Open(other).status(),
+             FailsWith(ErrorCode::kState, "derived model actor-fp8: a model of that name is open, derived from actor"));
+  CHECK_THAT(fixture.host.registry().Drop("actor-fp8"), FailsWith(ErrorCode::kState, "is derived from actor"));
   fixture.Publish(*rank, 1);
   fixture.Await(1);
-  client::RankOptions options = fixture.host.Options();
-  options.model = "actor-fp8";
+  client::RankOptions plain = fixture.host.Options();
+  plain.model = "plain";
+  const auto open = Host::Connect(std::move(plain));
+  std::string request = kRequest;
+  request.replace(request.find("actor-fp8"), 9, "plain");
+  other.layout = OptionsOf(fixture.host, request).layout;
+  CHECK_THAT(client::RankClient::Open(std::move(other)).status(),
+             FailsWith(ErrorCode::kState, "derived model plain: a model of that name is open; give another"));
+}
+
+TEST_CASE("A derived model's label is its source's, also of a version that it skipped") {
+  Fixture fixture(/*derives=*/false);
+  const auto rank = Host::Connect(OptionsOf(fixture.host));
+  for (Version version = 1; version <= 3; ++version) {
+    fixture.Publish(*rank, version, "step " + std::to_string(version));
+    fixture.host.Await(version);
+  }
+  fixture.Start();
+  fixture.Await(3);
+  CHECK(fixture.derived()->NewestLabelled("step 2") == 2);
+  CHECK(fixture.derived()->NewestLabelled("step 3") == 3);
+  CHECK(fixture.derived()->NewestLabelled("step 4") == 0);
+}
+
+TEST_CASE("Ranks that ask for different derived models are told so") {
+  Fixture fixture;
+  client::RankOptions options = OptionsOf(fixture.host);
+  options.ranks = 2;
+  const auto rank = Host::Connect(options);
+  options.rank = 1;
+  std::string request = kRequest;
+  request.replace(request.find("actor-fp8"), 9, "actor-mx8");
+  options.layout = OptionsOf(fixture.host, request).layout;
   CHECK_THAT(client::RankClient::Open(std::move(options)).status(),
-             FailsWith(ErrorCode::kState, "is connected already"));
+             FailsWith(ErrorCode::kBadData, "rank 1 gives other attachments, or asks for other derived models"));
 }
 
 }  // namespace

@@ -175,6 +175,15 @@ void ModelPublisher::NoteAborted(const Draft& draft, const Status& reason) {
 
 void ModelPublisher::AbortDraft(const Status& reason) {
   NoteAborted(*draft_, reason);
+  DropDraft(reason);
+}
+
+void ModelPublisher::Skip(Version version, const std::string& reason) {
+  MutexLock lock(mutex_);
+  if (Writes(version)) DropDraft({ErrorCode::kAborted, Cat("version ", version, " is left out: ", reason)});
+}
+
+void ModelPublisher::DropDraft(const Status& reason) {
   const size_t slot = draft_->slot;
   if (draft_->streaming != nullptr) {
     draft_->streaming->Abort({ErrorCode::kAborted, reason.ToString()});

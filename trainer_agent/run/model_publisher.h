@@ -89,6 +89,9 @@ class ModelPublisher {
   //   kState: the rank has not begun the version.
   Status Commit(uint32_t rank, Version version, const std::string& label = {});
   Status Abort(uint32_t rank, Version version, const std::string& reason);
+  // Ends a draft that is not wanted any more, as Abort() does, but as no error. Does nothing when it is not being
+  // written.
+  void Skip(Version version, const std::string& reason);
   // Records that the rank is connected, and what it writes. Aborts a draft when the rank came back with another share.
   // Errors as Shares::Set(): the rank is not to be let in.
   Status RankHere(uint32_t rank, wire::Share share);
@@ -136,6 +139,7 @@ class ModelPublisher {
   // Calls their wakes under the lock: those only set events.
   void WakeRanks() LS_REQUIRES(mutex_);
   void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
+  void DropDraft(const Status& reason) LS_REQUIRES(mutex_);
   // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
   Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
   // Whether the draft of `version` is being written.

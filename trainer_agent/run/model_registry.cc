@@ -17,14 +17,14 @@ bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
          buffer.layout()->attachments() == request.layout->attachments() && buffer.ranks() == request.ranks;
 }
 
-// Requests for derived models that cannot be met are the trainer's to hear of, before its run starts.
-Status CheckDerived(const OpenRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto all, derive::Derivation::All(*request.layout));
-  for (const auto& derivation : all) {
-    if (derivation->model() != request.model) continue;
-    return {ErrorCode::kBadData, Cat("derived model ", request.model, " has the name of its source")};
+wire::Share ShareOf(const derive::Derivation& derivation) {
+  wire::Share share;
+  for (size_t part = 0; part < derivation.part_count(); ++part) {
+    std::vector<StridedRange> ranges;
+    for (const ByteRange& range : derivation.TargetsOf(part)) ranges.push_back(StridedRange::Plain(range));
+    share.Add(ranges);
   }
-  return OkStatus();
+  return share;
 }
 
 }  // namespace
@@ -46,7 +46,12 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::StoredRun st
 Status ModelRegistry::Recover() {
   MutexLock open_lock(open_mutex_);
   LS_ASSIGN_OR_RETURN(std::vector<SegmentHome::StoredRun> all, home_->FindAll());
-  for (SegmentHome::StoredRun& stored : all) Install(std::move(stored), false);
+  std::vector<std::shared_ptr<ModelPublisher>> publishers;
+  for (SegmentHome::StoredRun& stored : all) publishers.push_back(Install(std::move(stored), false));
+  for (const auto& publisher : publishers) {
+    const Status derived = OpenDerived(*publisher);
+    if (!derived.ok()) telemetry::LogError("derive_failed", derived, {{"source", publisher->buffer().model()}});
+  }
   return OkStatus();
 }
 
@@ -97,15 +102,26 @@ Result<ModelRegistry::OpenAction> ModelRegistry::Decide(const OpenRequest& reque
                   Cat("model ", request.model, ": its tensors, attachments or number of ranks are not those of run ",
                       ToHex(request.run)));
   }
+  if (entry != nullptr && entry->source != nullptr) {
+    return Status(ErrorCode::kState, Cat("model ", request.model, " is derived from ", entry->source->model(),
+                                         " by this agent; publish under another name"));
+  }
   const bool joins = !named && entry != nullptr && entry->joinable && !entry->connected.empty() &&
                      entry->seen.count(request.rank) == 0 && SameTrainer(entry->publisher->buffer(), request);
   if (its_run || joins) return OpenAction::kJoin;
+  if (entry != nullptr && !named && entry->joinable && !entry->connected.empty() &&
+      entry->publisher->buffer().layout()->tensors() == request.layout->tensors() &&
+      entry->publisher->buffer().layout()->attachments() != request.layout->attachments()) {
+    return Status(ErrorCode::kBadData,
+                  Cat("model ", request.model, ": rank ", request.rank, " gives other attachments, or ",
+                      "asks for other derived models, than the ranks that opened it"));
+  }
   if (entry != nullptr && !entry->connected.empty()) {
     return Status(ErrorCode::kState, Cat("model ", request.model, " is being written by another trainer, in run ",
                                          ToHex(entry->publisher->buffer().run()), " with ", entry->connected.size(),
                                          " ranks connected; end it first, or name its run to take a rank's place"));
   }
-  if (!named || request.makes_run) return OpenAction::kStart;
+  if (!named) return OpenAction::kStart;
   if (!request.fds.empty()) return OpenAction::kResume;
   const std::string known = entry == nullptr ? "it holds none of this model"
                                              : Cat("of this model it holds ", ToHex(entry->publisher->buffer().run()));
@@ -137,6 +153,12 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& reque
   EndRun(request.model);
   Install(std::move(stored), false);
   telemetry::Log(telemetry::LogLevel::kInfo, "run_resumed", {{"model", request.model}, {"run", ToHex(request.run)}});
+  std::shared_ptr<ModelPublisher> publisher;
+  {
+    MutexLock lock(mutex_);
+    publisher = entries_[request.model].publisher;
+  }
+  LS_RETURN_IF_ERROR(OpenDerived(*publisher));
   return Connect(request);
 }
 
@@ -148,21 +170,26 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& reques
     MutexLock lock(mutex_);
     if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
   }
-  LS_RETURN_IF_ERROR(CheckDerived(request));
+  // What derives from it is checked before the old run ends, and opened with the new one.
+  LS_ASSIGN_OR_RETURN(const auto derivations, derive::Derivation::All(*layout));
+  LS_RETURN_IF_ERROR(CheckNames(request.model, {}, derivations));
   // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
   // room.
   LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
   old.reset();
   EndRun(request.model);
-  LS_ASSIGN_OR_RETURN(
-      SegmentHome::StoredRun stored,
-      home_->Make(request.model, request.makes_run ? request.run : RandomId<RunId>(), *layout, request.ranks));
-  const auto publisher = Install(std::move(stored), !request.makes_run);
+  LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
+                      home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
+  const auto publisher = Install(std::move(stored), true);
   telemetry::Log(telemetry::LogLevel::kInfo, "run_started",
                  {{"model", request.model},
                   {"run", ToHex(publisher->buffer().run())},
                   {"tensors", layout->tensors().size()},
                   {"model_bytes", layout->data_bytes()}});
+  if (const Status derived = OpenDerived(*publisher); !derived.ok()) {
+    EndRun(request.model);
+    return derived;
+  }
   return Connect(request);
 }
 
@@ -175,6 +202,10 @@ Result<ModelRegistry::DroppedRun> ModelRegistry::Drop(const std::string& model) 
     if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
     const auto at = entries_.find(model);
     if (at == entries_.end()) return Status(ErrorCode::kNotFound, Cat("model ", CleanText(model), " is not open here"));
+    if (at->second.source != nullptr) {
+      return Status(ErrorCode::kState,
+                    Cat("model ", model, " is derived from ", at->second.source->model(), "; drop that, and both go"));
+    }
     if (const size_t ranks = at->second.connected.size(); ranks != 0) {
       return Status(ErrorCode::kState,
                     Cat("model ", model, ": ", ranks, " ranks of its trainer are connected; end the trainer first"));
@@ -190,13 +221,18 @@ Result<ModelRegistry::DroppedRun> ModelRegistry::Drop(const std::string& model) 
 
 void ModelRegistry::EndRun(const std::string& model) {
   std::shared_ptr<ModelPublisher> old;
+  std::vector<std::string> derived;
   {
     MutexLock lock(mutex_);
     const auto at = entries_.find(model);
     if (at == entries_.end()) return;
     old = std::move(at->second.publisher);
     entries_.erase(at);
+    for (const auto& [name, entry] : entries_) {
+      if (entry.source == old->served()) derived.push_back(name);
+    }
   }
+  for (const std::string& name : derived) EndRun(name);
   old->Stop();
   catalog_->Withdraw(model);
   home_->Remove(old->buffer());
@@ -213,17 +249,70 @@ void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint
   left_.notify_all();
 }
 
-void ModelRegistry::Leave(const ModelPublisher& publisher) {
+Status ModelRegistry::CheckNames(const std::string& source, const RunId& run,
+                                 const std::vector<std::shared_ptr<const derive::Derivation>>& derivations) const {
   MutexLock lock(mutex_);
-  const auto at = entries_.find(publisher.buffer().model());
-  if (at != entries_.end() && at->second.publisher.get() == &publisher) at->second.connected.clear();
+  for (const auto& derivation : derivations) {
+    const std::string& name = derivation->model();
+    if (name == source) return {ErrorCode::kBadData, Cat("derived model ", name, " has the name of its source")};
+    const auto at = entries_.find(name);
+    if (at == entries_.end() || (at->second.source != nullptr && at->second.source->model() == source)) continue;
+    if (!run.IsZero() && at->second.publisher->buffer().run() == derivation->RunOf(run)) continue;  // recovered
+    return {ErrorCode::kState,
+            Cat("derived model ", name, ": a model of that name is open",
+                at->second.source == nullptr ? "" : Cat(", derived from ", at->second.source->model()),
+                "; give another name, or drop that one")};
+  }
+  return OkStatus();
+}
+
+Status ModelRegistry::OpenDerived(const ModelPublisher& source) {
+  LS_ASSIGN_OR_RETURN(auto derivations, derive::Derivation::All(*source.buffer().layout()));
+  LS_RETURN_IF_ERROR(CheckNames(source.buffer().model(), source.buffer().run(), derivations));
+  for (auto& derivation : derivations) {
+    const std::string name = derivation->model();
+    const Status opened = OpenDerived(source, std::move(derivation));
+    if (!opened.ok()) return opened.WithContext(Cat("derived model ", name));
+  }
+  return OkStatus();
+}
+
+Status ModelRegistry::OpenDerived(const ModelPublisher& source, std::shared_ptr<const derive::Derivation> derivation) {
+  const std::string& name = derivation->model();
+  const RunId run = derivation->RunOf(source.buffer().run());
+  std::shared_ptr<ModelPublisher> publisher;
+  {
+    MutexLock lock(mutex_);
+    const auto at = entries_.find(name);
+    if (at != entries_.end() && at->second.publisher->buffer().run() == run) publisher = at->second.publisher;
+  }
+  if (publisher == nullptr) {
+    LS_RETURN_IF_ERROR(home_->CheckRoom(name, *derivation->layout(), nullptr));
+    EndRun(name);
+    LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored, home_->Make(name, run, *derivation->layout(), 1));
+    publisher = Install(std::move(stored), false);
+  }
+  LS_RETURN_IF_ERROR(publisher->RankHere(0, ShareOf(*derivation)));
+  publisher->served()->SetSource(source.served());
+  telemetry::Log(telemetry::LogLevel::kInfo, "derived_model_opened",
+                 {{"model", name},
+                  {"source", source.buffer().model()},
+                  {"run", ToHex(run)},
+                  {"format", derivation->format()},
+                  {"weights_quantised", derivation->quantised()},
+                  {"model_bytes", derivation->layout()->data_bytes()}});
+  MutexLock lock(mutex_);
+  Entry& entry = entries_[name];
+  entry.source = source.served();
+  entry.derivation = std::move(derivation);
+  return OkStatus();
 }
 
 std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {
   MutexLock lock(mutex_);
   std::vector<ModelSnapshot> models;
   for (const auto& [model, entry] : entries_) {
-    models.push_back({entry.publisher, static_cast<uint32_t>(entry.connected.size())});
+    models.push_back({entry.publisher, static_cast<uint32_t>(entry.connected.size()), entry.source, entry.derivation});
   }
   return models;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/base/mutex.h"
+#include "common/derive/derivation.h"
 #include "trainer_agent/run/model_publisher.h"
 #include "trainer_agent/run/segments.h"
 
@@ -30,7 +31,6 @@ struct OpenRequest {
   uint32_t rank = 0;
   uint32_t ranks = 1;
   RunId run;                      // zero: none
-  bool makes_run = false;         // `run` is a derived model's: it is started when it is not known
   wire::Share share;              // what the rank writes
   std::vector<os::UniqueFd> fds;  // returned by the rank: none or three
   std::function<bool()> gone;     // whether the rank's connection has ended; asked by any thread until Close()
@@ -39,6 +39,9 @@ struct OpenRequest {
 struct ModelSnapshot {
   std::shared_ptr<ModelPublisher> publisher;
   uint32_t ranks_connected = 0;
+  // Of a derived model (common/derive/FORMAT.md), whose only rank is this process; else null.
+  std::shared_ptr<ServedRun> source;
+  std::shared_ptr<const derive::Derivation> derivation;
 };
 
 // Thread-safe.
@@ -46,26 +49,26 @@ class ModelRegistry {
  public:
   ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffOptions diff, VersionCatalog* catalog);
 
-  // Opens the runs that an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
+  // Opens the runs that an earlier agent left, and what derives from them. Call once, before ranks are let in. Errors
+  // are SegmentHome::FindAll's.
   Status Recover();
 
   // First waits, 5 s at most, until Close() was called for each rank that has gone, so that a rank's successor may come
   // at once. kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound:
-  // neither the agent nor the rank has the run's buffers. kResourceExhausted: no memory for the slots.
+  // neither the agent nor the rank has the run's buffers. kResourceExhausted: no memory for the slots. Models that
+  // derive from it are opened with it, or it is not opened; kBadData: one of them cannot be made.
   Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
   // The connection of a rank that Open() let in has ended; `process` made it.
   void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
              std::shared_ptr<const os::PeerProcess> process);
 
-  // Lets out the only rank of a derived model, which is in this process and writes nothing now.
-  void Leave(const ModelPublisher& publisher);
-
   struct DroppedRun {
     RunId run;
     uint64_t bytes = 0;  // of both slots and of deltas
   };
-  // Ends the model's run and frees its memory; waits for ranks as Open does. A trainer that is away and still has the
-  // buffers may resume the run with them. kNotFound: the model is not open. kState: ranks are connected.
+  // Ends the model's run, and those of what derives from it, and frees their memory; waits for ranks as Open does. A
+  // trainer that is away and still has the buffers may resume the run with them. kNotFound: the model is not open.
+  // kState: ranks are connected, or it is derived.
   Result<DroppedRun> Drop(const std::string& model);
 
   std::vector<ModelSnapshot> Snapshot() const;
@@ -74,6 +77,8 @@ class ModelRegistry {
  private:
   struct Entry {
     std::shared_ptr<ModelPublisher> publisher;
+    std::shared_ptr<ServedRun> source;  // as in ModelSnapshot
+    std::shared_ptr<const derive::Derivation> derivation;
     bool joinable = false;                                // started by ranks that named no run, of which more may come
     std::map<uint32_t, std::function<bool()>> connected;  // by rank: whether it has gone
     std::set<uint32_t> seen;                              // ranks that have been connected to this run
@@ -86,6 +91,12 @@ class ModelRegistry {
   Result<std::shared_ptr<ModelPublisher>> Start(OpenRequest& request);
   std::shared_ptr<ModelPublisher> Install(SegmentHome::StoredRun stored, bool joinable);
   Result<std::shared_ptr<ModelPublisher>> Connect(OpenRequest& request);
+  // kState: the name of a model that would derive from run `run` (zero: a new one) of `source` is taken.
+  Status CheckNames(const std::string& source, const RunId& run,
+                    const std::vector<std::shared_ptr<const derive::Derivation>>& derivations) const;
+  // Opens what derives from `source`: runs that the agent has, and new ones.
+  Status OpenDerived(const ModelPublisher& source);
+  Status OpenDerived(const ModelPublisher& source, std::shared_ptr<const derive::Derivation> derivation);
   void EndRun(const std::string& model);
 
   const SegmentHome* const home_;

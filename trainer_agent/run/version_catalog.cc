@@ -1,5 +1,6 @@
 #include "trainer_agent/run/version_catalog.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/text.h"
@@ -52,11 +53,21 @@ std::string ServedRun::LabelOf(Version version) const {
 }
 
 Version ServedRun::NewestLabelled(const std::string& label) const {
-  MutexLock lock(mutex_);
-  for (auto at = labels_.rbegin(); at != labels_.rend(); ++at) {
-    if (at->second == label) return at->first;
+  Version newest = 0;
+  std::shared_ptr<ServedRun> source;
+  {
+    MutexLock lock(mutex_);
+    const auto at =
+        std::find_if(labels_.rbegin(), labels_.rend(), [&](const auto& has) { return has.second == label; });
+    if (at != labels_.rend()) newest = at->first;
+    source = source_.lock();
   }
-  return 0;
+  return source == nullptr ? newest : std::max(newest, source->NewestLabelled(label));
+}
+
+void ServedRun::SetSource(const std::shared_ptr<ServedRun>& source) {
+  MutexLock lock(mutex_);
+  source_ = source;
 }
 
 Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use) {

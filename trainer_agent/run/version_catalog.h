@@ -51,7 +51,8 @@ class ServedRun {
   static constexpr size_t kRememberedLabels = 4096;
   // The label of `version`; empty: none that is known.
   std::string LabelOf(Version version) const;
-  // The newest version that has `label`; 0: none that is known.
+  // The newest version that has `label`; 0: none that is known. Of a derived model that is its source's: it may have
+  // skipped the version itself.
   Version NewestLabelled(const std::string& label) const;
 
   // Calls `use` with `count` blocks from `first` on, and with the manifest of their version. That is `wanted`, or the
@@ -68,6 +69,8 @@ class ServedRun {
   };
   Result<Slot> OpenSlot(Version wanted) const;
 
+  // Makes this the run of a model that derives from `source`.
+  void SetSource(const std::shared_ptr<ServedRun>& source);
   // Whether ranks write a version now.
   bool IsWritten() const;
 
@@ -89,6 +92,7 @@ class ServedRun {
   std::optional<ServedVersion> newest_ LS_GUARDED_BY(mutex_);
   Status withdrawn_ LS_GUARDED_BY(mutex_);  // why there is no newest_ any more
   std::shared_ptr<const model::Manifest> previous_ LS_GUARDED_BY(mutex_);
+  std::weak_ptr<ServedRun> source_ LS_GUARDED_BY(mutex_);
   std::deque<std::pair<Version, std::string>> labels_ LS_GUARDED_BY(mutex_);  // versions rise
 };
 
