@@ -70,6 +70,10 @@ class Derivation::Builder {
   Status Select(const Selection& selection) {
     for (const TensorMeta& tensor : source_.tensors()) {
       taken_.push_back(selection.Takes(tensor));
+      if (taken_.back() && !IsFloat(tensor.dtype)) {
+        return {ErrorCode::kBadData, Cat("tensor ", tensor.name, " is ", model::FindDType(tensor.dtype)->name,
+                                         "; weights to quantise are BF16, F16 or F32; leave its module out")};
+      }
       if (taken_.back() && tensor.shape[1] % format_->encoding->multiple_of != 0) {
         return {ErrorCode::kBadData,
                 Cat("tensor ", tensor.name, " has ", tensor.shape[1], " columns; ", format_->name,

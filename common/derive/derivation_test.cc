@@ -237,6 +237,10 @@ TEST_CASE("A request that cannot be met is refused by the name of the model") {
       FailsWith(ErrorCode::kBadData, "of model.layers.0.self_attn.q_proj.weight and ", "leave out both, or none"));
   CHECK_THAT(error_of(with(kFp8), {{"model.layers.0.mlp.experts.gate_up_proj", DType::kBF16, {4, 2, 32}}}),
              FailsWith(ErrorCode::kBadData, "has the experts of a layer in one"));
+  CHECK_THAT(error_of(with(kFp8), {{"model.layers.0.mlp.up_proj.weight", DType::kF8E4M3, {2, 32}}}),
+             FailsWith(ErrorCode::kBadData, "tensor model.layers.0.mlp.up_proj.weight is F8_E4M3"));
+  CHECK_THAT(error_of(with(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": []})")),
+             FailsWith(ErrorCode::kBadData, "is of none of the formats"));
   // Activations with static scales need a calibration.
   CHECK_THAT(error_of(with(R"({"quant_method": "fp8", "activation_scheme": "static"})")),
              FailsWith(ErrorCode::kBadData, "is of none of the formats"));

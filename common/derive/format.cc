@@ -84,10 +84,16 @@ bool Has(const Json& object, std::string_view key, const Json& value) {
   return at != object.end() && *at == value;
 }
 
+bool IsGiven(const Json& object, std::string_view key) {
+  const auto at = object.find(key);
+  return at != object.end() && !at->is_null();
+}
+
 // quant_method fp8, whose activations are quantised when they are there: nothing is calibrated.
 bool IsFp8(const Json& config, bool blocks) {
   if (!Has(config, "quant_method", "fp8") || !Has(config, "activation_scheme", "dynamic")) return false;
-  return blocks ? Has(config, "weight_block_size", Json::array({128, 128})) : !config.contains("weight_block_size");
+  if (IsGiven(config, "ignored_layers")) return false;  // engines would take this list for modules_to_not_convert
+  return blocks ? Has(config, "weight_block_size", Json::array({128, 128})) : !IsGiven(config, "weight_block_size");
 }
 
 // compressed-tensors, with one group of linear layers, whose weights have all of `wanted`.
@@ -118,7 +124,7 @@ bool IsCompressedFp8(const Json& config, Json wanted) {
 const std::array kFormats = {
     Format{.name = "fp8-block",
            .encoding = &kFp8Blocks<BlockScale::kExact>,
-           .is = [](const Json& config) { return IsFp8(config, true) && !config.contains("scale_fmt"); },
+           .is = [](const Json& config) { return IsFp8(config, true) && !IsGiven(config, "scale_fmt"); },
            .left_out = "modules_to_not_convert",
            .values = "weight",
            .scales = "weight_scale_inv",

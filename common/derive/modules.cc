@@ -61,6 +61,10 @@ std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor) {
   return name.substr(0, name.size() - kWeight.size());
 }
 
+bool IsFloat(DType dtype) {
+  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+}
+
 bool HoldsExperts(const model::TensorMeta& tensor) {
   return tensor.shape.size() > 2 && LayerOf(tensor.name) && tensor.name.find(".experts.") != std::string::npos;
 }
@@ -106,7 +110,6 @@ Result<Selection> Selection::Create(const Json& config, const Json* left_out) {
 bool Selection::Takes(const model::TensorMeta& tensor) const {
   const auto module = ModuleOf(tensor);
   if (!module || tensor.shape.size() != 2 || tensor.shape[0] == 0 || tensor.shape[1] == 0) return false;
-  if (tensor.dtype != DType::kBF16 && tensor.dtype != DType::kF16 && tensor.dtype != DType::kF32) return false;
   const auto layer = LayerOf(*module);
   if (!layer || *layer >= layers_ || Contains(kNeverTaken, LastOf(*module))) return false;
   // A module is left out with all that is in it.

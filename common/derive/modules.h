@@ -15,6 +15,9 @@ namespace lockstep::derive {
 // The module that has this tensor as its weight; no value for other tensors.
 std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor);
 
+// Whether a weight of this dtype can be quantised.
+bool IsFloat(model::DType dtype);
+
 // Whether the tensor has the weights of all experts of a layer.
 bool HoldsExperts(const model::TensorMeta& tensor);
 
@@ -28,6 +31,7 @@ class Selection {
   // than exact names.
   static Result<Selection> Create(const Json& config, const Json* left_out);
 
+  // Whether the tensor is such a weight, of whatever dtype.
   bool Takes(const model::TensorMeta& tensor) const;
 
  private:

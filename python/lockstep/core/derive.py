@@ -9,6 +9,9 @@ from lockstep.core.hf_config import config_json
 
 REQUESTS = "lockstep_derive.json"  # the attachment that the agent reads: common/derive/FORMAT.md
 
+# What a configuration has of the process that read it. Two runs of a training are to ask for the same.
+_OF_A_PROCESS = ("_name_or_path", "transformers_version", "use_cache", "_attn_implementation")
+
 
 @dataclasses.dataclass(frozen=True)
 class Quantised:
@@ -26,17 +29,24 @@ class Quantised:
     _left_out = ""  # key of the list of modules left out
     _quantization = ""  # quantization_config, as JSON; empty: that of ``config``
 
-    def config_of(self, model: str, known: Any) -> "dict[str, Any]":
+    def _config_of(self, model: str, known: Any) -> "dict[str, Any]":
         """The config.json of the derived model. ``known``: of the model that is published, or None."""
         given = known if self.config is None else self.config
         if given is None:
-            raise BadDataError(f"derive: {model}: give config=, the model's config.json")
+            kind = type(self).__name__
+            raise BadDataError(
+                f'derive: {model}: give the model\'s config, as lockstep.{kind}("DIRECTORY/config.json")'
+            )
         config: "dict[str, Any]" = json.loads(config_json(given, f"derive: {model}: config"))
+        for key in _OF_A_PROCESS:
+            config.pop(key, None)
         quantization = json.loads(self._quantization) if self._quantization else config.get("quantization_config")
         if not isinstance(quantization, dict):
             raise BadDataError(
                 f"derive: {model}: config has no quantization_config, which a quantised checkpoint's has"
             )
+        if isinstance(self.leave_out, str):
+            raise BadDataError(f"derive: {model}: leave_out is a list of names, not {self.leave_out!r}")
         if self.leave_out:
             key = self._left_out or _key_of(quantization)
             quantization[key] = [*(quantization.get(key) or ()), *self.leave_out]
@@ -111,10 +121,14 @@ def with_requests(
 ) -> "dict[str, str]":
     """The attachments of a model that is published, with the request for what derives from it. ``known``: its config."""
     files = dict(attachments or {})
+    if derive is not None and not isinstance(derive, Mapping):
+        raise BadDataError(f"derive: give a mapping of names to Quantised, not {derive!r}")
     if derive:
+        if REQUESTS in files:
+            raise BadDataError(f"derive: the attachment {REQUESTS} is given, too; give one of them")
         for model, quantised in derive.items():
             if not isinstance(quantised, Quantised):
                 raise BadDataError(f"derive: {model}: give a Quantised, such as lockstep.Fp8Block(); not {quantised!r}")
-        asked = {model: quantised.config_of(model, known) for model, quantised in derive.items()}
+        asked = {model: quantised._config_of(model, known) for model, quantised in derive.items()}
         files[REQUESTS] = json.dumps(asked, sort_keys=True)
     return files

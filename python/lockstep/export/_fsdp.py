@@ -59,8 +59,24 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> Part:
         never_changing,
         converts=dtype is not None,
         check=check,
-        config=getattr(model, "config", None),
+        config=_config(model, dtype),
     )
+
+
+def _config(model: Any, dtype: Any) -> "dict[str, Any] | None":
+    """The config.json that ``save_pretrained`` would write beside what is published."""
+    while hasattr(model, "module") and not hasattr(model, "config"):  # DDP
+        model = model.module
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        return None
+    config: "dict[str, Any]" = model.config.to_dict()
+    if not config.get("architectures"):
+        config["architectures"] = [type(model).__name__.removeprefix("FSDP")]
+    published = dtype or getattr(model, "dtype", None)
+    if published is not None:
+        config["dtype"] = str(published).rpartition(".")[2]
+        config.pop("torch_dtype", None)
+    return config
 
 
 def refuse_sharded(model: Any) -> None:
