@@ -90,23 +90,19 @@ HWY_INLINE hn::Vec<D> LoadSome(D d, const Unit* from, size_t count) {
   return hn::Load(d, units);
 }
 
-// Takes the largest |x| of `count` elements, as the bits of an F32, in vectors of at most kGroup.
+// The largest |x| of `rows` rows of `count` elements, as the bits of an F32, in vectors of at most kGroup.
 template <class Source, size_t kGroup = 64, typename Unit = typename Source::Unit>
-struct Magnitude {
-  using Units = hn::CappedTag<Unit, kGroup>;
-  static constexpr Unit kMask = static_cast<Unit>(~Unit{0}) >> 1;
-  hn::Vec<Units> most;
-
-  HWY_INLINE Magnitude() : most(hn::Zero(Units())) {}
-  HWY_INLINE void Take(const Unit* from, size_t count) {
-    const Units units;
-    const auto mask = hn::Set(units, kMask);
+HWY_INLINE uint32_t MostBits(const Unit* from, size_t count, size_t rows = 1, size_t pitch = 0) {
+  const hn::CappedTag<Unit, kGroup> units;
+  const auto mask = hn::Set(units, static_cast<Unit>(static_cast<Unit>(~Unit{0}) >> 1));
+  auto most = hn::Zero(units);
+  for (size_t row = 0; row < rows; ++row, from += pitch) {
     for (size_t i = 0; i < count; i += hn::Lanes(units)) {
       most = hn::Max(most, hn::And(LoadSome(units, from + i, count - i), mask));
     }
   }
-  HWY_INLINE uint32_t Bits() const { return Source::Widen(hn::GetLane(hn::MaxOfLanes(Units(), most))); }
-};
+  return Source::Widen(hn::GetLane(hn::MaxOfLanes(units, most)));
+}
 
 // --- rounding ---
 
@@ -167,13 +163,13 @@ HWY_INLINE uint32_t CeilToPowerOfTwo(uint32_t bits) {
 // --- what is done with each element ---
 
 struct Times {
-  VF by;
-  HWY_INLINE VF operator()(VF x) const { return hn::Mul(x, by); }
+  float by;
+  HWY_INLINE VF operator()(VF x) const { return hn::Mul(x, hn::Set(Floats(), by)); }
 };
 
 struct Over {
-  VF by;
-  HWY_INLINE VF operator()(VF x) const { return hn::Div(x, by); }
+  float by;
+  HWY_INLINE VF operator()(VF x) const { return hn::Div(x, hn::Set(Floats(), by)); }
 };
 
 // Codes to bytes. (Highway 1.0's TruncateTo is wrong here with AVX3_DL: github.com/google/highway/pull/1276.)
@@ -209,14 +205,13 @@ void Blocks(const typename Source::Unit* from, size_t rows, size_t columns, Bloc
     const size_t last = std::min(row + kFp8BlockSide, rows);
     for (size_t column = 0; column < columns; column += kFp8BlockSide) {
       const size_t width = std::min(kFp8BlockSide, columns - column);
-      Magnitude<Source> most;
-      for (size_t r = row; r < last; ++r) most.Take(from + r * columns + column, width);
-      const uint32_t clamped = std::max(most.Bits(), std::bit_cast<uint32_t>(1e-4f));
+      const uint32_t most = MostBits<Source>(from + row * columns + column, width, last - row, columns);
+      const uint32_t clamped = std::max(most, std::bit_cast<uint32_t>(1e-4f));
       float scale = Canonical(std::bit_cast<float>(clamped) / kE4M3Max);
       if (kind == BlockScale::kPowerOfTwo)
         scale = std::bit_cast<float>(CeilToPowerOfTwo(std::bit_cast<uint32_t>(scale)));
       *scales++ = scale;
-      const Times scaled{hn::Set(Floats(), 1.0f / scale)};
+      const Times scaled{1.0f / scale};
       for (size_t r = row; r < last; ++r) {
         Store<Source, ToE4M3>(from + r * columns + column, width, scaled, values + r * columns + column);
       }
@@ -227,24 +222,20 @@ void Blocks(const typename Source::Unit* from, size_t rows, size_t columns, Bloc
 template <class Source>
 void Rows(const typename Source::Unit* from, size_t rows, size_t columns, uint8_t* values, float* scales) {
   for (size_t row = 0; row < rows; ++row, from += columns, values += columns) {
-    Magnitude<Source> most;
-    most.Take(from, columns);
-    scales[row] = Fp8Scale(std::bit_cast<float>(most.Bits()));
-    Store<Source, ToE4M3>(from, columns, Over{hn::Set(Floats(), scales[row])}, values);
+    scales[row] = Fp8Scale(std::bit_cast<float>(MostBits<Source>(from, columns)));
+    Store<Source, ToE4M3>(from, columns, Over{scales[row]}, values);
   }
 }
 
 template <class Source>
 void Whole(const typename Source::Unit* from, size_t count, float scale, uint8_t* values) {
-  Store<Source, ToE4M3>(from, count, Over{hn::Set(Floats(), scale)}, values);
+  Store<Source, ToE4M3>(from, count, Over{scale}, values);
 }
 
 template <class Source>
 void Mx(const typename Source::Unit* from, size_t groups, uint8_t* values, uint8_t* scales) {
   for (size_t group = 0; group < groups; ++group, from += kMxfp8Group, values += kMxfp8Group) {
-    Magnitude<Source, kMxfp8Group> most;
-    most.Take(from, kMxfp8Group);
-    const uint32_t bits = most.Bits();
+    const uint32_t bits = MostBits<Source, kMxfp8Group>(from, kMxfp8Group);
     if (bits > kInfBits) {
       scales[group] = 0xff;
       std::memset(values, kE4M3Nan, kMxfp8Group);
@@ -257,7 +248,7 @@ void Mx(const typename Source::Unit* from, size_t groups, uint8_t* values, uint8
     scales[group] = static_cast<uint8_t>(up);
     // Its reciprocal 2^(127 - scale) is exact, so that a product is a quotient. 2^-127 has no exponent of its own.
     const uint32_t reciprocal = up == 254 ? 0x40'0000 : (254 - up) << 23;
-    Store<Source, ToE4M3>(from, kMxfp8Group, Times{hn::Set(Floats(), std::bit_cast<float>(reciprocal))}, values);
+    Store<Source, ToE4M3>(from, kMxfp8Group, Times{std::bit_cast<float>(reciprocal)}, values);
   }
 }
 
@@ -285,13 +276,12 @@ void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t*
   const Floats floats;
   const float unit = Reciprocal(global);
   for (size_t group = 0; group < groups; ++group, from += kNvfp4Group, values += kNvfp4Group / 2) {
-    Magnitude<Source, kNvfp4Group> most;
-    most.Take(from, kNvfp4Group);
-    const float wanted = global * (std::bit_cast<float>(most.Bits()) * (1.0f / kE2M1Max));
+    const uint32_t most = MostBits<Source, kNvfp4Group>(from, kNvfp4Group);
+    const float wanted = global * (std::bit_cast<float>(most) * (1.0f / kE2M1Max));
     const uint32_t scale = hn::GetLane(ToE4M3(hn::Set(floats, wanted > kE4M3Max ? kE4M3Max : wanted)));
     scales[group] = static_cast<uint8_t>(scale);
     const float step = FromE4M3(scale) * unit;
-    const Times scaled{hn::Set(floats, Reciprocal(step))};
+    const Times scaled{Reciprocal(step)};
     uint8_t codes[kNvfp4Group];
     Store<Source, ToE2M1>(from, kNvfp4Group, scaled, codes);
     for (size_t half = 0; half < 2; ++half) {
@@ -303,9 +293,7 @@ void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t*
 
 template <class Source>
 float Most(const typename Source::Unit* from, size_t count) {
-  Magnitude<Source> most;
-  most.Take(from, count);
-  return Canonical(std::bit_cast<float>(most.Bits()));
+  return Canonical(std::bit_cast<float>(MostBits<Source>(from, count)));
 }
 
 // body(Source(), elements) with the source's type.
@@ -390,7 +378,7 @@ void QuantiseMxfp8(const FloatRows& rows, uint8_t* values, uint8_t* scales) {
 
 float Nvfp4GlobalScale(float abs_max) {
   // As PyTorch divides a number by a tensor: by its reciprocal.
-  const float scale = 448 * 6 * (1 / std::max(abs_max, std::numeric_limits<float>::min()));
+  const float scale = 448 * 6 * (1 / abs_max);
   return std::isfinite(scale) ? scale : 1;
 }
 

@@ -19,6 +19,8 @@ using model::TensorMeta;
 // To be raised when a source would get other derived bytes than before.
 constexpr uint32_t kRevision = 1;
 constexpr std::string_view kConfig = "config.json";
+constexpr size_t kMaxRequestBytes = 256 << 10;
+constexpr int kMaxDepth = 32;
 constexpr std::string_view kHead = "lm_head";
 constexpr std::string_view kQuantizationConfig = "quantization_config";
 // Of a part's source. Less would read more blocks of the source twice, more would leave fewer parts than threads.
@@ -79,7 +81,7 @@ class Derivation::Builder {
                 Cat("tensor ", tensor.name, " has ", tensor.shape[1], " columns; ", format_->name,
                     " needs a multiple of ", format_->encoding->multiple_of, "; leave its module out")};
       }
-      if (HoldsExperts(tensor)) {
+      if (selection.HoldsExperts(tensor)) {
         return {ErrorCode::kBadData,
                 Cat("tensor ", tensor.name, " has the experts of a layer in one; publish each as tensors of its own")};
       }
@@ -226,7 +228,15 @@ Result<std::vector<std::shared_ptr<const Derivation>>> Derivation::All(const mod
   std::vector<std::shared_ptr<const Derivation>> all;
   const auto at = source.attachments().find(std::string(kRequests));
   if (at == source.attachments().end()) return all;
-  const Json requests = Json::parse(at->second, nullptr, /*allow_exceptions=*/false);
+  if (at->second.size() > kMaxRequestBytes) {
+    return Status(ErrorCode::kBadData, Cat("attachment \"", kRequests, "\" has ", at->second.size(),
+                                           " bytes; the limit is ", kMaxRequestBytes));
+  }
+  bool deep = false;
+  // Copies of JSON recurse.
+  const auto note_depth = [&](int depth, Json::parse_event_t, Json&) { return !(deep = deep || depth > kMaxDepth); };
+  const Json requests = Json::parse(at->second, note_depth, /*allow_exceptions=*/false);
+  if (deep) return Status(ErrorCode::kBadData, Cat("attachment \"", kRequests, "\": it is nested too deeply"));
   if (!requests.is_object() || requests.empty() || requests.size() > kMaxRequests) {
     return Status(ErrorCode::kBadData, Cat("attachment \"", kRequests, "\": give an object of 1 to ", kMaxRequests,
                                            " names of models, each with its config.json"));

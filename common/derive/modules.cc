@@ -65,10 +65,6 @@ bool IsFloat(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-bool HoldsExperts(const model::TensorMeta& tensor) {
-  return tensor.shape.size() > 2 && LayerOf(tensor.name) && tensor.name.find(".experts.") != std::string::npos;
-}
-
 std::string FusedModule(std::string_view module) {
   static constexpr struct {
     std::string_view part, whole;
@@ -107,16 +103,24 @@ Result<Selection> Selection::Create(const Json& config, const Json* left_out) {
   return selection;
 }
 
-bool Selection::Takes(const model::TensorMeta& tensor) const {
-  const auto module = ModuleOf(tensor);
-  if (!module || tensor.shape.size() != 2 || tensor.shape[0] == 0 || tensor.shape[1] == 0) return false;
-  const auto layer = LayerOf(*module);
-  if (!layer || *layer >= layers_ || Contains(kNeverTaken, LastOf(*module))) return false;
+bool Selection::Reaches(std::string_view module) const {
+  const auto layer = LayerOf(module);
+  if (!layer || *layer >= layers_) return false;
   // A module is left out with all that is in it.
-  for (size_t end = module->size(); end != std::string_view::npos; end = module->rfind('.', end - 1)) {
-    if (std::binary_search(left_out_.begin(), left_out_.end(), module->substr(0, end), std::less<>())) return false;
+  for (size_t end = module.size(); end != std::string_view::npos; end = module.rfind('.', end - 1)) {
+    if (std::binary_search(left_out_.begin(), left_out_.end(), module.substr(0, end), std::less<>())) return false;
   }
   return true;
+}
+
+bool Selection::Takes(const model::TensorMeta& tensor) const {
+  const auto module = ModuleOf(tensor);
+  return module && tensor.shape.size() == 2 && tensor.shape[0] > 0 && tensor.shape[1] > 0 && Reaches(*module) &&
+         !Contains(kNeverTaken, LastOf(*module));
+}
+
+bool Selection::HoldsExperts(const model::TensorMeta& tensor) const {
+  return tensor.shape.size() > 2 && tensor.name.find(".experts.") != std::string::npos && Reaches(tensor.name);
 }
 
 }  // namespace lockstep::derive

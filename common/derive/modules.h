@@ -18,9 +18,6 @@ std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor);
 // Whether a weight of this dtype can be quantised.
 bool IsFloat(model::DType dtype);
 
-// Whether the tensor has the weights of all experts of a layer.
-bool HoldsExperts(const model::TensorMeta& tensor);
-
 // The weights that the engine runs as one module with this one, as the names of those modules in order, this one among
 // them: q, k and v, or gate and up. They may have to share a scale.
 std::string FusedModule(std::string_view module);
@@ -33,8 +30,13 @@ class Selection {
 
   // Whether the tensor is such a weight, of whatever dtype.
   bool Takes(const model::TensorMeta& tensor) const;
+  // Whether the tensor has the weights of all experts of such a layer.
+  bool HoldsExperts(const model::TensorMeta& tensor) const;
 
  private:
+  // Whether the module, or tensor, is in a layer of the decoder and not left out.
+  bool Reaches(std::string_view module) const;
+
   uint64_t layers_ = ~uint64_t{0};     // of the decoder; those beyond are of multi-token prediction
   std::vector<std::string> left_out_;  // sorted
 };

@@ -1,7 +1,11 @@
 #include "trainer_agent/derive/deriver.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
@@ -15,6 +19,8 @@ using telemetry::LogLevel;
 
 // Behind the threads that compare versions: a trainer may wait for those.
 constexpr int kNice = 19;
+// Between looks, where the process has no descriptor for an event.
+constexpr std::chrono::milliseconds kWithoutEvents{1000};
 // Of all threads together, for each version: a trainer that writes for long, as over a network, leaves cores idle.
 constexpr int kPatienceMs = 2000;
 
@@ -78,13 +84,13 @@ Deriver::~Deriver() {
 }
 
 void Deriver::Run() {
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);  // it takes parts, as the pool does
   while (!stopping_) {
     news_->Reset();
-    // Before it looks, so that nothing comes between. No model has this name: every event wakes.
+    // WakeOnUpdate() is first, so that nothing comes between. No model has this name: every event wakes.
     (void)catalog_->WakeOnUpdate("", {}, news_, Sets(news_));
     FindDerived();
-    DeriveAll();
-    if (!stopping_) (void)news_->Wait(os::kForever);
+    if (!DeriveOne() && !stopping_) (void)news_->Wait(news_->fd() < 0 ? kWithoutEvents : os::kForever);
   }
 }
 
@@ -106,22 +112,21 @@ void Deriver::FindDerived() {
   }
 }
 
-void Deriver::DeriveAll() {
-  while (!stopping_) {
-    Derived* oldest = nullptr;
-    for (Derived& derived : derived_) {
-      const auto newest = derived.source->Newest();
-      if (!newest || newest->manifest->held.version <= derived.tried) continue;
-      if (oldest == nullptr || derived.publisher->newest_version() < oldest->publisher->newest_version()) {
-        oldest = &derived;
-      }
+bool Deriver::DeriveOne() {
+  Derived* oldest = nullptr;
+  for (Derived& derived : derived_) {
+    const auto newest = derived.source->Newest();
+    if (!newest || newest->manifest->held.version <= derived.tried) continue;
+    if (oldest == nullptr || derived.publisher->newest_version() < oldest->publisher->newest_version()) {
+      oldest = &derived;
     }
-    if (oldest == nullptr) return;
-    const auto newest = oldest->source->Newest();
-    if (!newest) continue;
+  }
+  if (oldest == nullptr) return false;
+  if (const auto newest = oldest->source->Newest()) {
     oldest->tried = newest->manifest->held.version;
     Derive(*oldest, *newest);
   }
+  return true;
 }
 
 void Deriver::Derive(Derived& derived, const run::ServedVersion& version) {
@@ -137,6 +142,9 @@ void Deriver::Derive(Derived& derived, const run::ServedVersion& version) {
     return telemetry::Log(LogLevel::kInfo, "derive_overtaken",
                           {{"model", model}, {"source", source}, {"version", number}});
   }
+  // The version that it was compared with was withdrawn: it goes out in full then.
+  if (status.code() == ErrorCode::kAborted && std::exchange(derived.failed, number) != number)
+    derived.tried = number - 1;
   telemetry::LogError("derive_failed", status, {{"model", model}, {"source", source}, {"version", number}});
   if (status.code() == ErrorCode::kCorrupt) scrubber_->Suspect(source, "");
 }
@@ -149,14 +157,15 @@ void Deriver::NoteOrigin(const Derived& derived, const model::Manifest& manifest
 Deriver::Work Deriver::WorkOf(const Derived& derived, const model::Manifest& manifest, size_t slot) {
   const run::ServedRun& source = *derived.source;
   const Derivation& derivation = *derived.derivation;
-  const model::ModelLayout& layout = *derivation.layout();
+  const model::ModelLayout& layout = *derived.publisher->buffer().layout();
   // The version before, which the new one is compared with, as long as it is served: its hashes stand for the bytes of
   // blocks that are not read.
   const auto served = derived.publisher->served()->Newest();
   const model::Manifest* before = derived.made_of[1 - slot].get();
   if (!served || before == nullptr || before->held.version != served->manifest->held.version) before = nullptr;
   const model::Manifest* const here = derived.made_of[slot].get();
-  Work work{.make = {}, .unchanged = std::vector<bool>(derivation.part_count())};
+  Work work;
+  work.unchanged.resize(derivation.part_count());
   std::vector<bool> is_read(layout.block_count());  // blocks that are compared
   std::vector<bool> is_here(derivation.part_count());
   for (size_t part = 0; part < derivation.part_count(); ++part) {
@@ -175,10 +184,12 @@ Deriver::Work Deriver::WorkOf(const Derived& derived, const model::Manifest& man
     if (range.bytes == 0) return false;
     return is_read[range.offset / layout.block_bytes()] || is_read[(range.end() - 1) / layout.block_bytes()];
   };
-  for (size_t part = 0; part < derivation.part_count(); ++part) {
+  for (uint32_t part = 0; part < derivation.part_count(); ++part) {
     const std::vector<ByteRange> targets = derivation.TargetsOf(part);
-    if (!is_here[part] || std::any_of(targets.begin(), targets.end(), touches_read)) {
-      work.make.push_back(static_cast<uint32_t>(part));
+    if (!work.unchanged[part] || std::any_of(targets.begin(), targets.end(), touches_read)) {
+      work.make.push_back(part);
+    } else {
+      (is_here[part] ? work.keep : work.copy).push_back(part);
     }
   }
   return work;
@@ -201,20 +212,19 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
   const size_t slot = *turn.slot;
   const Work work = WorkOf(derived, manifest, slot);
   derived.made_of[slot] = nullptr;
-  std::vector<uint32_t> kept;
-  for (uint32_t part = 0, next = 0; part < derived.derivation->part_count(); ++part) {
-    const bool made = next < work.make.size() && work.make[next] == part;
-    if (made)
-      ++next;
-    else
-      kept.push_back(part);
+  publisher.BatchesDone(0, number, work.keep, run::Content::kUnchanged);
+  std::byte* const data = publisher.buffer().data(slot);
+  for (const uint32_t part : work.copy) {
+    const std::byte* const before = publisher.buffer().data(1 - slot);
+    for (const ByteRange& range : derived.derivation->TargetsOf(part)) {
+      std::memcpy(data + range.offset, before + range.offset, range.bytes);
+    }
+    publisher.BatchesDone(0, number, {&part, 1}, run::Content::kUnchanged);
   }
-  publisher.BatchesDone(0, number, kept, run::Content::kUnchanged);
   const Derivation::Read read = [&](const ByteRange& range, std::byte* to) {
     if (stopping_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     return ReadProved(source, memory, range, to);
   };
-  std::byte* const data = publisher.buffer().data(slot);
   std::atomic<int> patience_ms = kPatienceMs;
   Status status = pool_->ParallelTry(work.make.size(), [&](size_t i) {
     const uint32_t part = work.make[i];
@@ -241,7 +251,7 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
                   {"format", derived.derivation->format()},
                   {"source_digest", ToHex(manifest.digest)},
                   {"parts_made", work.make.size()},
-                  {"parts_kept", kept.size()},
+                  {"parts_kept", work.keep.size() + work.copy.size()},
                   {"derive_s", std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count()}});
   return OkStatus();
 }

@@ -45,26 +45,29 @@ class Deriver {
     std::shared_ptr<const Derivation> derivation;
     std::shared_ptr<run::ServedRun> source;
     std::shared_ptr<run::ModelPublisher> publisher;
-    Version tried = 0;  // the newest version of the source that was begun
+    Version tried = 0;   // the newest version of the source that was begun
+    Version failed = 0;  // the newest of these that was aborted, and may be tried once more
     // Of the version of the source that each slot's bytes were made from; null: not known.
     std::array<std::shared_ptr<const model::Manifest>, 2> made_of;
   };
-  // What is to be done for a version. Of parts that are in neither list the slot has the bytes already.
+  // What is to be done with each part for a version.
   struct Work {
     std::vector<uint32_t> make;
+    std::vector<uint32_t> copy;   // from the version before
+    std::vector<uint32_t> keep;   // the slot has the bytes already
     std::vector<bool> unchanged;  // by part: equal to the version before
   };
 
   void Run();
   // Takes up derived models that were opened, and drops those that ended.
   void FindDerived();
-  // Brings all to the newest versions of their sources, as long as no newer one comes; first those that were left
-  // longest.
-  void DeriveAll();
+  // Brings one to the newest version of its source: the one that was left longest. False: none has a newer one.
+  bool DeriveOne();
   void Derive(Derived& derived, const run::ServedVersion& version);
   Status MakeVersion(Derived& derived, const run::ServedVersion& version);
   void NoteOrigin(const Derived& derived, const model::Manifest& manifest);
   static Work WorkOf(const Derived& derived, const model::Manifest& manifest, size_t slot);
+
   const run::ModelRegistry* const registry_;
   run::VersionCatalog* const catalog_;
   run::Scrubber* const scrubber_;

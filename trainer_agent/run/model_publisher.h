@@ -47,7 +47,7 @@ struct PublisherStatus {
   int64_t last_error_unix_ns = 0;  // when it was
 };
 
-// Thread-safe. Calls of one rank do not overlap.
+// Thread-safe. Calls of one rank do not overlap, but for BatchesDone().
 class ModelPublisher {
  public:
   // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.

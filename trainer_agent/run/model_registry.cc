@@ -170,12 +170,12 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& reques
     MutexLock lock(mutex_);
     if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
   }
-  // What derives from it is checked before the old run ends, and opened with the new one.
-  LS_ASSIGN_OR_RETURN(const auto derivations, derive::Derivation::All(*layout));
-  LS_RETURN_IF_ERROR(CheckNames(request.model, {}, derivations));
   // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
   // room.
   LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
+  // What derives from it is checked before the old run ends, and opened with the new one.
+  LS_ASSIGN_OR_RETURN(const auto derivations, derive::Derivation::All(*layout));
+  LS_RETURN_IF_ERROR(CheckNames(request.model, {}, derivations));
   old.reset();
   EndRun(request.model);
   LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
@@ -186,7 +186,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& reques
                   {"run", ToHex(publisher->buffer().run())},
                   {"tensors", layout->tensors().size()},
                   {"model_bytes", layout->data_bytes()}});
-  if (const Status derived = OpenDerived(*publisher); !derived.ok()) {
+  if (const Status derived = OpenDerived(*publisher, derivations); !derived.ok()) {
     EndRun(request.model);
     return derived;
   }
@@ -249,8 +249,7 @@ void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint
   left_.notify_all();
 }
 
-Status ModelRegistry::CheckNames(const std::string& source, const RunId& run,
-                                 const std::vector<std::shared_ptr<const derive::Derivation>>& derivations) const {
+Status ModelRegistry::CheckNames(const std::string& source, const RunId& run, const Derivations& derivations) const {
   MutexLock lock(mutex_);
   for (const auto& derivation : derivations) {
     const std::string& name = derivation->model();
@@ -267,17 +266,21 @@ Status ModelRegistry::CheckNames(const std::string& source, const RunId& run,
 }
 
 Status ModelRegistry::OpenDerived(const ModelPublisher& source) {
-  LS_ASSIGN_OR_RETURN(auto derivations, derive::Derivation::All(*source.buffer().layout()));
+  LS_ASSIGN_OR_RETURN(const Derivations derivations, derive::Derivation::All(*source.buffer().layout()));
   LS_RETURN_IF_ERROR(CheckNames(source.buffer().model(), source.buffer().run(), derivations));
-  for (auto& derivation : derivations) {
-    const std::string name = derivation->model();
-    const Status opened = OpenDerived(source, std::move(derivation));
-    if (!opened.ok()) return opened.WithContext(Cat("derived model ", name));
+  return OpenDerived(source, derivations);
+}
+
+Status ModelRegistry::OpenDerived(const ModelPublisher& source, const Derivations& derivations) {
+  for (const auto& derivation : derivations) {
+    const Status opened = OpenDerived(source, derivation);
+    if (!opened.ok()) return opened.WithContext(Cat("derived model ", derivation->model()));
   }
   return OkStatus();
 }
 
-Status ModelRegistry::OpenDerived(const ModelPublisher& source, std::shared_ptr<const derive::Derivation> derivation) {
+Status ModelRegistry::OpenDerived(const ModelPublisher& source,
+                                  const std::shared_ptr<const derive::Derivation>& derivation) {
   const std::string& name = derivation->model();
   const RunId run = derivation->RunOf(source.buffer().run());
   std::shared_ptr<ModelPublisher> publisher;
@@ -304,7 +307,7 @@ Status ModelRegistry::OpenDerived(const ModelPublisher& source, std::shared_ptr<
   MutexLock lock(mutex_);
   Entry& entry = entries_[name];
   entry.source = source.served();
-  entry.derivation = std::move(derivation);
+  entry.derivation = derivation;
   return OkStatus();
 }
 

@@ -91,12 +91,13 @@ class ModelRegistry {
   Result<std::shared_ptr<ModelPublisher>> Start(OpenRequest& request);
   std::shared_ptr<ModelPublisher> Install(SegmentHome::StoredRun stored, bool joinable);
   Result<std::shared_ptr<ModelPublisher>> Connect(OpenRequest& request);
+  using Derivations = std::vector<std::shared_ptr<const derive::Derivation>>;
   // kState: the name of a model that would derive from run `run` (zero: a new one) of `source` is taken.
-  Status CheckNames(const std::string& source, const RunId& run,
-                    const std::vector<std::shared_ptr<const derive::Derivation>>& derivations) const;
+  Status CheckNames(const std::string& source, const RunId& run, const Derivations& derivations) const;
   // Opens what derives from `source`: runs that the agent has, and new ones.
   Status OpenDerived(const ModelPublisher& source);
-  Status OpenDerived(const ModelPublisher& source, std::shared_ptr<const derive::Derivation> derivation);
+  Status OpenDerived(const ModelPublisher& source, const Derivations& derivations);
+  Status OpenDerived(const ModelPublisher& source, const std::shared_ptr<const derive::Derivation>& derivation);
   void EndRun(const std::string& model);
 
   const SegmentHome* const home_;
