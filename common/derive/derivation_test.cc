@@ -166,12 +166,15 @@ TEST_CASE("The parts of a derivation write each byte once, and what the kernels 
   }
   CHECK(end == derivation->layout()->data_bytes());
 
-  const Bytes data = RandomWeights(source->data_bytes());
+  Bytes data = RandomWeights(source->data_bytes());
+  // The largest magnitude is in a band in the middle.
+  constexpr uint16_t kFive = 0x40a0;
+  const TensorMeta& q = Find(*source, "model.layers.0.self_attn.q_proj.weight");
+  std::memcpy(data.data() + q.offset + q.shape[0] * q.shape[1], &kFive, sizeof kFive);
   const Bytes made = MakeAll(*derivation, data);
   const auto bytes_of = [&](std::string_view name) {
     return ByteView(made).subspan(Find(*derivation->layout(), name).offset);
   };
-  const TensorMeta& q = Find(*source, "model.layers.0.self_attn.q_proj.weight");
   const TensorMeta& k = Find(*source, "model.layers.0.self_attn.k_proj.weight");
   const kernels::FloatRows rows{data.data() + q.offset, kernels::FloatType::kBF16, q.shape[0], q.shape[1]};
   const kernels::FloatRows other{data.data() + k.offset, kernels::FloatType::kBF16, k.shape[0], k.shape[1]};
