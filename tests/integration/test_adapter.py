@@ -60,6 +60,6 @@ def test_ranks_with_different_attachments_are_not_one_trainer(cluster):
     agent = cluster.agent()
     tensors = {"a": torch.zeros(4), "b": torch.zeros(4)}
     with agent.publisher(tensors, rank=0, ranks=2, owns=["a"], attachments={"notes.txt": "one"}):
-        with pytest.raises(lockstep.StateError, match=f"model {MODEL} is being written by another trainer"):
+        with pytest.raises(lockstep.BadDataError, match=f"model {MODEL}: rank 1 gives other attachments"):
             agent.publisher(tensors, rank=1, ranks=2, owns=["b"], attachments={"notes.txt": "two"})
         agent.publisher(tensors, rank=1, ranks=2, owns=["b"], attachments={"notes.txt": "one"}).close()
