@@ -15,7 +15,6 @@ namespace lockstep::derive {
 namespace {
 
 using run::ModelPublisher;
-using telemetry::LogLevel;
 
 // Behind the threads that compare versions: a trainer may wait for those.
 constexpr int kNice = 19;
@@ -139,7 +138,7 @@ void Deriver::Derive(Derived& derived, const run::ServedVersion& version) {
   const std::string& model = derived.derivation->model();
   const std::string& source = derived.source->model();
   if (status.code() == ErrorCode::kState) {
-    return telemetry::Log(LogLevel::kInfo, "derive_overtaken",
+    return telemetry::Log(telemetry::LogLevel::kInfo, "derive_overtaken",
                           {{"model", model}, {"source", source}, {"version", number}});
   }
   // The version that it was compared with was withdrawn: it goes out in full then.
@@ -244,7 +243,7 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
   LS_RETURN_IF_ERROR(publisher.Commit(0, number, version.label));
   derived.made_of[slot] = version.manifest;
   NoteOrigin(derived, manifest);
-  telemetry::Log(LogLevel::kInfo, "version_derived",
+  telemetry::Log(telemetry::LogLevel::kInfo, "version_derived",
                  {{"model", derived.derivation->model()},
                   {"source", source.model()},
                   {"version", number},
