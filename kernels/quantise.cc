@@ -106,48 +106,41 @@ HWY_INLINE uint32_t MostBits(const Unit* from, size_t count, size_t rows = 1, si
 
 // --- rounding ---
 
-// E4M3 of each lane, in its lowest byte. Infinity and what is more than 464 are 448, as in PyTorch.
-HWY_INLINE VW ToE4M3(VF x) {
-  const Words words;
-  const Ints ints;
-  const VW bits = hn::BitCast(words, x);
-  const VW magnitude = hn::And(bits, hn::Set(words, ~kSignBit));
-  const VW odd = hn::And(hn::ShiftRight<20>(magnitude), hn::Set(words, 1));
-  constexpr uint32_t kHalf = 0x7'ffff;
-  constexpr uint32_t kBias = uint32_t{127 - 7} << 23;
-  const VW normal = hn::ShiftRight<20>(hn::Add(hn::Add(magnitude, odd), hn::Set(words, kHalf - kBias)));
-  // Below 2^-6 the values are multiples of 2^-9.
-  const VW small =
-      hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 512.f))));
-  const auto is_small = hn::Lt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x3c80'0000));
-  const auto is_most = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x43e8'0000));
-  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, static_cast<int32_t>(kInfBits)));
-  const VW sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
-  const VW value = hn::IfThenElse(hn::RebindMask(words, is_small), small, normal);
-  const VW signed_value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_most), hn::Set(words, 0x7e), value), sign);
-  return hn::IfThenElse(hn::RebindMask(words, is_nan), hn::Set(words, kE4M3Nan), signed_value);
-}
+// A type of small floats: a sign, an exponent that counts from 1 − kBias on, kMantissa bits. kMost is the code of the
+// largest magnitude; what is above kMostBits, as the bits of an F32, rounds to it, infinity too.
+struct E4M3 {
+  static constexpr int kMantissa = 3, kBias = 7, kSign = 7;
+  static constexpr uint32_t kMost = 0x7e, kMostBits = 0x43e8'0000, kNan = kE4M3Nan;  // 464, the middle of 448 and 480
+};
 
-// E2M1 of each lane, in its lowest four bits. More than 6 is 6; NaN is 0.
-HWY_INLINE VW ToE2M1(VF x) {
+struct E2M1 {
+  static constexpr int kMantissa = 1, kBias = 1, kSign = 3;
+  static constexpr uint32_t kMost = 7, kMostBits = 0x40c0'0000, kNan = 0;  // 6
+};
+
+// The code of each lane's nearest value, in its lowest byte.
+template <class Small>
+HWY_INLINE VW RoundTo(VF x) {
   const Words words;
   const Ints ints;
+  constexpr int kDropped = 23 - Small::kMantissa;
+  constexpr uint32_t kBelowHalf = (uint32_t{1} << (kDropped - 1)) - 1;
+  constexpr uint32_t kRebias = uint32_t{127 - Small::kBias} << 23;
+  constexpr int kLeastNormal = (128 - Small::kBias) << 23;  // below it the values are multiples of the least one
+  constexpr float kOverLeast = 1 << (Small::kMantissa + Small::kBias - 1);
   const VW bits = hn::BitCast(words, x);
   const VW magnitude = hn::And(bits, hn::Set(words, ~kSignBit));
-  const VW odd = hn::And(hn::ShiftRight<22>(magnitude), hn::Set(words, 1));
-  constexpr uint32_t kHalf = 0x1f'ffff;
-  constexpr uint32_t kBias = uint32_t{127 - 1} << 23;
-  const VW normal = hn::ShiftRight<22>(hn::Add(hn::Add(magnitude, odd), hn::Set(words, kHalf - kBias)));
-  // Below 1 the values are multiples of 1/2.
+  const auto as_int = hn::BitCast(ints, magnitude);
+  const VW odd = hn::And(hn::ShiftRight<kDropped>(magnitude), hn::Set(words, 1));
+  const VW normal = hn::ShiftRight<kDropped>(hn::Add(hn::Add(magnitude, odd), hn::Set(words, kBelowHalf - kRebias)));
   const VW small =
-      hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 2.f))));
-  const auto is_small = hn::Lt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x3f80'0000));
-  const auto is_most = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, 0x40c0'0000));
-  const auto is_nan = hn::Gt(hn::BitCast(ints, magnitude), hn::Set(ints, static_cast<int32_t>(kInfBits)));
-  const VW sign = hn::And(hn::ShiftRight<28>(bits), hn::Set(words, 8));
-  const VW value = hn::IfThenElse(hn::RebindMask(words, is_small), small, normal);
-  const VW signed_value = hn::Or(hn::IfThenElse(hn::RebindMask(words, is_most), hn::Set(words, 7), value), sign);
-  return hn::IfThenZeroElse(hn::RebindMask(words, is_nan), signed_value);
+      hn::BitCast(words, hn::NearestInt(hn::Mul(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), kOverLeast))));
+  const auto is_small = hn::RebindMask(words, hn::Lt(as_int, hn::Set(ints, kLeastNormal)));
+  const auto is_most = hn::RebindMask(words, hn::Gt(as_int, hn::Set(ints, int{Small::kMostBits})));
+  const auto is_nan = hn::RebindMask(words, hn::Gt(as_int, hn::Set(ints, int{kInfBits})));
+  const VW sign = hn::And(hn::ShiftRight<31 - Small::kSign>(bits), hn::Set(words, 1u << Small::kSign));
+  const VW value = hn::IfThenElse(is_most, hn::Set(words, Small::kMost), hn::IfThenElse(is_small, small, normal));
+  return hn::IfThenElse(is_nan, hn::Set(words, Small::kNan), hn::Or(value, sign));
 }
 
 HWY_INLINE float Canonical(float x) {
@@ -177,8 +170,8 @@ HWY_INLINE hn::Vec<hn::Rebind<uint8_t, Words>> ToBytes(VW codes) {
   return hn::DemoteTo(hn::Rebind<uint8_t, Words>(), hn::BitCast(Ints(), codes));
 }
 
-// A byte of each element: Code of what `scaled` makes of it.
-template <class Source, VW (*Code)(VF), class Scaled>
+// The code of each element, after `scaled`, in a byte.
+template <class Source, class Small, class Scaled>
 HWY_INLINE void Store(const typename Source::Unit* from, size_t count, Scaled scaled, uint8_t* to) {
   const Words words;
   const hn::Rebind<typename Source::Unit, Words> units;
@@ -187,12 +180,12 @@ HWY_INLINE void Store(const typename Source::Unit* from, size_t count, Scaled sc
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     const VF x = hn::BitCast(Floats(), Source::Widen(hn::LoadU(units, from + i)));
-    hn::StoreU(ToBytes(Code(scaled(x))), bytes, to + i);
+    hn::StoreU(ToBytes(RoundTo<Small>(scaled(x))), bytes, to + i);
   }
   if (i == count) return;
   const VF x = hn::BitCast(Floats(), Source::Widen(LoadSome(units, from + i, count - i)));
   HWY_ALIGN uint8_t some[hn::MaxLanes(Words())];
-  hn::Store(ToBytes(Code(scaled(x))), bytes, some);
+  hn::Store(ToBytes(RoundTo<Small>(scaled(x))), bytes, some);
   std::memcpy(to + i, some, count - i);
 }
 
@@ -213,7 +206,7 @@ void Blocks(const typename Source::Unit* from, size_t rows, size_t columns, Bloc
       *scales++ = scale;
       const Times scaled{1.0f / scale};
       for (size_t r = row; r < last; ++r) {
-        Store<Source, ToE4M3>(from + r * columns + column, width, scaled, values + r * columns + column);
+        Store<Source, E4M3>(from + r * columns + column, width, scaled, values + r * columns + column);
       }
     }
   }
@@ -223,13 +216,13 @@ template <class Source>
 void Rows(const typename Source::Unit* from, size_t rows, size_t columns, uint8_t* values, float* scales) {
   for (size_t row = 0; row < rows; ++row, from += columns, values += columns) {
     scales[row] = Fp8Scale(std::bit_cast<float>(MostBits<Source>(from, columns)));
-    Store<Source, ToE4M3>(from, columns, Over{scales[row]}, values);
+    Store<Source, E4M3>(from, columns, Over{scales[row]}, values);
   }
 }
 
 template <class Source>
 void Whole(const typename Source::Unit* from, size_t count, float scale, uint8_t* values) {
-  Store<Source, ToE4M3>(from, count, Over{scale}, values);
+  Store<Source, E4M3>(from, count, Over{scale}, values);
 }
 
 template <class Source>
@@ -248,7 +241,7 @@ void Mx(const typename Source::Unit* from, size_t groups, uint8_t* values, uint8
     scales[group] = static_cast<uint8_t>(up);
     // Its reciprocal 2^(127 - scale) is exact, so that a product is a quotient. 2^-127 has no exponent of its own.
     const uint32_t reciprocal = up == 254 ? 0x40'0000 : (254 - up) << 23;
-    Store<Source, ToE4M3>(from, kMxfp8Group, Times{std::bit_cast<float>(reciprocal)}, values);
+    Store<Source, E4M3>(from, kMxfp8Group, Times{std::bit_cast<float>(reciprocal)}, values);
   }
 }
 
@@ -278,12 +271,12 @@ void Nv(const typename Source::Unit* from, size_t groups, float global, uint8_t*
   for (size_t group = 0; group < groups; ++group, from += kNvfp4Group, values += kNvfp4Group / 2) {
     const uint32_t most = MostBits<Source, kNvfp4Group>(from, kNvfp4Group);
     const float wanted = global * (std::bit_cast<float>(most) * (1.0f / kE2M1Max));
-    const uint32_t scale = hn::GetLane(ToE4M3(hn::Set(floats, wanted > kE4M3Max ? kE4M3Max : wanted)));
+    const uint32_t scale = hn::GetLane(RoundTo<E4M3>(hn::Set(floats, wanted > kE4M3Max ? kE4M3Max : wanted)));
     scales[group] = static_cast<uint8_t>(scale);
     const float step = FromE4M3(scale) * unit;
     const Times scaled{Reciprocal(step)};
     uint8_t codes[kNvfp4Group];
-    Store<Source, ToE2M1>(from, kNvfp4Group, scaled, codes);
+    Store<Source, E2M1>(from, kNvfp4Group, scaled, codes);
     for (size_t half = 0; half < 2; ++half) {
       const uint32_t packed = PackCodes(codes + 8 * half);
       std::memcpy(values + 4 * half, &packed, sizeof packed);

@@ -8,6 +8,7 @@ from conformance_server import ConformanceServer
 from harness import MODEL
 from held_weights import check, train
 from safetensors.torch import load_file, save_file
+from vllm_process import attach
 
 import lockstep
 
@@ -49,12 +50,7 @@ def test_a_family_without_a_line_of_ours_follows_in_place(
         server = stack.enter_context(ConformanceServer("vllm", start))
         cluster.receiver(agent, engine=f"vllm:{server.url}", engine_load="in-place", engine_socket=socket)
         for rank, place in ranks:
-            rank.ask("load_plugins")
-            rank.ask("build", checkpoint=start, **place)
-            rank.ask("load", checkpoint=start)
-            rank.ask("create_engine", backend="lockstep")
-            rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
-            stack.callback(rank.ask, "shut_down")
+            attach(stack, rank, start, socket, MODEL, place)
         for version in range(1, 4):
             train(tensors, version)
             save_file(tensors, checkpoint / "model.safetensors")

@@ -9,6 +9,7 @@ from conformance_server import ConformanceServer
 from harness import MODEL, wait_until
 from held_weights import check, train
 from safetensors.torch import load_file
+from vllm_process import attach
 
 import lockstep
 
@@ -25,7 +26,7 @@ _MODELS = {"qwen3": _SIZES, "qwen3_moe": {**_SIZES, "moe_intermediate_size": 256
 
 @pytest.mark.parametrize("model", _MODELS)
 def test_fp8_layers_follow_a_derived_model_in_place(
-    model, cluster, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path, tmp_path_factory
+    model, cluster, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
     plain, config = vllm_checkpoints.get(model, **_MODELS[model])
     saved = tmp_path / "held.safetensors"
@@ -49,12 +50,7 @@ def test_fp8_layers_follow_a_derived_model_in_place(
             agent, models=(_DERIVED,), engine=f"vllm:{server.url}", engine_load="in-place", engine_socket=socket
         )
         for rank, place in ranks:
-            rank.ask("load_plugins")
-            rank.ask("build", checkpoint=start, **place)
-            rank.ask("load", checkpoint=start)
-            rank.ask("create_engine", backend="lockstep")
-            rank.ask("init", init_info={"socket": str(socket), "model": _DERIVED})
-            stack.callback(rank.ask, "shut_down")
+            attach(stack, rank, start, socket, _DERIVED, place)
         for version in range(2, 5):
             train(tensors, version)
             publisher.publish()

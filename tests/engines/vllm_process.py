@@ -1,6 +1,8 @@
 """Programs with vLLM's packages."""
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from engine_program import ROOT, EngineProgram
@@ -53,6 +55,16 @@ class VllmLoader:
     def close(self) -> None:
         """Ends the process."""
         self._program.close()
+
+
+def attach(stack: ExitStack, rank: VllmProgram, start: Path, socket: Path, model: str, place: "dict[str, Any]") -> None:
+    """A rank builds the checkpoint in ``start``, and follows ``model`` in place until the stack ends."""
+    rank.ask("load_plugins")
+    rank.ask("build", checkpoint=start, **place)
+    rank.ask("load", checkpoint=start)
+    rank.ask("create_engine", backend="lockstep")
+    rank.ask("init", init_info={"socket": str(socket), "model": model})
+    stack.callback(rank.ask, "shut_down")
 
 
 def vllm_rank(directory: Path) -> VllmProgram:

@@ -98,6 +98,8 @@ def test_keys_may_change_while_daemons_run_and_come_from_a_command(cluster, s3, 
             reader.wait_for(model.tensors)
             wait_until(lambda: not archive_of(writer)["last_error"], "the writer writes again")
     finally:
+        for daemon in (writer, reader):
+            daemon.stop()  # or a request that is under way would be refused after the next line
         s3.rotate("AKFIRST")
         s3.log.write_text("")  # what was refused here was to be
 

@@ -139,6 +139,7 @@ class ModelPublisher {
   // Calls their wakes under the lock: those only set events.
   void WakeRanks() LS_REQUIRES(mutex_);
   void AbortDraft(const Status& reason) LS_REQUIRES(mutex_);
+  // As AbortDraft(), but records nothing.
   void DropDraft(const Status& reason) LS_REQUIRES(mutex_);
   // Returns the error that names the rank that is gone, and `outcome`. REQUIRES gone_ to have the rank.
   Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);

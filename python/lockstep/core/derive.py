@@ -26,7 +26,6 @@ class Quantised:
     config: Any = None
     leave_out: Sequence[str] = ()
 
-    _left_out = ""  # key of the list of modules left out
     _quantization = ""  # quantization_config, as JSON; empty: that of ``config``
 
     def _config_of(self, model: str, known: Any) -> "dict[str, Any]":
@@ -48,12 +47,13 @@ class Quantised:
         if isinstance(self.leave_out, str):
             raise BadDataError(f"derive: {model}: leave_out is a list of names, not {self.leave_out!r}")
         if self.leave_out:
-            key = self._left_out or _key_of(quantization)
+            key = _key_of(quantization)
             quantization[key] = [*(quantization.get(key) or ()), *self.leave_out]
         return {**config, "quantization_config": quantization}
 
 
 def _key_of(quantization: "dict[str, Any]") -> str:
+    """Of the list of modules that are left out."""
     method = quantization.get("quant_method")
     return {"fp8": "modules_to_not_convert", "mxfp8": "ignored_layers"}.get(str(method), "ignore")
 

@@ -8,9 +8,6 @@
 //
 // "blocked" lasts until the rank is done, "whole" until all is coded and hashed. Neither has the cost of handing the
 // lists to another process: here rank and agent are one.
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -45,7 +42,8 @@ class Publisher {
  public:
   static constexpr uint64_t kCopiesOfModel = 5;  // with lists
 
-  explicit Publisher(uint64_t bytes) : model_(QwenLayout(bytes)), layout_(*model_.layout()), pool_(Cores()) {
+  explicit Publisher(uint64_t bytes)
+      : model_(QwenLayout(bytes)), layout_(*model_.layout()), pool_(Cores(), kBackgroundNice) {
     for (os::MappedSegment& memory : memory_) memory = OrDie(os::CreateMemfdSegment("version", this->bytes()));
     const double rate = model_.LearningRateFor(kChanged);
     for (uint32_t version : {0, 1}) {
@@ -54,15 +52,6 @@ class Publisher {
       changes_[version].resize(layout_.block_count());
       hashes_[version].resize(layout_.block_count());
     }
-    // Shared: a thread may still wait when this one, awake before it, has returned.
-    const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool_.size()) + 1);
-    for (size_t i = 0; i < pool_.size(); ++i) {
-      pool_.Post([all] {
-        (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBackgroundNice);
-        all->arrive_and_wait();
-      });
-    }
-    all->arrive_and_wait();
   }
 
   uint64_t bytes() const { return layout_.data_bytes(); }
