@@ -165,18 +165,27 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& reque
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto layout, model::ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
                                                                     request.layout->attachments()));
-  std::shared_ptr<ModelPublisher> old;
+  Derivations derivations;
   {
-    MutexLock lock(mutex_);
-    if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
+    // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
+    // room, or whose derived models cannot be.
+    std::vector<std::shared_ptr<ModelPublisher>> old;
+    std::vector<const DoubleBuffer*> replaced;
+    {
+      MutexLock lock(mutex_);
+      for (const auto& [name, entry] : entries_) {
+        if (name != request.model && (entry.source == nullptr || entry.source->model() != request.model)) continue;
+        old.push_back(entry.publisher);
+        replaced.push_back(&entry.publisher->buffer());
+      }
+    }
+    std::vector<const model::ModelLayout*> layouts{layout.get()};
+    LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, layouts, replaced));
+    LS_ASSIGN_OR_RETURN(derivations, derive::Derivation::All(*layout));
+    LS_RETURN_IF_ERROR(CheckNames(request.model, {}, derivations));
+    for (const auto& derivation : derivations) layouts.push_back(derivation->layout().get());
+    LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, layouts, replaced));
   }
-  // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
-  // room.
-  LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
-  // What derives from it is checked before the old run ends, and opened with the new one.
-  LS_ASSIGN_OR_RETURN(const auto derivations, derive::Derivation::All(*layout));
-  LS_RETURN_IF_ERROR(CheckNames(request.model, {}, derivations));
-  old.reset();
   EndRun(request.model);
   LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
                       home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
@@ -290,7 +299,7 @@ Status ModelRegistry::OpenDerived(const ModelPublisher& source,
     if (at != entries_.end() && at->second.publisher->buffer().run() == run) publisher = at->second.publisher;
   }
   if (publisher == nullptr) {
-    LS_RETURN_IF_ERROR(home_->CheckRoom(name, *derivation->layout(), nullptr));
+    LS_RETURN_IF_ERROR(home_->CheckRoom(name, {derivation->layout().get()}, {}));
     EndRun(name);
     LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored, home_->Make(name, run, *derivation->layout(), 1));
     publisher = Install(std::move(stored), false);
@@ -304,10 +313,13 @@ Status ModelRegistry::OpenDerived(const ModelPublisher& source,
                   {"format", derivation->format()},
                   {"weights_quantised", derivation->quantised()},
                   {"model_bytes", derivation->layout()->data_bytes()}});
-  MutexLock lock(mutex_);
-  Entry& entry = entries_[name];
-  entry.source = source.served();
-  entry.derivation = derivation;
+  {
+    MutexLock lock(mutex_);
+    Entry& entry = entries_[name];
+    entry.source = source.served();
+    entry.derivation = derivation;
+  }
+  catalog_->WakeAll();  // the Deriver sees it only now
   return OkStatus();
 }
 

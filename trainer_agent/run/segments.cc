@@ -173,18 +173,22 @@ Result<std::vector<SegmentHome::StoredRun>> SegmentHome::FindAll() const {
   return all;
 }
 
-Status SegmentHome::CheckRoom(const std::string& model, const model::ModelLayout& layout,
-                              const DoubleBuffer* replaced) const {
+Status SegmentHome::CheckRoom(const std::string& model, const std::vector<const model::ModelLayout*>& layouts,
+                              const std::vector<const DoubleBuffer*>& replaced) const {
   if (memfd_) return OkStatus();
   struct statvfs room {};
   if (statvfs(directory_.c_str(), &room) != 0) return ErrnoStatus(errno, directory_);
-  const uint64_t needed = kSlots * model::ImageBytes(layout) + ControlSegment::BytesFor(layout);
-  const uint64_t freed = replaced == nullptr ? 0 : kSlots * replaced->image_bytes();
-  const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + freed;
+  uint64_t needed = 0;
+  for (const model::ModelLayout* const layout : layouts) {
+    needed += kSlots * model::ImageBytes(*layout) + ControlSegment::BytesFor(*layout);
+  }
+  uint64_t available = uint64_t{room.f_bavail} * room.f_frsize;
+  for (const DoubleBuffer* const buffer : replaced) available += kSlots * buffer->image_bytes();
   if (needed <= available) return OkStatus();
   return {ErrorCode::kResourceExhausted,
-          Cat("model ", model, ": its two slots need ", os::ExactBytes(needed), " in ", directory_,
-              ", which has room for ", os::ExactBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
+          Cat("model ", model, ": its two slots", layouts.size() > 1 ? ", and those of what derives from it," : "",
+              " need ", os::ExactBytes(needed), " in ", directory_, ", which has room for ", os::ExactBytes(available),
+              "; enlarge the tmpfs or use another --segment-dir")};
 }
 
 void SegmentHome::Remove(const DoubleBuffer& buffer) const {

@@ -33,9 +33,10 @@ class SegmentHome {
   // Opens the segments whose descriptors a rank returned: control, slot 0, slot 1. kBadData, kProtocol, kCorrupt: no
   // agent made them.
   Result<StoredRun> Adopt(std::vector<os::UniqueFd> fds) const;
-  // kResourceExhausted, with what is needed and what there is, when slots for `layout` would not fit even after
-  // `replaced` (may be null) is gone.
-  Status CheckRoom(const std::string& model, const model::ModelLayout& layout, const DoubleBuffer* replaced) const;
+  // kResourceExhausted, with what is needed and what there is, when slots for `layouts`, of the model and of those that
+  // derive from it, would not fit even after `replaced` are gone.
+  Status CheckRoom(const std::string& model, const std::vector<const model::ModelLayout*>& layouts,
+                   const std::vector<const DoubleBuffer*>& replaced) const;
   // Opens the runs that an earlier agent left, one of each model. Removes and logs damaged runs; leaves alone what is
   // not ours, or cannot be opened just now. kState, with both paths, when a model has two runs: no agent leaves that.
   Result<std::vector<StoredRun>> FindAll() const;

@@ -225,14 +225,21 @@ bool VersionCatalog::WakeOnUpdate(const std::string& model, const VersionRef& se
   return true;
 }
 
-void VersionCatalog::Close() {
+void VersionCatalog::WakeAll() {
   std::vector<Wake> wakes;
   {
     MutexLock lock(mutex_);
-    closed_ = true;
     waiting_.Take(wakes);
   }
   CallAll(wakes);
+}
+
+void VersionCatalog::Close() {
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+  }
+  WakeAll();
 }
 
 bool VersionCatalog::closed() const {

@@ -129,7 +129,9 @@ class VersionCatalog {
   bool WakeOnUpdate(const std::string& model, const VersionRef& seen, std::weak_ptr<const void> reader,
                     Wake wake) const;
 
-  // Wakes everyone who waits. Called when no version will be published any more.
+  // Wakes everyone who waits, to look again.
+  void WakeAll();
+  // Likewise, for ever. Called when no version will be published any more.
   void Close();
   bool closed() const;
 
