@@ -277,7 +277,7 @@ std::vector<ByteRange> Derivation::TargetsOf(size_t part) const {
   return ranges;
 }
 
-Status Derivation::Make(size_t index, const Read& read, std::byte* data) const {
+Status Derivation::Make(size_t index, const Read& read, const Place& place) const {
   const Part& part = parts_[index];
   float global = 0;
   if (!part.globals.empty()) {
@@ -289,17 +289,17 @@ Status Derivation::Make(size_t index, const Read& read, std::byte* data) const {
       most = std::max(most, std::bit_cast<uint32_t>(kernels::AbsMax({bytes, band.type, band.rows, band.columns})));
     }
     global = part.bands[0].format->encoding->global(std::bit_cast<float>(most));
-    for (const uint64_t at : part.globals) std::memcpy(data + at, &global, sizeof global);
+    for (const uint64_t at : part.globals) std::memcpy(place({at, sizeof global}, {}).values, &global, sizeof global);
   }
   for (const Band& band : part.bands) {
+    const Room room = place(band.values, band.scales);
     if (band.format == nullptr) {
-      LS_RETURN_IF_ERROR(read(band.source, data + band.values.offset));
+      LS_RETURN_IF_ERROR(read(band.source, room.values));
       continue;
     }
     std::byte* const bytes = Scratch(band.source.bytes);
     if (part.globals.empty() || part.bands.size() > 1) LS_RETURN_IF_ERROR(read(band.source, bytes));
-    band.format->encoding->quantise({bytes, band.type, band.rows, band.columns}, global, data + band.values.offset,
-                                    data + band.scales.offset);
+    band.format->encoding->quantise({bytes, band.type, band.rows, band.columns}, global, room.values, room.scales);
   }
   return OkStatus();
 }

@@ -43,8 +43,15 @@ class Derivation {
 
   // Copies a range of the source's data section. An error ends the part.
   using Read = std::function<Status(const ByteRange& range, std::byte* to)>;
-  // Writes the part's ranges of `data`, the derived data section. Returns the first error of `read`.
-  Status Make(size_t part, const Read& read, std::byte* data) const;
+  // Gives room for some rows of a weight, or for bytes that stay: `scales` has 0 bytes where they have none. Aligned as
+  // the data section is. The room that was given before is full by then.
+  struct Room {
+    std::byte* values;
+    std::byte* scales;
+  };
+  using Place = std::function<Room(const ByteRange& values, const ByteRange& scales)>;
+  // Writes the part's ranges of the derived data section where `place` says. Returns the first error of `read`.
+  Status Make(size_t part, const Read& read, const Place& place) const;
 
  private:
   // Rows of one weight, or bytes that stay as they are.

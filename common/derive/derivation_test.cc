@@ -81,6 +81,12 @@ Bytes RandomWeights(uint64_t bytes) {
   return data;
 }
 
+Derivation::Place In(Bytes& made) {
+  return [&](const ByteRange& values, const ByteRange& scales) {
+    return Derivation::Room{made.data() + values.offset, made.data() + scales.offset};
+  };
+}
+
 // All parts, each into bytes that are of no use before.
 Bytes MakeAll(const Derivation& derivation, const Bytes& source) {
   Bytes made(derivation.layout()->data_bytes(), std::byte{0xa5});
@@ -89,7 +95,7 @@ Bytes MakeAll(const Derivation& derivation, const Bytes& source) {
       std::memcpy(to, source.data() + range.offset, range.bytes);
       return OkStatus();
     };
-    REQUIRE(derivation.Make(part, read, made.data()).ok());
+    REQUIRE(derivation.Make(part, read, In(made)).ok());
   }
   return made;
 }
@@ -207,7 +213,7 @@ TEST_CASE("A part whose source cannot be read ends with that error") {
   Bytes made(derivation->layout()->data_bytes());
   const auto read = [](const ByteRange&, std::byte*) { return Status(ErrorCode::kState, "gone"); };
   for (size_t part = 0; part < derivation->part_count(); ++part) {
-    CHECK_THAT(derivation->Make(part, read, made.data()), FailsWith(ErrorCode::kState, "gone"));
+    CHECK_THAT(derivation->Make(part, read, In(made)), FailsWith(ErrorCode::kState, "gone"));
   }
 }
 

@@ -20,6 +20,13 @@ std::string JoinedNames(const google::protobuf::RepeatedPtrField<std::string>& n
   return text;
 }
 
+std::string DerivedText(const v1::VerifyResult& result) {
+  if (!result.not_derived_again().empty()) return Cat("not derived again: ", result.not_derived_again(), "\n");
+  if (result.derived_again_from().empty()) return "";
+  const std::string_view verdict = result.wrong_tensors().empty() ? ": equal\n" : ": NOT equal\n";
+  return Cat("derived again from model ", result.derived_again_from(), verdict);
+}
+
 // The first of `count` names.
 std::string TensorNames(const google::protobuf::RepeatedPtrField<std::string>& names, size_t count) {
   const size_t shown = std::min({kTensorsNamed, count, static_cast<size_t>(names.size())});
@@ -39,6 +46,12 @@ Status Judge(const Verification& verification) {
             Cat(what, ": ", result.bad_blocks_size(), " blocks differ from the manifest, in tensors",
                 TensorNames(result.bad_tensors(), static_cast<size_t>(result.bad_tensors_size())),
                 "; pull it again in full")};
+  }
+  if (!result.wrong_tensors().empty()) {
+    return {ErrorCode::kCorrupt,
+            Cat(what, ": it does not follow from model ", result.derived_again_from(), ", in tensors",
+                TensorNames(result.wrong_tensors(), static_cast<size_t>(result.wrong_tensors_size())),
+                "; publish again, and tell us")};
   }
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
   if (const auto& agent = verification.agent; agent.has_value()) {
@@ -96,8 +109,8 @@ std::string VerificationText(const Verification& verification) {
   const std::string unused = result.unused() == 0 ? ""
                                                   : Cat("tensors that no parameter of an engine takes:",
                                                         TensorNames(result.unused_tensors(), result.unused()), "\n");
-  return Cat(verification.model, " version ", result.held().version(), verdict, table.ToString(), engines, missing,
-             unused);
+  return Cat(verification.model, " version ", result.held().version(), verdict, table.ToString(), DerivedText(result),
+             engines, missing, unused);
 }
 
 }  // namespace lockstep::ctl

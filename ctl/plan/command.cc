@@ -6,6 +6,7 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "ctl/plan/derived.h"
 #include "ctl/plan/report.h"
 
 namespace lockstep::ctl {
@@ -47,10 +48,13 @@ Result<std::vector<plan::ShardDescription>> ReadDescriptions(const std::string& 
   return descriptions;
 }
 
-Result<std::vector<plan::ShardDescription>> MakeDescriptions(const PlanOptions& options) {
+fs::path ConfigIn(const std::string& place) {
   std::error_code error;
-  fs::path path = options.config;
-  if (fs::is_directory(path, error)) path /= "config.json";
+  return fs::is_directory(place, error) ? fs::path(place) / "config.json" : fs::path(place);
+}
+
+Result<std::vector<plan::ShardDescription>> MakeDescriptions(const PlanOptions& options) {
+  const fs::path path = ConfigIn(options.config);
   LS_ASSIGN_OR_RETURN(const std::string config, os::ReadFile(path));
   auto descriptions = plan::ExpectedDescriptions(config, options.topology, options.ranks_per_host, options.fused_norms);
   return descriptions.ok() ? std::move(descriptions) : descriptions.status().WithContext(path.string());
@@ -80,9 +84,18 @@ Status Run(const PlanOptions& options, const Output& output) {
   LS_ASSIGN_OR_RETURN(const PlanReport report, PlanReport::Create(std::move(descriptions), options.bucket_bytes));
   if (options.rank) {
     output.Print(report.OfRank(*options.rank), report.TextOfRank(*options.rank));
-  } else {
-    output.Print(report.Summary(), report.SummaryText());
+    return OkStatus();
   }
+  Json summary = report.Summary();
+  std::string text = report.SummaryText();
+  if (!options.derive.empty()) {
+    LS_ASSIGN_OR_RETURN(const std::string config, os::ReadFile(ConfigIn(options.derive)));
+    const auto derived = ReportDerived(report.tensors(), config);
+    if (!derived.ok()) return derived.status().WithContext(options.derive);
+    summary["derived"] = derived->ToJson();
+    text += "\n" + derived->Text();
+  }
+  output.Print(summary, text);
   return OkStatus();
 }
 

@@ -68,6 +68,8 @@ void AddPlanOptions(CLI::App& command, PlanOptions& options) {
       ->check(CLI::Range(kMinBucketBytes, uint64_t{1} << 40).description(""));
   command.add_option("--write-descriptions", options.write_descriptions, "Write the ranks' descriptions there, too")
       ->type_name("DIR");
+  command.add_option("--derive", options.derive, "Say what a derived model with this config.json needs, too")
+      ->type_name("PATH");
   AddShapeOptions(command, options);
 }
 

@@ -124,6 +124,22 @@ TEST_CASE("The summary adds up") {
   CHECK(Has(table.text, "   1  remote        9       -  496 B       9        1"));
 }
 
+TEST_CASE("A derived model has its bytes in the plan, and a speed that was measured") {
+  Model model;
+  std::string config = kTinyLlama;
+  config.insert(1, R"("quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic",
+      "weight_block_size": [128, 128]}, )");
+  model.Write("fp8.json", config);
+  const Json plan = PlanJson(model.PlanOfTwo({"--derive", model.path() + "/fp8.json", "--json"}));
+  CHECK(plan["derived"]["format"] == "fp8-block");
+  CHECK(plan["derived"]["quantised"] == 7);
+  CHECK(plan["derived"]["bytes"] == 160 + 3 * 16 + 160 + 336 + 7 * 4);  // embedding, norms, head, values, scales
+  CHECK(plan["derived"]["bytes_per_s"] > 1e5);
+  CHECK(Has(model.PlanOfTwo({"--derive", model.path() + "/fp8.json"}).text, "derived fp8-block: 7 weights"));
+  CHECK_THAT(model.PlanOfTwo({"--derive", model.path()}).status,
+             FailsWith(ErrorCode::kBadData, "config.json has no quantization_config"));
+}
+
 TEST_CASE("Descriptions that were written give the plan that wrote them") {
   const Model model;
   const std::string descriptions = model.path() + "/descriptions";

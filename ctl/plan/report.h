@@ -18,6 +18,7 @@ class PlanReport {
   static Result<PlanReport> Create(std::vector<plan::ShardDescription> descriptions, uint64_t bucket_bytes);
 
   size_t ranks() const { return descriptions_.size(); }
+  const std::vector<model::TensorMeta>& tensors() const { return model_.tensors; }
 
   // {"digest", "bytes", "frozen_bytes", "tensors", "copies", "buckets", "largest_group": {"first", "tensors", "bytes"}
   // or null,

@@ -52,6 +52,10 @@ def test_an_operator_sees_what_a_derived_model_is_made_of(cluster):
         source, derived = agent.model_status(MODEL), agent.model_status(DERIVED)
         assert (derived["derived_from"], derived["source_version"]) == (MODEL, 1)
         assert derived["source_digest"] == source["newest_digest"]
+        verified = agent.ctl("verify", DERIVED)
+        assert verified.returncode == 0 and f"derived again from model {MODEL}: equal" in verified.stdout
+        assert agent.ask("verify", DERIVED)["wrong_tensors"] == []
+        assert agent.ask("verify", MODEL)["derived_again_from"] == ""
         refused = agent.ctl("drop", DERIVED)
         assert refused.returncode != 0 and f"is derived from {MODEL}" in refused.stderr
         agent.kill()

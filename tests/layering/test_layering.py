@@ -76,7 +76,7 @@ raas_receiver/session: common/base common/os common/model common/payload common/
 # The tool.
 ctl/output: common/base common/model common/rpc
 ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/output proto @grpc @nlohmann_json
-ctl/plan: common/base common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
+ctl/plan: common/base common/derive common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
 ctl/log: common/base common/model common/objects common/os common/payload common/telemetry common/versionlog
     ctl/output proto @cli11
 ctl/doctor: common/base common/net common/os common/rpc ctl/output @asio @cli11

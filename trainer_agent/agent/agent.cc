@@ -111,8 +111,11 @@ Status Agent::Listen() {
     LS_ASSIGN_OR_RETURN(local_, serve::StartLocalServer({.path = options_.local_socket}, &pulls_));
   }
   const serve::LaneOffer lanes{AdvertisedLanes(options_.lane_advertise, lanes_->port()), lane_options.encrypted};
-  const serve::AgentService::PublishSide publish_side{.models = [this] { return Facts(); },
-                                                      .drop = [this](const std::string& model) { return Drop(model); }};
+  const serve::AgentService::PublishSide publish_side{
+      .models = [this] { return Facts(); },
+      .drop = [this](const std::string& model) { return Drop(model); },
+      .derive_again = [this](const std::string& model, Version version,
+                             v1::VerifyResult* result) { return DeriveAgain(model, version, result); }};
   service_ = std::make_unique<serve::AgentService>(access_.get(), &catalog_, &scrubber_, &pulls_, publish_side, Build(),
                                                    lanes, options_.local_socket, &timeline_);
   LS_ASSIGN_OR_RETURN(
@@ -213,6 +216,19 @@ Result<v1::DropModelResponse> Agent::Drop(const std::string& model) {
   response.set_run(ToBytes(dropped.run));
   response.set_freed_bytes(dropped.bytes);
   return response;
+}
+
+Status Agent::DeriveAgain(const std::string& model, Version version, v1::VerifyResult* result) const {
+  const auto compared = deriver_->DeriveAgain(model, version);
+  if (compared.ok()) {
+    result->set_derived_again_from(compared->source);
+    for (const std::string& tensor : compared->wrong) result->add_wrong_tensors(tensor);
+    return OkStatus();
+  }
+  if (compared.status().code() == ErrorCode::kNotFound) return OkStatus();
+  if (compared.status().code() != ErrorCode::kState) return compared.status();
+  result->set_not_derived_again(compared.status().message());
+  return OkStatus();
 }
 
 void Agent::Tick() {

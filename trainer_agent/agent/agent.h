@@ -39,6 +39,7 @@ class Agent {
   Status Announce();
   std::vector<v1::AgentModel> Facts() const;
   Result<v1::DropModelResponse> Drop(const std::string& model);
+  Status DeriveAgain(const std::string& model, Version version, v1::VerifyResult* result) const;
   std::string MetricsPage() const;
 
   const AgentOptions options_;

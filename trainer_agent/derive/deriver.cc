@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "common/base/text.h"
@@ -63,6 +64,50 @@ bool SameBlocks(const model::ModelLayout& layout, const model::Manifest& a, cons
     return std::equal(a.block_hashes.begin() + first, a.block_hashes.begin() + end, b.block_hashes.begin() + first);
   });
 }
+
+// Takes what is derived again, and compares it with the bytes of `slot`.
+class Comparer {
+ public:
+  Comparer(const run::ServedRun& run, const run::ServedRun::Slot& slot) : run_(run), slot_(slot) {}
+
+  Derivation::Room Take(const ByteRange& values, const ByteRange& scales) {
+    Compare();
+    values_.range = values;
+    scales_.range = scales;
+    for (Made* made : {&values_, &scales_}) made->bytes.resize(made->range.bytes);
+    return {values_.bytes.data(), scales_.bytes.data()};
+  }
+  // The blocks that differ. The first error of reading `slot`.
+  Result<std::vector<BlockIndex>> Finish() {
+    Compare();
+    LS_RETURN_IF_ERROR(status_);
+    return std::move(wrong_);
+  }
+
+ private:
+  struct Made {
+    ByteRange range;
+    Bytes bytes;
+  };
+
+  void Compare() {
+    for (const Made* made : {&values_, &scales_}) {
+      held_.resize(made->range.bytes);
+      if (status_.ok()) status_ = ReadProved(run_, slot_, made->range, held_.data());
+      if (!status_.ok() || held_ == made->bytes) continue;
+      const auto at = std::mismatch(held_.begin(), held_.end(), made->bytes.begin()).first - held_.begin();
+      wrong_.push_back(static_cast<BlockIndex>((made->range.offset + at) / run_.layout().block_bytes()));
+    }
+    values_ = scales_ = {};
+  }
+
+  const run::ServedRun& run_;
+  const run::ServedRun::Slot& slot_;
+  Made values_, scales_;
+  Bytes held_;
+  std::vector<BlockIndex> wrong_;
+  Status status_;
+};
 
 // Lets a trainer that copies a version have the memory and the cores for itself, as long as `most_ms` lasts.
 void GiveWayTo(const run::ServedRun& source, std::atomic<int>& most_ms) {
@@ -213,6 +258,9 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
   derived.made_of[slot] = nullptr;
   publisher.BatchesDone(0, number, work.keep, run::Content::kUnchanged);
   std::byte* const data = publisher.buffer().data(slot);
+  const auto in_place = [data](const ByteRange& values, const ByteRange& scales) {
+    return Derivation::Room{data + values.offset, data + scales.offset};
+  };
   for (const uint32_t part : work.copy) {
     const std::byte* const before = publisher.buffer().data(1 - slot);
     for (const ByteRange& range : derived.derivation->TargetsOf(part)) {
@@ -228,7 +276,7 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
   Status status = pool_->ParallelTry(work.make.size(), [&](size_t i) {
     const uint32_t part = work.make[i];
     GiveWayTo(source, patience_ms);
-    LS_RETURN_IF_ERROR(derived.derivation->Make(part, read, data));
+    LS_RETURN_IF_ERROR(derived.derivation->Make(part, read, in_place));
     publisher.BatchesDone(0, number, {&part, 1}, work.unchanged[part] ? run::Content::kUnchanged : run::Content::kNew);
     return OkStatus();
   });
@@ -259,6 +307,36 @@ std::optional<Deriver::Origin> Deriver::OriginOf(const std::string& model) const
   MutexLock lock(mutex_);
   const auto at = origins_.find(model);
   return at == origins_.end() ? std::nullopt : std::optional(at->second);
+}
+
+Result<Deriver::Comparison> Deriver::DeriveAgain(const std::string& model, Version version) const {
+  const auto models = registry_->Snapshot();
+  const auto open = std::find_if(models.begin(), models.end(), [&](const run::ModelSnapshot& each) {
+    return each.derivation != nullptr && each.derivation->model() == model;
+  });
+  if (open == models.end()) return Status(ErrorCode::kNotFound, Cat("model ", model, " is not derived"));
+  const auto derived = open->publisher->served();
+  LS_ASSIGN_OR_RETURN(const run::ServedRun::Slot held, derived->OpenSlot(version));
+  LS_ASSIGN_OR_RETURN(const run::ServedRun::Slot from, open->source->OpenSlot(version));
+  const Derivation::Read read = [&](const ByteRange& range, std::byte* to) {
+    if (stopping_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+    return ReadProved(*open->source, from, range, to);
+  };
+  Mutex mutex;
+  std::set<BlockIndex> wrong;
+  WorkerPool pool(threads_, kNice);
+  const Status status = pool.ParallelTry(open->derivation->part_count(), [&](size_t part) {
+    Comparer comparer(*derived, held);
+    const auto place = [&](const ByteRange& values, const ByteRange& scales) { return comparer.Take(values, scales); };
+    LS_RETURN_IF_ERROR(open->derivation->Make(part, read, place));
+    LS_ASSIGN_OR_RETURN(const std::vector<BlockIndex> blocks, comparer.Finish());
+    MutexLock lock(mutex);
+    wrong.insert(blocks.begin(), blocks.end());
+    return OkStatus();
+  });
+  if (status.code() == ErrorCode::kCorrupt) scrubber_->Suspect(open->source->model(), "");
+  LS_RETURN_IF_ERROR(status);
+  return Comparison{open->source->model(), model::TensorsInBlocks(derived->layout(), {wrong.begin(), wrong.end()})};
 }
 
 }  // namespace lockstep::derive

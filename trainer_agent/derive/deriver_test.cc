@@ -109,6 +109,7 @@ class Fixture {
     }
     return nullptr;
   }
+  const Deriver& deriver() const { return *deriver_; }
   std::optional<Deriver::Origin> origin() const { return deriver_->OriginOf("actor-fp8"); }
 
   Host host;
@@ -138,6 +139,43 @@ TEST_CASE("Each version has its derived one, with its number and label, and name
   CHECK(fixture.origin()->version == source->manifest->held);
   CHECK(fixture.origin()->digest == source->manifest->digest);
   CHECK_FALSE(fixture.derived()->deltas().Retained().empty());
+}
+
+TEST_CASE("A derived version is derived again, and what does not follow from its source is named") {
+  Fixture fixture(/*derives=*/false);
+  const auto rank = Host::Connect(OptionsOf(fixture.host));
+  fixture.Publish(*rank, 1);
+  fixture.host.Await(1);
+  const auto models = fixture.host.registry().Snapshot();
+  const auto open = std::find_if(models.begin(), models.end(), [](const auto& model) { return model.source != nullptr; });
+  const auto event = std::make_shared<os::Event>();
+  const auto turn = open->publisher->Begin(0, 1, event, [] {});
+  REQUIRE(turn.ok());
+  std::vector<std::byte> bytes = fixture.weights.Derived(fixture.derived()->layout());
+  const auto& tensors = fixture.derived()->layout().tensors();
+  const auto scales = std::find_if(tensors.begin(), tensors.end(), [](const model::TensorMeta& tensor) {
+    return tensor.name == "model.layers.1.mlp.up_proj.weight_scale_inv";
+  });
+  bytes[scales->offset] ^= std::byte{1};  // a mistake of the maker's: its hashes agree
+  std::memcpy(open->publisher->buffer().data(*turn->slot), bytes.data(), bytes.size());
+  for (uint32_t part = 0; part < open->derivation->part_count(); ++part)
+    open->publisher->BatchesDone(0, 1, {&part, 1}, run::Content::kNew);
+  REQUIRE(open->publisher->Commit(0, 1, "").ok());
+  REQUIRE(Eventually([&] { return fixture.derived()->Newest().has_value(); }));
+
+  fixture.Start();
+  const auto found = fixture.deriver().DeriveAgain("actor-fp8", 1);
+  REQUIRE(found.ok());
+  CHECK(found->source == "actor");
+  CHECK(std::count(found->wrong.begin(), found->wrong.end(), scales->name) == 1);
+  fixture.Publish(*rank, 2);
+  fixture.Await(2);
+  CHECK(fixture.deriver().DeriveAgain("actor-fp8", 2)->wrong.empty());
+  CHECK_THAT(fixture.deriver().DeriveAgain("actor", 2).status(), FailsWith(ErrorCode::kNotFound, "is not derived"));
+  fixture.Slot(2, "actor")[kEmbedding + 77] ^= std::byte{1};
+  CHECK_THAT(fixture.deriver().DeriveAgain("actor-fp8", 2).status(),
+             FailsWith(ErrorCode::kCorrupt, "of model actor is not what was committed"));
+  CHECK(Eventually([&] { return !fixture.host.run().Newest(); }));  // the scrubber was told
 }
 
 TEST_CASE("Derived versions outlive the agent, and go on in their run") {

@@ -230,6 +230,9 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));
   result->mutable_bad_blocks()->Assign(bad.begin(), bad.end());
   for (const std::string& tensor : model::TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
+  if (bad.empty()) {
+    LS_GRPC_RETURN_IF_ERROR(publish_.derive_again(request->model(), manifest.held.version, result));
+  }
   return grpc::Status::OK;
 }
 

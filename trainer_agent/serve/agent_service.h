@@ -23,6 +23,8 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   struct PublishSide {
     std::function<std::vector<v1::AgentModel>()> models;  // that are open, each with run, layout, ranks and versions
     std::function<Result<v1::DropModelResponse>(const std::string& model)> drop;
+    // Compares a version of a derived model with its source. OK, and nothing is done, for other models.
+    std::function<Status(const std::string& model, Version version, v1::VerifyResult* result)> derive_again;
   };
 
   // `access` decides which peer may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES

@@ -38,7 +38,7 @@ class Guarded {
     WritePolicy(R"("actor", "critic")");
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
     service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls,
-                                              AgentService::PublishSide{.models = OpenModels, .drop = {}},
+                                              AgentService::PublishSide{.models = OpenModels, .drop = {}, .derive_again = {}},
                                               v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
