@@ -51,7 +51,7 @@ Status Judge(const Verification& verification) {
     return {ErrorCode::kCorrupt,
             Cat(what, ": it does not follow from model ", result.derived_again_from(), ", in tensors",
                 TensorNames(result.wrong_tensors(), static_cast<size_t>(result.wrong_tensors_size())),
-                "; publish again, and tell us")};
+                "; publish again, and report this defect")};
   }
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
   if (const auto& agent = verification.agent; agent.has_value()) {

@@ -45,9 +45,9 @@ class Deriver {
     std::string source;              // model
     std::vector<std::string> wrong;  // tensors that do not follow from the source
   };
-  // Compares `version` of a derived model with what follows from its source now. Several threads, as long as the version
-  // takes to derive. kNotFound: no derived model has that name. kState: the source, or the model, has gone on. kCorrupt:
-  // a block of one of them is damaged.
+  // Compares `version` of a derived model with what follows from its source now. Several threads, as long as the
+  // version takes to derive. kNotFound: no derived model has that name. kState: the source, or the model, has gone on.
+  // kCorrupt: a block of one of them is damaged.
   Result<Comparison> DeriveAgain(const std::string& model, Version version) const;
 
  private:
