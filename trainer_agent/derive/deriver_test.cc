@@ -147,7 +147,8 @@ TEST_CASE("A derived version is derived again, and what does not follow from its
   fixture.Publish(*rank, 1);
   fixture.host.Await(1);
   const auto models = fixture.host.registry().Snapshot();
-  const auto open = std::find_if(models.begin(), models.end(), [](const auto& model) { return model.source != nullptr; });
+  const auto open =
+      std::find_if(models.begin(), models.end(), [](const auto& model) { return model.source != nullptr; });
   const auto event = std::make_shared<os::Event>();
   const auto turn = open->publisher->Begin(0, 1, event, [] {});
   REQUIRE(turn.ok());
