@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "common/base/text.h"
+#include "common/model/parts.h"
 #include "kernels/hash.h"
 
 namespace lockstep::model {
@@ -13,6 +14,7 @@ namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'L', 'A', 'Y', 'O', 'U', 'T'};
 constexpr uint16_t kLayoutFormat = 2;
+constexpr uint16_t kJoinedFormat = 3;
 
 struct EncodedHeader {  // 32 bytes, FORMAT.md
   char magic[8];
@@ -109,10 +111,10 @@ Status CheckTensors(const std::vector<TensorMeta>& tensors, uint64_t& data_bytes
 }
 
 Bytes Encode(const std::vector<TensorMeta>& tensors, const Attachments& attachments, uint32_t block_bytes,
-             uint64_t data_bytes) {
+             uint64_t data_bytes, const std::vector<ModelLayout::Part>& parts) {
   EncodedHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.format = kLayoutFormat;
+  header.format = parts.empty() ? kLayoutFormat : kJoinedFormat;
   header.header_bytes = sizeof header;
   header.block_bytes = block_bytes;
   header.data_bytes = data_bytes;
@@ -131,22 +133,30 @@ Bytes Encode(const std::vector<TensorMeta>& tensors, const Attachments& attachme
     AppendBytes(out, AsBytes(std::string_view(tensor.name)));
   }
   AppendAttachments(out, attachments);
+  if (!parts.empty()) Append(out, static_cast<uint32_t>(parts.size()));
+  for (const ModelLayout::Part& part : parts) {
+    Append(out, static_cast<uint32_t>(part.first_tensor));
+    AppendBytes(out, AsBytes(part.digest.bytes));
+  }
   return out;
 }
 
-// The smallest unit among the tensors of each block. All units are powers of two and tensors are aligned to theirs, so
-// the block's start and length are multiples of it.
-std::vector<uint8_t> BlockUnits(const std::vector<TensorMeta>& tensors, uint32_t block_bytes, uint64_t data_bytes) {
-  std::vector<uint8_t> units((data_bytes + block_bytes - 1) / block_bytes, 8);
+// Appends the smallest unit among the tensors of each block of `tensors`, which end at `end`. All units are powers of
+// two and tensors are aligned to theirs, so the block's start and length are multiples of it.
+void AppendBlockUnits(std::span<const TensorMeta> tensors, uint32_t block_bytes, uint64_t end,
+                      std::vector<uint8_t>& units) {
+  const uint64_t begin = tensors.front().offset;
+  const size_t before = units.size();
+  units.resize(before + (end - begin + block_bytes - 1) / block_bytes, 8);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const uint64_t end = i + 1 < tensors.size() ? tensors[i + 1].offset : data_bytes;
-    if (end == tensors[i].offset) continue;
+    const uint64_t its_end = i + 1 < tensors.size() ? tensors[i + 1].offset : end;
+    if (its_end == tensors[i].offset) continue;
     const auto unit = static_cast<uint8_t>(FindDType(tensors[i].dtype)->unit_bytes);
-    for (uint64_t block = tensors[i].offset / block_bytes; block <= (end - 1) / block_bytes; ++block) {
-      units[block] = std::min(units[block], unit);
+    for (uint64_t block = (tensors[i].offset - begin) / block_bytes; block <= (its_end - 1 - begin) / block_bytes;
+         ++block) {
+      units[before + block] = std::min(units[before + block], unit);
     }
   }
-  return units;
 }
 
 Status CheckBlockBytes(uint32_t block_bytes) {
@@ -204,6 +214,39 @@ Result<uint64_t> TensorBytes(const TensorMeta& tensor) {
 
 Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<TensorMeta> tensors, uint32_t block_bytes,
                                                                Attachments attachments) {
+  return Make(std::move(tensors), block_bytes, std::move(attachments), {});
+}
+
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Join(
+    const std::vector<std::shared_ptr<const ModelLayout>>& parts) {
+  std::vector<TensorMeta> tensors;
+  Attachments attachments;
+  std::vector<Part> joined;
+  uint64_t end = 0;
+  for (const auto& part : parts) {
+    if (!part->parts().empty()) return Status(ErrorCode::kBadData, "a part is a whole of parts itself");
+    if (part->block_bytes() != parts[0]->block_bytes()) {
+      return Status(ErrorCode::kBadData, Cat("one part has blocks of ", parts[0]->block_bytes(), " bytes, another of ",
+                                             part->block_bytes(), "; give all agents the same --block-bytes"));
+    }
+    joined.push_back({.first_tensor = tensors.size(), .digest = part->digest()});
+    for (TensorMeta tensor : part->tensors()) {
+      tensor.offset += end;
+      tensors.push_back(std::move(tensor));
+    }
+    end += part->data_bytes();
+    for (const auto& [name, text] : part->attachments()) {
+      if (name == kPartAttachment) continue;
+      const auto [at, added] = attachments.emplace(name, text);
+      if (added || at->second == text) continue;
+      return Status(ErrorCode::kBadData, Cat("two parts have different attachments \"", name, "\""));
+    }
+  }
+  return Make(std::move(tensors), parts[0]->block_bytes(), std::move(attachments), std::move(joined));
+}
+
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Make(std::vector<TensorMeta> tensors, uint32_t block_bytes,
+                                                             Attachments attachments, std::vector<Part> parts) {
   LS_RETURN_IF_ERROR(CheckBlockBytes(block_bytes));
   LS_RETURN_IF_ERROR(CheckAttachments(attachments));
   const auto in_order = [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; };
@@ -217,9 +260,22 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<Tenso
                   Cat("the model has more than ", kMaxBlocks, " blocks of ", block_bytes, " bytes; use larger blocks"));
   }
   std::shared_ptr<ModelLayout> layout(new ModelLayout);
-  layout->encoded_ = Encode(tensors, attachments, block_bytes, data_bytes);
+  layout->encoded_ = Encode(tensors, attachments, block_bytes, data_bytes, parts);
   layout->digest_ = LayoutDigest{Hash128(layout->encoded_)};
-  layout->block_units_ = BlockUnits(tensors, block_bytes, data_bytes);
+  const std::span<const TensorMeta> all(tensors);
+  if (parts.empty()) AppendBlockUnits(all, block_bytes, data_bytes, layout->block_units_);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool last = i + 1 == parts.size();
+    const size_t tensors_end = last ? tensors.size() : parts[i + 1].first_tensor;
+    if (tensors_end <= parts[i].first_tensor || (i == 0 && parts[i].first_tensor != 0)) {
+      return Status(ErrorCode::kBadData, "a part of the layout has no tensors");
+    }
+    parts[i].offset = tensors[parts[i].first_tensor].offset;
+    parts[i].first_block = layout->block_count();
+    AppendBlockUnits(all.subspan(parts[i].first_tensor, tensors_end - parts[i].first_tensor), block_bytes,
+                     last ? data_bytes : tensors[tensors_end].offset, layout->block_units_);
+  }
+  layout->parts_ = std::move(parts);
   layout->tensors_ = std::move(tensors);
   layout->attachments_ = std::move(attachments);
   layout->data_bytes_ = data_bytes;
@@ -227,14 +283,15 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<Tenso
   return std::shared_ptr<const ModelLayout>(std::move(layout));
 }
 
-Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded) {
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded, bool joined) {
   ByteReader reader(encoded);
   EncodedHeader header{};
   if (!reader.Take(header)) return Truncated();
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
     return Status(ErrorCode::kProtocol, "encoded layout: it does not start with \"LSLAYOUT\"");
   }
-  if (header.format != kLayoutFormat) {
+  const bool is_joined = joined && header.format == kJoinedFormat;
+  if (header.format != kLayoutFormat && !is_joined) {
     return Status(ErrorCode::kProtocol, Cat("encoded layout: format ", header.format, " is not known here (known: ",
                                             kLayoutFormat, "); use matching releases on both ends"));
   }
@@ -255,12 +312,21 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded)
     tensors.push_back(std::move(tensor));
   }
   LS_ASSIGN_OR_RETURN(Attachments attachments, TakeAttachments(reader, header.attachment_count));
+  std::vector<Part> parts;
+  uint32_t part_count = 0;
+  if (is_joined && (!reader.Take(part_count) || part_count == 0)) return Truncated();
+  while (parts.size() < part_count) {
+    uint32_t first_tensor = 0;
+    Part& part = parts.emplace_back();
+    if (!reader.Take(first_tensor) || !reader.Take(part.digest)) return Truncated();
+    part.first_tensor = first_tensor;
+  }
   if (!reader.empty()) return Status(ErrorCode::kProtocol, "encoded layout: bytes after its last entry");
   if (offset != header.data_bytes) {
     return Status(ErrorCode::kProtocol,
                   Cat("encoded layout: it says ", header.data_bytes, " bytes but its tensors have ", offset));
   }
-  return Create(std::move(tensors), header.block_bytes, std::move(attachments));
+  return Make(std::move(tensors), header.block_bytes, std::move(attachments), std::move(parts));
 }
 
 uint64_t ModelLayout::tensor_bytes(size_t tensor) const {
@@ -275,8 +341,17 @@ std::vector<BlockIndex> ModelLayout::AllBlocks() const {
 }
 
 ByteRange ModelLayout::block_range(BlockIndex block) const {
-  const uint64_t offset = uint64_t{block} * block_bytes_;
-  return {offset, std::min<uint64_t>(block_bytes_, data_bytes_ - offset)};
+  uint64_t begin = 0;  // of its part
+  uint64_t end = data_bytes_;
+  if (!parts_.empty()) {
+    const auto after = std::upper_bound(parts_.begin(), parts_.end(), block,
+                                        [](BlockIndex at, const Part& part) { return at < part.first_block; });
+    if (after != parts_.end()) end = after->offset;
+    begin = std::prev(after)->offset;
+    block -= std::prev(after)->first_block;
+  }
+  const uint64_t offset = begin + uint64_t{block} * block_bytes_;
+  return {offset, std::min<uint64_t>(block_bytes_, end - offset)};
 }
 
 size_t ModelLayout::TensorAt(uint64_t offset) const {

@@ -6,6 +6,8 @@
 //   each starts at a multiple of its unit size; shape × bits is a whole number of bytes and equals its size;
 //   names are unique, 1..1024 bytes of UTF-8 without control characters; counts and sizes are within the limits below;
 //   attachments are as CheckAttachments wants them.
+// A joined layout is that of a whole whose parts are models of their own: the tensors of one part after those of the
+// other. The blocks of each part begin with it, so that they are the part's own blocks.
 // Immutable; share it by shared_ptr. The digest names it: equal digests mean equal layouts.
 #pragma once
 
@@ -52,8 +54,12 @@ class ModelLayout {
   static Result<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorMeta> tensors,
                                                            uint32_t block_bytes = kDefaultBlockBytes,
                                                            Attachments attachments = {});
-  // From the canonical encoding (common/model/FORMAT.md), which may come from anywhere.
-  static Result<std::shared_ptr<const ModelLayout>> Decode(ByteView encoded);
+  // Of the whole that `parts`, in their order, make. kBadData: they have a tensor, or different attachments of a name,
+  // in common, or other block sizes, or one is joined itself. REQUIRES one part at least.
+  static Result<std::shared_ptr<const ModelLayout>> Join(const std::vector<std::shared_ptr<const ModelLayout>>& parts);
+  // From the canonical encoding (common/model/FORMAT.md), which may come from anywhere. kProtocol for a joined one, but
+  // with `joined`.
+  static Result<std::shared_ptr<const ModelLayout>> Decode(ByteView encoded, bool joined = false);
 
   const Bytes& encoded() const { return encoded_; }
   const LayoutDigest& digest() const { return digest_; }
@@ -65,17 +71,29 @@ class ModelLayout {
   uint32_t block_bytes() const { return block_bytes_; }
   uint32_t block_count() const { return static_cast<uint32_t>(block_units_.size()); }
   std::vector<BlockIndex> AllBlocks() const;      // 0, 1, ...
-  ByteRange block_range(BlockIndex block) const;  // only the last one may be short
+  ByteRange block_range(BlockIndex block) const;  // only the last one, of each part, may be short
   // Unit in which `block` is compared and stepped: the smallest among the tensors it touches (1, 2, 4 or 8).
   uint32_t block_unit(BlockIndex block) const { return block_units_[block]; }
+
+  // What a joined layout is made of; empty: it is not joined.
+  struct Part {
+    size_t first_tensor = 0;
+    LayoutDigest digest;  // of the part's own layout
+    uint64_t offset = 0;
+    BlockIndex first_block = 0;
+  };
+  const std::vector<Part>& parts() const { return parts_; }
 
   // Position of the tensor that holds byte `offset`. REQUIRES offset < data_bytes(). Empty tensors are never named.
   size_t TensorAt(uint64_t offset) const;
 
  private:
   ModelLayout() = default;
+  static Result<std::shared_ptr<const ModelLayout>> Make(std::vector<TensorMeta> tensors, uint32_t block_bytes,
+                                                         Attachments attachments, std::vector<Part> parts);
 
   std::vector<TensorMeta> tensors_;
+  std::vector<Part> parts_;
   Attachments attachments_;
   std::vector<uint8_t> block_units_;
   uint64_t data_bytes_ = 0;

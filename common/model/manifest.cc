@@ -8,12 +8,40 @@ uint64_t BlockHash(ByteView block) {
   return Hash64(block);
 }
 
-ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vector<uint64_t>& block_hashes) {
+namespace {
+
+ManifestDigest DigestOver(const LayoutDigest& layout, ByteView bytes) {
   Bytes image;
-  image.reserve(layout.bytes.size() + block_hashes.size() * sizeof(uint64_t));
+  image.reserve(layout.bytes.size() + bytes.size());
   AppendBytes(image, AsBytes(layout.bytes));
-  AppendBytes(image, std::as_bytes(std::span(block_hashes)));
+  AppendBytes(image, bytes);
   return ManifestDigest{Hash128(image)};
+}
+
+}  // namespace
+
+ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vector<uint64_t>& block_hashes) {
+  return DigestOver(layout, std::as_bytes(std::span(block_hashes)));
+}
+
+ManifestDigest ComputeManifestDigest(const ModelLayout& layout, const std::vector<uint64_t>& block_hashes) {
+  if (layout.parts().empty()) return ComputeManifestDigest(layout.digest(), block_hashes);
+  return JoinedDigest(layout, PartDigests(layout, block_hashes));
+}
+
+ManifestDigest JoinedDigest(const ModelLayout& layout, std::span<const ManifestDigest> parts) {
+  return DigestOver(layout.digest(), std::as_bytes(parts));
+}
+
+std::vector<ManifestDigest> PartDigests(const ModelLayout& layout, std::span<const uint64_t> block_hashes) {
+  std::vector<ManifestDigest> digests;
+  const auto& parts = layout.parts();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t end = i + 1 < parts.size() ? parts[i + 1].first_block : block_hashes.size();
+    const auto its = block_hashes.subspan(parts[i].first_block, end - parts[i].first_block);
+    digests.push_back(DigestOver(parts[i].digest, std::as_bytes(its)));
+  }
+  return digests;
 }
 
 std::vector<std::string> TensorsInBlocks(const ModelLayout& layout, const std::vector<BlockIndex>& blocks) {

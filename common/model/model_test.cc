@@ -6,6 +6,7 @@
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
 #include "common/model/model_name.h"
+#include "common/model/parts.h"
 #include "common/model/safetensors.h"
 
 namespace lockstep::model {
@@ -233,7 +234,7 @@ TEST_CASE("A manifest digest depends on every block hash, on their order and on 
   const auto digest = ComputeManifestDigest(layout->digest(), {1, 2, 3});
   CHECK(digest == ComputeManifestDigest(layout->digest(), {1, 2, 3}));
   CHECK(digest != ComputeManifestDigest(layout->digest(), {1, 3, 2}));
-  CHECK(digest != ComputeManifestDigest({}, {1, 2, 3}));
+  CHECK(digest != ComputeManifestDigest(LayoutDigest(), {1, 2, 3}));
 }
 
 TEST_CASE("Model names are directory names") {
@@ -242,6 +243,70 @@ TEST_CASE("Model names are directory names") {
     CHECK_THAT(CheckModelName(bad), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
   }
   CHECK_THAT(CheckModelName(std::string(129, 'a')), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
+}
+
+std::shared_ptr<const ModelLayout> PartLayout(const std::string& prefix, uint64_t elements, uint32_t part) {
+  return *ModelLayout::Create(
+      {{prefix + ".a", DType::kBF16, {elements}, 0}, {prefix + ".b", DType::kF32, {4}, 2 * elements}}, 4096,
+      {{"config.json", "{}"}, {std::string(kPartAttachment), Cat(R"({"part": )", part, R"(, "parts": 2})")}});
+}
+
+TEST_CASE("A joined layout has the parts' tensors one after the other, and their blocks") {
+  const auto first = PartLayout("x", 5000, 0);   // 10,016 bytes: three blocks
+  const auto second = PartLayout("y", 2048, 1);  // 4,112 bytes: two
+  const auto joined = ModelLayout::Join({first, second});
+  REQUIRE(joined.ok());
+  const ModelLayout& whole = **joined;
+  CHECK(whole.data_bytes() == 10'016 + 4'112);
+  CHECK(whole.attachments() == Attachments{{"config.json", "{}"}});
+  REQUIRE(whole.block_count() == 5);
+  const std::vector<ByteRange> ranges = {{0, 4096}, {4096, 4096}, {8192, 1824}, {10'016, 4096}, {14'112, 16}};
+  for (BlockIndex block = 0; block < 5; ++block) CHECK(whole.block_range(block) == ranges[block]);
+  CHECK(whole.block_unit(2) == first->block_unit(2));
+  CHECK(whole.block_unit(3) == second->block_unit(0));
+  CHECK(whole.block_unit(4) == second->block_unit(1));
+  CHECK(TensorsInBlocks(whole, {2, 3}) == std::vector<std::string>{"x.a", "x.b", "y.a"});
+
+  const std::vector<uint64_t> hashes = {1, 2, 3, 4, 5};
+  const std::vector<ManifestDigest> parts = {ComputeManifestDigest(*first, {1, 2, 3}),
+                                             ComputeManifestDigest(*second, {4, 5})};
+  CHECK(PartDigests(whole, hashes) == parts);
+  CHECK(ComputeManifestDigest(whole, hashes) == JoinedDigest(whole, parts));
+  CHECK(ComputeManifestDigest(whole, hashes) != ComputeManifestDigest(whole, {1, 2, 3, 5, 4}));
+
+  CHECK_THAT(ModelLayout::Decode(whole.encoded()).status(), FailsWith(ErrorCode::kProtocol, "format 3"));
+  const auto again = ModelLayout::Decode(whole.encoded(), /*joined=*/true);
+  REQUIRE(again.ok());
+  CHECK((*again)->digest() == whole.digest());
+  CHECK((*again)->block_range(3) == ranges[3]);
+  for (size_t bytes = 0; bytes < whole.encoded().size(); ++bytes) {
+    CHECK_FALSE(ModelLayout::Decode(ByteView(whole.encoded()).first(bytes), /*joined=*/true).ok());
+  }
+}
+
+TEST_CASE("Parts that do not make one model are not joined") {
+  const auto refused = [](std::shared_ptr<const ModelLayout> other) {
+    return ModelLayout::Join({PartLayout("x", 5000, 0), std::move(other)}).status();
+  };
+  CHECK_THAT(refused(PartLayout("x", 5000, 1)), FailsWith(ErrorCode::kBadData, "the name is given twice"));
+  CHECK_THAT(refused(*ModelLayout::Create({{"y", DType::kU8, {1}, 0}}, 8192)),
+             FailsWith(ErrorCode::kBadData, "the same --block-bytes"));
+  CHECK_THAT(refused(*ModelLayout::Create({{"y", DType::kU8, {1}, 0}}, 4096, {{"config.json", "[]"}})),
+             FailsWith(ErrorCode::kBadData, "different attachments \"config.json\""));
+  CHECK_THAT(refused(*ModelLayout::Join({PartLayout("y", 2, 0), PartLayout("z", 2, 1)})),
+             FailsWith(ErrorCode::kBadData, "a whole of parts itself"));
+}
+
+TEST_CASE("A layout's part is read from its attachment") {
+  CHECK((*PartOf(*PartLayout("x", 2, 1)))->part == 1);
+  CHECK((*PartOf(*PartLayout("x", 2, 1)))->parts == 2);
+  CHECK_FALSE(*PartOf(**ModelLayout::Create({{"y", DType::kU8, {1}, 0}})));
+  for (const char* text :
+       {"[]", "{}", R"({"part": 2, "parts": 2})", R"({"part": -1, "parts": 2})", R"({"part": 0, "parts": 0})",
+        R"({"part": 0, "parts": 1025})", R"({"part": "0", "parts": 2})"}) {
+    const auto layout = ModelLayout::Create({{"y", DType::kU8, {1}, 0}}, 4096, {{std::string(kPartAttachment), text}});
+    CHECK_THAT(PartOf(**layout).status(), FailsWith(ErrorCode::kBadData, "with M of 1 to 1024 and N below M"));
+  }
 }
 
 }  // namespace

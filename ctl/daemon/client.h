@@ -38,9 +38,19 @@ struct OtherDaemon<v1::RaasReceiver> {
   static constexpr auto kAnswers = &rpc::AnswersStatus<v1::TrainerAgent, v1::AgentStatusRequest, v1::AgentStatus>;
 };
 
-// The agent that a receiver's model comes from. kNotFound: it comes from a log now.
-inline Result<std::string> AgentOfModel(const v1::ReceiverModel& model, std::string_view receiver) {
-  if (model.source().find("://") == std::string::npos) return model.source();
+// The agents that a receiver's model comes from: one, or one for each part. kNotFound: it comes from a log now.
+inline Result<std::vector<std::string>> AgentsOfModel(const v1::ReceiverModel& model, std::string_view receiver) {
+  if (model.source().find("://") == std::string::npos) {
+    std::vector<std::string> agents(1);
+    for (const char each : model.source()) {
+      if (each == '+') {
+        agents.emplace_back();
+      } else {
+        agents.back().push_back(each);
+      }
+    }
+    return agents;
+  }
   return Status(ErrorCode::kNotFound, Cat(receiver, ": model ", model.name(), " comes from ", model.source(),
                                           ", and from no agent; name one with --agent"));
 }

@@ -1,3 +1,5 @@
+#include <set>
+
 #include "ctl/daemon/daemon_commands.h"
 
 namespace lockstep::ctl {
@@ -51,8 +53,8 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(options_, client_.name(), status.models()));
     LS_ASSIGN_OR_RETURN(Verification verification, VerifyItself<v1::ReceiverVerifyRequest>(model));
     verification.needs_engines = options_.needs_engines;
-    LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
-    Result<AgentProof> proof = AskAgent(agent, verification);
+    LS_ASSIGN_OR_RETURN(const std::vector<std::string> agents, AgentsOf(status, model));
+    Result<AgentProof> proof = AskAgents(agents, verification);
     // Damage found here is the answer, whether or not the agent can be asked.
     if (proof.ok()) verification.agent = *proof;
     output_.Print(ToJson(verification), VerificationText(verification));
@@ -60,13 +62,30 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     return proof.status().WithContext("the replica is what its own manifest says, but the agent cannot confirm it");
   }
 
-  // The agent to compare with: --agent, or the one that the receiver follows.
-  Result<std::string> AgentOf(const v1::ReceiverStatus& status, const std::string& model) const {
-    if (options_.verify_agent.has_value()) return *options_.verify_agent;
+  // The agents to compare with: --agent, or those that the receiver follows.
+  Result<std::vector<std::string>> AgentsOf(const v1::ReceiverStatus& status, const std::string& model) const {
+    if (options_.verify_agent.has_value()) return std::vector<std::string>{*options_.verify_agent};
     for (const v1::ReceiverModel& known : status.models()) {
-      if (known.name() == model) return AgentOfModel(known, client_.name());
+      if (known.name() == model) return AgentsOfModel(known, client_.name());
     }
     return Status(ErrorCode::kNotFound, Cat(client_.name(), ": has no model ", model));
+  }
+
+  // Of agents that have a part each: where their digests are those of the parts, the digest is that of the whole.
+  Result<AgentProof> AskAgents(const std::vector<std::string>& addresses, const Verification& verification) const {
+    if (addresses.size() == 1) return AskAgent(addresses[0], verification);
+    const auto& wanted = verification.result.part_digests();
+    std::multiset<std::string> parts(wanted.begin(), wanted.end());
+    AgentProof whole{.address = "", .held = {}, .digest = verification.result.computed_digest()};
+    for (const std::string& address : addresses) {
+      LS_ASSIGN_OR_RETURN(AgentProof proof, AskAgent(address, verification));
+      const auto part = parts.find(proof.digest);
+      if (part == parts.end()) return proof;
+      parts.erase(part);
+      whole.address += (whole.address.empty() ? "" : "+") + address;
+      whole.held = proof.held;
+    }
+    return whole;
   }
 
   Result<AgentProof> AskAgent(const std::string& address, const Verification& verification) const {

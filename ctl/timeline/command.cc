@@ -53,7 +53,10 @@ Result<std::string> AgentFollowedBy(const std::string& address, const rpc::TlsOp
   const ReceiverClient receiver("raas_receiver", address, tls);
   LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status,
                       receiver.Call(&ReceiverClient::Stub::GetStatus, v1::ReceiverStatusRequest(), timeout));
-  for (const v1::ReceiverModel& model : status.models()) return AgentOfModel(model, receiver.name());
+  for (const v1::ReceiverModel& model : status.models()) {
+    LS_ASSIGN_OR_RETURN(const std::vector<std::string> agents, AgentsOfModel(model, receiver.name()));
+    return agents[0];
+  }
   return Status(ErrorCode::kNotFound, Cat(receiver.name(), ": follows no agent; name one with --agent"));
 }
 

@@ -266,7 +266,7 @@ Result<bool> Archiver::WriteDelta(const std::stop_token& stop) {
     const payload::PayloadHeader& header = read->payload->header();
     for (const payload::PayloadEntry& entry : read->payload->entries()) hashes[entry.block] = entry.target_hash;
     const bool leads = ToBytes(header.base_digest) == history_->newest().manifest_digest() &&
-                       model::ComputeManifestDigest(current_.layout->digest(), hashes) == header.target_digest;
+                       model::ComputeManifestDigest(*current_.layout, hashes) == header.target_digest;
     if (!leads) follows = {ErrorCode::kCorrupt, "it does not lead from the log's newest version to its own"};
   }
   if (!follows.ok()) {

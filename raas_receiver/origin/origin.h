@@ -34,11 +34,12 @@ struct Head {
 
 // A receiver's request for newer versions: the version to start from, and what may be pulled.
 struct Want {
-  VersionRef held;        // that the receiver has; version 0: none
-  ManifestDigest digest;  // of `held`
-  Layout layout;          // of the model, as the caller knows it
-  bool whole = false;     // every block, whatever is held
-  VersionRef skipped;     // a version that must not become the target of a pull; version 0: any may
+  VersionRef held;                   // that the receiver has; version 0: none
+  ManifestDigest digest;             // of `held`
+  Layout layout;                     // of the model, as the caller knows it
+  std::span<const uint64_t> hashes;  // of the blocks of `held`, in memory of the caller
+  bool whole = false;                // every block, whatever is held
+  VersionRef skipped;                // a version that must not become the target of a pull; version 0: any may
 };
 
 // The plan of one pull, checked: its numbers are within the layout and add up.

@@ -23,6 +23,13 @@ std::vector<BlockIndex> FullStaging::Missing() const {
   return missing;
 }
 
+void FullStaging::Take(BlockIndex first, const FullStaging& part) {
+  for (const BlockIndex block : part.expected_) {
+    versions_[first + block] = part.versions_[block];
+    hashes_[first + block] = part.hashes_[block];
+  }
+}
+
 Status FullStaging::Put(const wire::FrameHeader& frame, ByteView) {
   versions_[frame.block] = frame.version;
   hashes_[frame.block] = frame.block_hash;
@@ -41,11 +48,11 @@ DeltaStaging::DeltaStaging(const model::ModelLayout& layout, const RunId& run,
 Status DeltaStaging::PutEntry(uint64_t payload_id, payload::DeltaBlock entry) {
   MutexLock lock(mutex_);
   Step& step = steps_[by_payload_.at(payload_id)];
-  if (step.entries.size() == step.plan.entries || entry.data.size() > step.plan.data_bytes - step.bytes) {
+  if (step.entries.size() == step.plan.entries || entry.bytes().size() > step.plan.data_bytes - step.bytes) {
     return {ErrorCode::kProtocol, Cat("block ", entry.block, " is more than the ", step.plan.entries, " blocks and ",
                                       step.plan.data_bytes, " bytes planned to version ", step.plan.target)};
   }
-  step.bytes += entry.data.size();
+  step.bytes += entry.bytes().size();
   step.entries.push_back(std::move(entry));
   return OkStatus();
 }
@@ -107,7 +114,7 @@ Result<payload::DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_di
 Status VerifyChain(const model::ModelLayout& layout, const payload::DeltaChain& chain, std::vector<uint64_t> hashes) {
   for (const auto& step : chain) {
     for (const payload::PayloadEntry& entry : step->entries()) hashes[entry.block] = entry.target_hash;
-    if (model::ComputeManifestDigest(layout.digest(), hashes) != step->header().target_digest) {
+    if (model::ComputeManifestDigest(layout, hashes) != step->header().target_digest) {
       return {ErrorCode::kCorrupt, Cat("the delta from version ", step->base().version, " to ", step->target().version,
                                        " does not lead to the digest that its manifest names")};
     }

@@ -28,6 +28,11 @@ class FullStaging : public pull::BlockSink {
   // The expected blocks that have not come. REQUIRES no fetch to run.
   std::vector<BlockIndex> Missing() const;
 
+  // Notes the expected blocks of `part`, which begins at block `first` of this one, as they came. Any thread, for
+  // blocks that no other thread notes.
+  void Take(BlockIndex first, const FullStaging& part);
+
+  std::span<std::byte> Place(BlockIndex block) const { return place_of_(block); }
   std::span<std::byte> Destination(const wire::FrameHeader& frame) override { return place_of_(frame.block); }
   Status Put(const wire::FrameHeader& frame, ByteView payload) override;
 

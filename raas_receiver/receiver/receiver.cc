@@ -17,6 +17,7 @@
 #include "raas_receiver/origin/agent_origin.h"
 #include "raas_receiver/origin/log_origin.h"
 #include "raas_receiver/origin/ordered_origin.h"
+#include "raas_receiver/origin/parted_origin.h"
 #include "raas_receiver/receiver/receiver_metrics.h"
 
 namespace lockstep::receiver {
@@ -49,7 +50,8 @@ void WarnOfDisk(const std::string& root) {
 void WarnOfSigning(const ReceiverConfig& config) {
   if (!config.archive.key || config.tls.files.configured()) return;
   for (const Source& source : config.sources) {
-    if (source.log != nullptr || net::HostPort{source.agent.host}.IsLoopback()) continue;
+    const auto is_here = [](const net::ControlAddress& agent) { return net::HostPort{agent.host}.IsLoopback(); };
+    if (std::ranges::all_of(source.agents, is_here)) continue;
     telemetry::Log(telemetry::LogLevel::kWarn, "archive_source_in_plaintext",
                    {{"source", source.text},
                     {"message",
@@ -171,15 +173,20 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                  .poll = config_.log_poll},
                                 workers_);
   }
-  return origin::NewAgentOrigin({.model = model,
-                                 .receiver = config_.name,
-                                 .instance = instance_,
-                                 .agent = source.agent,
-                                 .tls = config_.tls.files,
-                                 .lanes = config_.lanes,
-                                 .streaming = config_.streaming,
-                                 .timeline = &timeline_},
-                                io_, workers_);
+  std::vector<std::unique_ptr<origin::Origin>> agents;
+  for (const net::ControlAddress& agent : source.agents) {
+    agents.push_back(origin::NewAgentOrigin({.model = model,
+                                             .receiver = config_.name,
+                                             .instance = instance_,
+                                             .agent = agent,
+                                             .tls = config_.tls.files,
+                                             .lanes = config_.lanes,
+                                             .streaming = config_.streaming,
+                                             .timeline = &timeline_},
+                                            io_, workers_));
+  }
+  if (agents.size() == 1) return std::move(agents.front());
+  return origin::NewPartedOrigin(std::move(agents));
 }
 
 Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::string& model,

@@ -66,7 +66,7 @@ void AddOptions(ConfigParser& parser, RawSettings& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("source", &to.sources,
              "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY "
-             "or s3://BUCKET/PREFIX; "
+             "or s3://BUCKET/PREFIX; A+B+C: agents that have a part of each model; "
              "repeat for several, the preferred one first; auto: the agent of this host, at its usual place");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
@@ -254,10 +254,14 @@ Status CheckSources(const ConfigParser& parser, const RawSettings& raw, Receiver
     if (text.find("://") != std::string::npos) {
       LS_ASSIGN_OR_RETURN(source.log, OpenLog(parser, "source", text, config));
     } else {
-      const Result<net::ControlAddress> agent = net::ParseControlAddress(text);
-      if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("source"), ": ", agent.status().message())};
-      LS_RETURN_IF_ERROR(CheckPlaintext(parser, config, *agent));
-      source.agent = *agent;
+      for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find('+', at), text.size());
+        const Result<net::ControlAddress> agent = net::ParseControlAddress(text.substr(at, end - at));
+        if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("source"), ": ", agent.status().message())};
+        LS_RETURN_IF_ERROR(CheckPlaintext(parser, config, *agent));
+        source.agents.push_back(*agent);
+        at = end + 1;
+      }
     }
     config.sources.push_back(std::move(source));
   }

@@ -18,11 +18,11 @@
 
 namespace lockstep::receiver {
 
-// Where versions come from: an agent, or a log.
+// Where versions come from: an agent, several that have a part each, or a log.
 struct Source {
   std::string text;  // as it was given
-  net::ControlAddress agent;
-  std::shared_ptr<objects::ObjectStore> log;  // null: it is an agent
+  std::vector<net::ControlAddress> agents;    // none: it is a log; several: each has a part
+  std::shared_ptr<objects::ObjectStore> log;  // null: it is no log
 };
 
 // The log that is written; without a store: none.

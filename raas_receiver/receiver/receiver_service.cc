@@ -23,6 +23,7 @@ v1::VerifyResult ToProto(const replica::VerifyReport& report) {
   *result.mutable_held() = origin::ToProto(report.held);
   result.set_recorded_digest(ToBytes(report.recorded));
   result.set_computed_digest(ToBytes(report.computed));
+  for (const ManifestDigest& part : report.parts) result.add_part_digests(ToBytes(part));
   result.mutable_bad_blocks()->Add(report.bad_blocks.begin(), report.bad_blocks.end());
   for (const std::string& tensor : report.bad_tensors) result.add_bad_tensors(tensor);
   return result;

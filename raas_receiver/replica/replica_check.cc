@@ -68,8 +68,12 @@ Result<VerifyReport> ReplicaPair::Verify() {
   lock.unlock();
 
   const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);
-  VerifyReport report{
-      state.manifest.held, state.manifest.digest, model::ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
+  VerifyReport report{.held = state.manifest.held,
+                      .recorded = state.manifest.digest,
+                      .computed = model::ComputeManifestDigest(*state.layout, hashes),
+                      .parts = model::PartDigests(*state.layout, hashes),
+                      .bad_blocks = {},
+                      .bad_tensors = {}};
   report.bad_blocks = Differing(hashes, state.manifest.block_hashes);
   MarkDamaged(index, state.manifest.held, report.bad_blocks, "verify");
   report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);

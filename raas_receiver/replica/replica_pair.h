@@ -70,6 +70,7 @@ struct VerifyReport {
   VersionRef held;
   ManifestDigest recorded;
   ManifestDigest computed;
+  std::vector<ManifestDigest> parts;  // computed, of a joined layout
   std::vector<BlockIndex> bad_blocks;
   std::vector<std::string> bad_tensors;
 };

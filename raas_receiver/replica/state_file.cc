@@ -41,7 +41,7 @@ Status CheckContent(const ReplicaStateHeader& header, const ReplicaState& state)
     return Corrupt(
         Cat("replica state has ", header.block_count, " block hashes, its layout ", state.layout->block_count()));
   }
-  if (model::ComputeManifestDigest(header.layout_digest, state.manifest.block_hashes) != header.manifest_digest) {
+  if (model::ComputeManifestDigest(*state.layout, state.manifest.block_hashes) != header.manifest_digest) {
     return Corrupt("replica state's hashes do not give its manifest digest");
   }
   return OkStatus();
@@ -90,7 +90,7 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   }
 
   ReplicaState state;
-  LS_ASSIGN_OR_RETURN(state.layout, model::ModelLayout::Decode(layout));
+  LS_ASSIGN_OR_RETURN(state.layout, model::ModelLayout::Decode(layout, /*joined=*/true));
   state.manifest.held = {header.run, header.version};
   state.manifest.block_hashes.resize(header.block_count);
   std::memcpy(state.manifest.block_hashes.data(), hashes.data(), hashes.size());

@@ -210,7 +210,7 @@ bool Session::Synchronize() {
     // At once: engines may take their time with what came now.
     const replica::PublishedVersion current = replicas_->current();
     if (options_.follow && origin_->can().follow)
-      origin_->Follow({current.held, current.digest, current.layout}, stop_.get_token());
+      origin_->Follow({current.held, current.digest, current.layout, replicas_->current_hashes()}, stop_.get_token());
   } else if (!Ended(status)) {
     sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
   }

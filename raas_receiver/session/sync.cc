@@ -116,12 +116,14 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
 }
 
 Status Sync::OpenPull() {
-  auto opened = context_.origin.Open({.held = base_.held,
-                                      .digest = base_.digest,
-                                      .layout = request_.layout,
-                                      .whole = request_.force_full || request_.repair,
-                                      .skipped = request_.skipped},
-                                     request_.stop);
+  auto opened = context_.origin.Open(
+      {.held = base_.held,
+       .digest = base_.digest,
+       .layout = request_.layout,
+       .hashes = base_.held.nothing() ? std::span<const uint64_t>() : context_.replicas.current_hashes(),
+       .whole = request_.force_full || request_.repair,
+       .skipped = request_.skipped},
+      request_.stop);
   // The trainer may have come back with another layout: ask for it again next time.
   if (opened.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!opened.ok()) return opened.status();
@@ -211,7 +213,7 @@ Result<Sync::State> Sync::Verify() {
     LS_RETURN_IF_ERROR(origin::VerifyChain(layout, chain_, hashes));
     expected_ = replica::HashesAfter(chain_, std::vector<Version>(hashes.size(), plan_.base.version), hashes);
   }
-  if (model::ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
+  if (model::ComputeManifestDigest(layout, expected_) != plan_.target_digest) {
     return Status(ErrorCode::kCorrupt, Cat("the blocks received for version ", plan_.target.version,
                                            " do not give the digest of its manifest"));
   }

@@ -251,11 +251,13 @@ class Cluster:
         self.daemons: "list[Daemon]" = []
         self._cleanups = contextlib.ExitStack()
 
-    def agent(self, start: bool = True, **options) -> Agent:
-        return self._add(Agent(self.directory / "agent", options), start)
+    def agent(self, start: bool = True, *, name: str = "agent", **options) -> Agent:
+        return self._add(Agent(self.directory / name, options), start)
 
     def receiver(self, agent, *, name: "str | None" = None, models=(MODEL,), start: bool = True, **options) -> Receiver:
         name = name or f"receiver-{len(self.daemons)}"
+        if isinstance(agent, list):  # each has a part
+            agent = "+".join(each.address for each in agent)
         source = agent.address if isinstance(agent, Agent) else agent
         return self._add(Receiver(self.directory / name, name, source, models, options), start)
 

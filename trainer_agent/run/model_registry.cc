@@ -4,6 +4,7 @@
 
 #include "common/base/text.h"
 #include "common/derive/derivation.h"
+#include "common/model/parts.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::run {
@@ -123,6 +124,8 @@ Result<ModelRegistry::OpenAction> ModelRegistry::Decide(const OpenRequest& reque
   }
   if (!named) return OpenAction::kStart;
   if (!request.fds.empty()) return OpenAction::kResume;
+  // The trainer draws the run of a part, so that all parts have one, also those of an agent that lost it.
+  if (request.layout->attachments().contains(std::string(model::kPartAttachment))) return OpenAction::kStart;
   const std::string known = entry == nullptr ? "it holds none of this model"
                                              : Cat("of this model it holds ", ToHex(entry->publisher->buffer().run()));
   return Status(ErrorCode::kNotFound, Cat("model ", request.model, ": the agent does not know run ", ToHex(request.run),
@@ -165,6 +168,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& reque
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto layout, model::ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
                                                                     request.layout->attachments()));
+  if (const auto part = model::PartOf(*layout); !part.ok()) return part.status();
   Derivations derivations;
   {
     // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
@@ -187,8 +191,9 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& reques
     LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, layouts, replaced));
   }
   EndRun(request.model);
-  LS_ASSIGN_OR_RETURN(SegmentHome::StoredRun stored,
-                      home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
+  LS_ASSIGN_OR_RETURN(
+      SegmentHome::StoredRun stored,
+      home_->Make(request.model, request.run.IsZero() ? RandomId<RunId>() : request.run, *layout, request.ranks));
   const auto publisher = Install(std::move(stored), true);
   telemetry::Log(telemetry::LogLevel::kInfo, "run_started",
                  {{"model", request.model},

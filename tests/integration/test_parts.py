@@ -1,0 +1,165 @@
+"""A model in parts: an agent for each, and a receiver of the whole."""
+
+import json
+import secrets
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from harness import MODEL, wait_until
+from replicas import ToyModel
+
+import lockstep
+
+
+class Parts:
+    """A toy model, of which each of `count` agents has every count-th tensor."""
+
+    def __init__(self, cluster, count: int, **options) -> None:
+        self.model = ToyModel(blocks=24)
+        self.agents = [cluster.agent(name=f"agent-{part}", **options) for part in range(count)]
+        self.run = secrets.token_hex(16)
+        self.publishers = [self.publisher(part) for part in range(count)]
+        self.version = 0
+
+    def tensors(self, part: int) -> dict:
+        names = sorted(self.model.tensors)[part :: len(self.agents)]
+        return {name: self.model.tensors[name] for name in names}
+
+    def publisher(self, part: int, **options) -> lockstep.Publisher:
+        number = {"lockstep_part.json": json.dumps({"part": part, "parts": len(self.agents)})}
+        options = {"run": self.run, "attachments": number, **options}
+        return self.agents[part].publisher(self.tensors(part), **options)
+
+    def publish(self, version: "int | None" = None) -> None:
+        self.version = version or self.version + 1
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.publish_part, range(len(self.agents))))
+
+    def publish_part(self, part: int) -> None:
+        self.publishers[part].publish(f"step {self.version}", tensors=self.tensors(part), version=self.version)
+
+
+def modes_of(receiver) -> "list[str]":
+    """How each version came that it made current."""
+    events = [json.loads(line) for line in receiver.log().splitlines()]
+    return [event["mode"] for event in events if event.get("event") == "version_committed"]
+
+
+@pytest.fixture
+def parts(cluster):
+    return Parts(cluster, 3)
+
+
+def test_a_receiver_follows_the_whole_by_full_pull_and_by_deltas(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    with receiver.recorded_syncs() as syncs:
+        for _ in range(4):
+            parts.model.step()
+            parts.publish()
+            receiver.wait_for(parts.model.tensors)
+    assert {sync["mode"] for sync in syncs if sync["verified"]} <= {"delta", "chain"}
+    status = receiver.model_status()
+    assert (status["held"]["version"], status["held_label"]) == (5, "step 5")
+    assert receiver.ctl("verify").returncode == 0
+    files = {path.name for path in receiver.published().iterdir()}
+    assert files == {"model.safetensors", "lockstep.json"}
+
+
+def test_a_receiver_that_starts_again_goes_on_by_deltas(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    receiver.kill()
+    for _ in range(3):
+        parts.model.step()
+        parts.publish()
+    receiver.start()
+    receiver.wait_for(parts.model.tensors)
+    assert modes_of(receiver) == ["full", "chain"]
+
+
+def test_a_version_that_one_agent_lacks_is_passed_over(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    before = parts.model.copy()
+    parts.model.step()
+    parts.version = 2
+    for part in (0, 2):
+        parts.publish_part(part)
+        parts.agents[part].wait_for(2)
+    time.sleep(1)
+    receiver.wait_for(before)
+    parts.model.step()
+    parts.publish(3)
+    receiver.wait_for(parts.model.tensors)
+    assert modes_of(receiver) == ["full", "chain"]  # over a step that leads to no version of the whole
+    assert receiver.ctl("verify").returncode == 0
+
+
+def test_parts_of_which_the_trainer_moves_on_during_a_full_pull_come_to_one_version(cluster):
+    parts = Parts(cluster, 3, lane_rate_limit=1 << 20)
+    parts.publish()
+    receiver = cluster.receiver(parts.agents, streaming=False)
+    for _ in range(6):
+        time.sleep(0.3)
+        parts.model.step()
+        parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    assert receiver.model_status()["held"]["version"] == 7
+
+
+def test_an_agent_that_lost_its_part_gets_it_again_in_the_same_run(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    parts.publishers[1].close()
+    parts.agents[1].kill()
+    shutil.rmtree(parts.agents[1].segment_dir)
+    parts.agents[1].start()
+    parts.publishers[1] = parts.publisher(1)
+    parts.model.step()
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    assert receiver.model_status()["held"] == {"run": parts.run, "version": 2}
+    assert modes_of(receiver) == ["full", "full"]
+
+
+def test_a_trainer_that_begins_a_new_run_on_some_hosts_is_followed_once_all_have_it(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    before = parts.model.copy()
+    receiver.wait_for(before)
+    for publisher in parts.publishers:
+        publisher.close()
+    parts.run = secrets.token_hex(16)
+    parts.model.step()
+    for part in range(3):
+        receiver.wait_for(before)
+        parts.publishers[part] = parts.publisher(part)
+        parts.publish_part(part)
+        time.sleep(0.3)
+    receiver.wait_for(parts.model.tensors)
+    assert receiver.model_status()["held"] == {"run": parts.run, "version": 1}
+
+
+def test_what_the_agents_lack_is_said_with_their_addresses(cluster, parts):
+    parts.publish()
+    few = cluster.receiver(parts.agents[:2], name="few")
+    twice = cluster.receiver([*parts.agents[:2], parts.agents[1]], name="twice")
+    whole = cluster.agent(name="whole")
+    with whole.publisher(parts.model.tensors) as publisher:
+        publisher.publish(tensors=parts.model.tensors)
+        none = cluster.receiver([whole, parts.agents[0]], name="none")
+        said = {
+            few: "of 3, and --source names 2 agents; name those of all",
+            twice: f"and {parts.agents[1].address} both have part 1 of 3",
+            none: f"agent {whole.address} has all of the model, and not a part",
+        }
+        for receiver, sentence in said.items():
+            wait_until(lambda: sentence in str(receiver.model_status()), sentence)
+            assert not receiver.file().exists()
