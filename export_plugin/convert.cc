@@ -120,6 +120,8 @@ Result<exporter::ExporterOptions> ToExporterOptions(const lockstep_options& opti
   LS_ASSIGN_OR_RETURN(converted.descriptions, ToDescriptions(options.descriptions, options.ranks));
   LS_ASSIGN_OR_RETURN(converted.attachments, model::ParseAttachments(TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.locals, ToLocals(options.locals, options.local_count));
+  if (options.hosts != nullptr) converted.hosts.assign(options.hosts, options.hosts + options.ranks);
+  converted.part = options.part;
   return converted;
 }
 

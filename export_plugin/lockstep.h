@@ -131,6 +131,11 @@ typedef struct lockstep_options {
   size_t local_count;
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
+  const uint32_t* hosts; /* null, or the host of each rank, counted from 0: the model is published in parts, to an agent
+                            on each host. This is the part of host `part`, under one `run` that all ranks give, and
+                            which its agent may not know yet. A rank opens the parts that it writes or sends to; the
+                            descriptions' on_agent_host is not read */
+  uint32_t part;
 } lockstep_options;
 
 typedef struct lockstep_publisher lockstep_publisher;

@@ -8,6 +8,7 @@
 #include "common/base/text.h"
 #include "common/derive/modules.h"
 #include "common/model/model_name.h"
+#include "common/model/module_names.h"
 #include "kernels/hash.h"
 
 namespace lockstep::derive {
@@ -96,9 +97,9 @@ class Derivation::Builder {
     std::map<std::string, size_t> first;  // tensor of each fused module
     for (size_t i = 0; i < taken_.size(); ++i) {
       const TensorMeta& tensor = source_.tensors()[i];
-      const auto module = ModuleOf(tensor);
+      const auto module = model::ModuleOf(tensor);
       if (!module || tensor.shape.size() != 2) continue;
-      const auto [at, added] = first.try_emplace(FusedModule(*module), i);
+      const auto [at, added] = first.try_emplace(model::FusedModule(*module), i);
       if (added || taken_[at->second] == taken_[i]) continue;
       return {ErrorCode::kBadData,
               Cat("of ", source_.tensors()[at->second].name, " and ", tensor.name,
@@ -113,7 +114,7 @@ class Derivation::Builder {
     Json names = Json::array();
     bool has_head = false;
     for (size_t i = 0; i < taken_.size(); ++i) {
-      const auto module = ModuleOf(source_.tensors()[i]);
+      const auto module = model::ModuleOf(source_.tensors()[i]);
       if (!module || taken_[i] || source_.tensors()[i].shape.size() < 2) continue;
       names.push_back(*module);
       has_head = has_head || *module == kHead;
@@ -123,7 +124,7 @@ class Derivation::Builder {
   }
 
   static std::string NameOf(const TensorMeta& weight, std::string_view suffix) {
-    return Cat(*ModuleOf(weight), ".", suffix);
+    return Cat(*model::ModuleOf(weight), ".", suffix);
   }
 
   uint64_t ScaleColumns(const TensorMeta& weight) const {
@@ -176,7 +177,7 @@ class Derivation::Builder {
     }
     Part* whole = nullptr;
     if (!format_->global.empty()) {
-      const auto [at, added] = fused_.try_emplace(FusedModule(*ModuleOf(tensor)), made_.parts_.size());
+      const auto [at, added] = fused_.try_emplace(model::FusedModule(*model::ModuleOf(tensor)), made_.parts_.size());
       if (added) made_.parts_.emplace_back();
       whole = &made_.parts_[at->second];
       whole->globals.push_back(offsets_.at(NameOf(tensor, format_->global)));

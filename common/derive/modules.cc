@@ -5,13 +5,13 @@
 #include <charconv>
 
 #include "common/base/text.h"
+#include "common/model/module_names.h"
 
 namespace lockstep::derive {
 namespace {
 
 using model::DType;
 
-constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kLayers = "layers.";
 // Where the decoder is, in models of text and in those with other parts.
 constexpr std::array<std::string_view, 4> kDecoders = {"model.", "model.language_model.", "language_model.model.",
@@ -55,35 +55,8 @@ uint64_t LayersIn(const Json& config) {
 
 }  // namespace
 
-std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor) {
-  const std::string_view name = tensor.name;
-  if (!name.ends_with(kWeight)) return std::nullopt;
-  return name.substr(0, name.size() - kWeight.size());
-}
-
 bool IsFloat(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-}
-
-std::string FusedModule(std::string_view module) {
-  static constexpr struct {
-    std::string_view part, whole;
-  } kFused[] = {{"q_proj", "qkv_proj"},
-                {"k_proj", "qkv_proj"},
-                {"v_proj", "qkv_proj"},
-                {"gate_proj", "gate_up_proj"},
-                {"up_proj", "gate_up_proj"},
-                {"w1", "w13"},
-                {"w3", "w13"},
-                {"q_a_proj", "fused_qkv_a_proj"},
-                {"kv_a_proj_with_mqa", "fused_qkv_a_proj"},
-                {"in_proj_qkv", "in_proj_qkvz"},
-                {"in_proj_z", "in_proj_qkvz"}};
-  const std::string_view last = LastOf(module);
-  for (const auto& [part, whole] : kFused) {
-    if (part == last) return Cat(module.substr(0, module.size() - last.size()), whole);
-  }
-  return std::string(module);
 }
 
 Result<Selection> Selection::Create(const Json& config, const Json* left_out) {
@@ -114,7 +87,7 @@ bool Selection::Reaches(std::string_view module) const {
 }
 
 bool Selection::Takes(const model::TensorMeta& tensor) const {
-  const auto module = ModuleOf(tensor);
+  const auto module = model::ModuleOf(tensor);
   return module && tensor.shape.size() == 2 && tensor.shape[0] > 0 && tensor.shape[1] > 0 && Reaches(*module) &&
          !Contains(kNeverTaken, LastOf(*module));
 }

@@ -1,7 +1,6 @@
 // Which weights of a model are quantised, by the names of its modules (FORMAT.md, "Which weights").
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,15 +11,8 @@
 
 namespace lockstep::derive {
 
-// The module that has this tensor as its weight; no value for other tensors.
-std::optional<std::string_view> ModuleOf(const model::TensorMeta& tensor);
-
 // Whether a weight of this dtype can be quantised.
 bool IsFloat(model::DType dtype);
-
-// The weights that the engine runs as one module with this one, as the names of those modules in order, this one among
-// them: q, k and v, or gate and up. They may have to share a scale.
-std::string FusedModule(std::string_view module);
 
 class Selection {
  public:

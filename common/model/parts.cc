@@ -6,6 +6,10 @@
 
 namespace lockstep::model {
 
+std::string PartText(const PartNumber& number) {
+  return Cat(R"({"part": )", number.part, R"(, "parts": )", number.parts, "}");
+}
+
 Result<std::optional<PartNumber>> PartOf(const ModelLayout& layout) {
   const auto at = layout.attachments().find(std::string(kPartAttachment));
   if (at == layout.attachments().end()) return std::optional<PartNumber>();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "common/model/layout.h"
@@ -19,6 +20,8 @@ struct PartNumber {
   uint32_t parts = 1;  // that make the whole
 };
 
+// The attachment's text.
+std::string PartText(const PartNumber& number);
 // Nothing: the layout is of a whole model. kBadData: the attachment is not as it should be.
 Result<std::optional<PartNumber>> PartOf(const ModelLayout& layout);
 

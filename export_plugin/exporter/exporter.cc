@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "common/base/text.h"
+#include "common/layout/host_parts.h"
+#include "common/model/parts.h"
 #include "export_plugin/exporter/bucket_intake.h"
 #include "export_plugin/exporter/bucket_sender.h"
 #include "export_plugin/exporter/pinned_pages.h"
@@ -27,6 +29,14 @@ Status CheckOptions(const ExporterOptions& options) {
     return {ErrorCode::kBadData,
             Cat("rank ", options.rank, " of ", options.descriptions.size(), " descriptions: ranks count from 0")};
   }
+  const auto& hosts = options.hosts;
+  const bool counted = hosts.size() == options.descriptions.size() &&
+                       std::all_of(hosts.begin(), hosts.end(), [](uint32_t host) { return host < model::kMaxParts; }) &&
+                       std::count(hosts.begin(), hosts.end(), options.part) > 0;
+  if (!hosts.empty() && !counted) {
+    return {ErrorCode::kBadData,
+            Cat("hosts: give that of each rank, below ", model::kMaxParts, ", and a part that is one of them")};
+  }
   if (options.bucket_bytes < kMinBucketBytes) {
     return {ErrorCode::kBadData, Cat("bucket_bytes is ", options.bucket_bytes, "; it must be at least ",
                                      kMinBucketBytes, ", the same on every rank")};
@@ -38,11 +48,19 @@ Status CheckOptions(const ExporterOptions& options) {
 
 Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan::ShardDescription>& descriptions) {
   LS_RETURN_IF_ERROR(CheckLocals(options.locals, descriptions[rank_]));
-  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(descriptions));
-  const std::vector<bool> beside = plan::OnAgentHost(descriptions);
+  LS_ASSIGN_OR_RETURN(layout::TrainingModel model, plan::BuildTrainingModel(descriptions));
+  std::vector<bool> beside = plan::OnAgentHost(descriptions);
+  model::Attachments attachments = options.attachments;
+  if (!options.hosts.empty()) {
+    LS_ASSIGN_OR_RETURN(const std::vector<uint32_t> host_of_tensor, layout::HostOfTensors(model, options.hosts));
+    LS_ASSIGN_OR_RETURN(model, layout::PartOf(model, host_of_tensor, options.part));
+    for (size_t rank = 0; rank < beside.size(); ++rank) beside[rank] = options.hosts[rank] == options.part;
+    const uint32_t parts = *std::max_element(options.hosts.begin(), options.hosts.end()) + 1;
+    attachments[std::string(model::kPartAttachment)] = model::PartText({options.part, parts});
+  }
   LS_ASSIGN_OR_RETURN(plan_, layout::CompileExport(model, beside));
   LS_ASSIGN_OR_RETURN(layout_, model::ModelLayout::Create(layout::HuggingFaceTensors(model), model::kDefaultBlockBytes,
-                                                          options.attachments));
+                                                          std::move(attachments)));
   return SetUpRoles(options, model, beside);
 }
 

@@ -51,7 +51,11 @@ struct ExporterOptions {
   client::RankOptions agent;              // the exporter gives layout, rank, ranks and share
   std::vector<std::string> descriptions;  // of all ranks
   model::Attachments attachments;         // that belong to the model
-  uint32_t rank = 0;                      // of descriptions
+  // Of each rank, counted from 0, for a model in parts: the exporter publishes the part of host `part`, to the agent
+  // there. Empty: the whole model, by the descriptions' on_agent_host.
+  std::vector<uint32_t> hosts;
+  uint32_t part = 0;
+  uint32_t rank = 0;  // of descriptions
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
   uint32_t threads = 1;  // that may copy, the caller's among them; 0: UsualCopyThreads of the ranks on this host

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import MODEL, wait_until
+from harness import wait_until
 from replicas import ToyModel
 
 import lockstep

@@ -93,6 +93,8 @@ class COptions(ctypes.Structure):
         ("local_count", ctypes.c_size_t),
         ("bucket_bytes", ctypes.c_uint64),
         ("exchange", ctypes.POINTER(CExchange)),
+        ("hosts", ctypes.POINTER(ctypes.c_uint32)),
+        ("part", ctypes.c_uint32),
     ]
 
 

@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_SENT = ("lockstep/bytes_sent", "lockstep/buckets_sent")
+
+
 class ShardedOptions(CommonOptions, total=False):
     """Beside these, where all ranks of a group make it together."""
 
     group: Any
     on_agent_host: "bool | None"
+    by_host: bool
     bucket_bytes: int
 
 
@@ -90,6 +94,9 @@ class Publisher:
         on_agent_host: whether this rank is on the agent's host; None: whether ``socket`` exists here. All ranks then
             wait until it exists for one of them. Ranks on other hosts send their shards to a rank on the agent's host,
             and ``skip_while_away`` is then refused.
+        by_host: each host has an agent, which gets the part of the model that this host's ranks hold most of; receivers
+            put the parts together (docs/howto/parts.md). No host then needs memory for the whole model. ``layout`` and
+            ``stats`` are those of this rank's host.
         bucket_bytes: memory for that, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
 
     Raises:
@@ -102,6 +109,7 @@ class Publisher:
 
     _way: "Sharded | InPlace | Stream"
     _handle: Handle  # which the way writes through
+    _others: "list[Handle]"  # to the agents of other hosts' parts
 
     def __new__(cls, *_: Any, **__: Any) -> "Publisher":
         raise TypeError(
@@ -113,6 +121,7 @@ class Publisher:
     def _of(cls, way: "Sharded | InPlace | Stream") -> "Publisher":
         publisher = object.__new__(cls)
         publisher._way, publisher._handle = way, way.handle
+        publisher._others = way.others if isinstance(way, Sharded) else []
         return publisher
 
     @staticmethod
@@ -327,7 +336,11 @@ class Publisher:
     def stats(self) -> "dict[str, float]":
         """What the last publish and the last ``wait_served`` took, in seconds, bytes and versions, as docs/howto/trainers.md
         lists it. Nothing of one that failed or was skipped."""
-        return self._handle.stats
+        stats = dict(self._handle.stats)
+        for other in self._others:
+            for name in _SENT:
+                stats[name] = stats.get(name, 0) + other.stats.get(name, 0)
+        return stats
 
     def wait_served(
         self,
@@ -398,7 +411,8 @@ class Publisher:
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes
         in the middle of a call, that call ends with StateError."""
-        self._handle.close()
+        for handle in (self._handle, *self._others):
+            handle.close()
 
     def __enter__(self) -> "Publisher":
         return self

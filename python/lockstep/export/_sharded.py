@@ -5,6 +5,7 @@ import ctypes
 import difflib
 import json
 import os
+import secrets
 import time
 import warnings
 from collections import Counter
@@ -12,9 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 
 from lockstep.core import arguments
-from lockstep.core.agreement import Ranks, all_gather, gather_descriptions, reason_of, require_agreement, resolved
+from lockstep.core.agreement import (
+    Ranks,
+    all_gather,
+    gather,
+    gather_descriptions,
+    made_by,
+    rank_of,
+    reason_of,
+    require_agreement,
+    resolved,
+)
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import AbortedError, BadDataError, Error, UnavailableError
+from lockstep.core.errors import AbortedError, BadDataError, Error, StateError, UnavailableError
 from lockstep.core.forked import FORKED
 from lockstep.core.handle import CommonOptions, Handle
 from lockstep.core.publication import Publication
@@ -43,14 +54,22 @@ class Sharded:
         model: str,
         group: Any = None,
         on_agent_host: "bool | None" = None,
+        by_host: bool = False,
         bucket_bytes: int = 0,
         **options: "Unpack[CommonOptions]",
     ) -> None:
-        self.handle = Handle(model=model, **options)
         self._parts = list(parts)
         self._locals: "list[LocalTensor]" = []
         self._attachments: "dict[str, str]" = {}
         self._group = resolved(group)
+        self._hosts: "list[int]" = []  # of each rank, where each host's agent gets a part
+        if by_host:
+            on_agent_host = self._check_by_host(on_agent_host, options)
+            self._hosts = _numbered(gather(lambda: _host_of(options), self._group))
+            options["run"] = options.get("run") or made_by(0, lambda: secrets.token_hex(16), self._group)
+        # Of each host's part, its own first: what this rank has of it is written, or sent there.
+        self.handle = Handle(model=model, **options)
+        self.others = [Handle(model=model, **options) for _ in range(len(set(self._hosts)) - 1)]
         self._finds_out = on_agent_host is None
         self.handle.on_agent_host = self._has_socket() if on_agent_host is None else on_agent_host
         for part in self._parts:
@@ -59,7 +78,7 @@ class Sharded:
         if not _any_on_agent_host(ranks) and self._comes_on_agent_host():
             ranks = gather_descriptions(self._describe, self._group)
         self._descriptions = ranks.descriptions
-        exchange = _exchange_for(ranks, group, self.handle.call_timeout, self._locals)
+        exchange = _exchange_for(ranks, bool(self.others), group, self.handle.call_timeout, self._locals)
         fields: "dict[str, Any]" = dict(
             descriptions=(ctypes.c_char_p * len(ranks.descriptions))(*ranks.descriptions),
             ranks=len(ranks.descriptions),
@@ -81,7 +100,7 @@ class Sharded:
 
     @property
     def plan_digest(self) -> str:
-        return str(self._description["plan"])
+        return "-".join(self._plans)
 
     def publish(self, label: "str | int | None", tensors: "NamedTensors | None", version: "int | None") -> Publication:
         with self.handle.lock, delayed_interrupt(second_at_once=True):
@@ -96,12 +115,33 @@ class Sharded:
                 name = arguments.label(label)
                 current = self._whole_locals()  # may be the last reference to its tensors: it stays until the copy
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
-                with contextlib.suppress(Error):
-                    self.handle.call("abort", number, reason_of(error).encode(errors="replace"))
+                for handle in self._handles():
+                    with contextlib.suppress(Error):
+                        handle.call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self.handle.publish_or_skip(
-                lambda: self.handle.commit("publish", number, name, number, name, _addresses(current)), number, name
-            )
+            return self.handle.publish_or_skip(lambda: self._publish(number, name, _addresses(current)), number, name)
+
+    def _publish(self, number: int, label: bytes, addresses: Any) -> Publication:
+        """This rank's share of every part. Ranks take the parts in one order: they exchange buckets."""
+        published, failure = None, None
+        for handle in self._handles():
+            try:
+                if failure is not None:  # other ranks wait for this one's share
+                    handle.call("abort", number, reason_of(failure).encode(errors="replace"))
+                    continue
+                publication = handle.commit("publish", number, label, number, label, addresses)
+                published = publication if handle is self.handle else published
+            except Error as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        assert published is not None
+        return published
+
+    def _handles(self) -> "list[Handle]":
+        """Of each part, in the parts' order."""
+        own = self._hosts[rank_of(self._group)] if self._hosts else 0
+        return [*self.others[:own], self.handle, *self.others[own:]]
 
     def write_descriptions(self, directory: "str | os.PathLike[str]") -> None:
         target = Path(directory)
@@ -112,11 +152,20 @@ class Sharded:
     @contextlib.contextmanager
     def filling(self) -> "Iterator[Callable[[int, int, int], None]]":
         """As ``Publisher._filling``."""
+        if self.others:
+            raise StateError("by_host: no rank has all of the model")
         with self.handle.lock:
             self.handle.pointer()
             current = self._whole_locals()  # they stay until the end
             addresses = _addresses(current)
             yield lambda offset, size, address: self.handle.call("fill", addresses, offset, size, address)
+
+    def _check_by_host(self, on_agent_host: "bool | None", options: "CommonOptions") -> bool:
+        if on_agent_host is False:
+            raise BadDataError("by_host: there is an agent on each host; leave on_agent_host out")
+        if options.get("skip_while_away"):
+            raise BadDataError("skip_while_away: with by_host the agents of other hosts may be there; leave one out")
+        return True
 
     def _has_socket(self) -> bool:
         return Path(self.handle.socket).is_socket()
@@ -163,9 +212,16 @@ class Sharded:
 
     def _open_together(self, fields: "dict[str, Any]") -> None:
         failure, interrupt, self._description = None, None, {}
+        self._plans: "list[str]" = []
         try:
-            self.handle.open(**fields)
-            self._description = json.loads(self.handle.library.lockstep_describe(self.handle.pointer()))
+            for part, handle in enumerate(self._handles()):
+                if self._hosts:
+                    fields = {**fields, "hosts": (ctypes.c_uint32 * len(self._hosts))(*self._hosts), "part": part}
+                handle.open(**fields)
+                description = json.loads(handle.library.lockstep_describe(handle.pointer()))
+                self._plans.append(str(description["plan"]))
+                if handle is self.handle:
+                    self._description = description
             self.handle.writes = self._description["writes"]
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
@@ -181,7 +237,8 @@ class Sharded:
         try:
             self.handle.run = self._agree(failure)
         except BaseException:
-            self.handle.close()
+            for handle in self._handles():
+                handle.close()
             if interrupt is not None:
                 raise interrupt from None
             raise
@@ -213,7 +270,7 @@ class Sharded:
 
     def _agree(self, failure: "Exception | None") -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
-        what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
+        what = ("-".join(self._plans), self._description.get("bucket_bytes", 0))
         run = "" if failure else self.handle.run
         answers = all_gather((reason_of(failure), what, run, self._trains), self._group)
         require_agreement([answer[:2] for answer in answers], failure)
@@ -275,8 +332,34 @@ def _any_on_agent_host(ranks: Ranks) -> bool:
     return any(json.loads(description)["on_agent_host"] for description in ranks.descriptions)
 
 
-def _exchange_for(ranks: Ranks, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]") -> Any:
-    if all(json.loads(description)["on_agent_host"] for description in ranks.descriptions):
+def _host_of(options: "CommonOptions") -> str:
+    """Which agent this rank's is, among those of all hosts."""
+    path = arguments.export_socket(options.get("socket"))
+    timeout = options.get("connect_timeout", 10.0)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            info = os.stat(path)
+            return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {info.st_dev} {info.st_ino}"
+        except OSError as error:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"by_host: there is no agent on this rank's host: {error}; start one on each, or give its --socket "
+                    "by socket= or $LOCKSTEP_EXPORT_SOCKET"
+                ) from None
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _numbered(hosts: "Sequence[str]") -> "list[int]":
+    """The number of each, counted in the order of their first ranks."""
+    numbers: "dict[str, int]" = {}
+    return [numbers.setdefault(host, len(numbers)) for host in hosts]
+
+
+def _exchange_for(
+    ranks: Ranks, several_agents: bool, group: Any, timeout: "float | None", tensors: "Sequence[LocalTensor]"
+) -> Any:
+    if not several_agents and all(json.loads(description)["on_agent_host"] for description in ranks.descriptions):
         return None
     if len(ranks.descriptions) == 1:
         return None  # no rank on the agent's host: the library refuses that
