@@ -88,6 +88,11 @@ Status Run(const PlanOptions& options, const Output& output) {
   }
   Json summary = report.Summary();
   std::string text = report.SummaryText();
+  if (options.by_host) {
+    LS_ASSIGN_OR_RETURN(const auto hosts, report.ByHost(options.ranks_per_host));
+    summary["hosts"] = PlanReport::HostsJson(hosts);
+    text += "\n" + PlanReport::HostsText(hosts);
+  }
   if (!options.derive.empty()) {
     LS_ASSIGN_OR_RETURN(const std::string config, os::ReadFile(ConfigIn(options.derive)));
     const auto derived = ReportDerived(report.tensors(), config);

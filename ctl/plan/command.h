@@ -24,6 +24,7 @@ struct PlanOptions {
   uint64_t bucket_bytes = uint64_t{512} << 20;
   std::optional<uint32_t> rank;    // list the copies of this one; nothing: a summary
   std::string write_descriptions;  // directory to write the descriptions to
+  bool by_host = false;            // say what each host's part is
   std::string derive;              // config.json of a model to derive; empty: none
 };
 

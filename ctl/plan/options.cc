@@ -68,6 +68,7 @@ void AddPlanOptions(CLI::App& command, PlanOptions& options) {
       ->check(CLI::Range(kMinBucketBytes, uint64_t{1} << 40).description(""));
   command.add_option("--write-descriptions", options.write_descriptions, "Write the ranks' descriptions there, too")
       ->type_name("DIR");
+  command.add_flag("--by-host", options.by_host, "Say what each host's agent has, of --ranks-per-host ranks each");
   command.add_option("--derive", options.derive, "Say what a derived model with this config.json needs, too")
       ->type_name("PATH");
   AddShapeOptions(command, options);
@@ -79,6 +80,9 @@ Status FinishPlanOptions(PlanOptions& options) {
   }
   if (!options.descriptions.empty() && options.shape_given) {
     return {ErrorCode::kUsage, "--descriptions say where their ranks stand: leave the trainer's shape out"};
+  }
+  if (options.by_host && (options.ranks_per_host == 0 || !options.descriptions.empty())) {
+    return {ErrorCode::kUsage, "--by-host needs --config and --ranks-per-host"};
   }
   rules::Topology& topology = options.topology;
   if (topology.expert_tensor == 0) topology.expert_tensor = topology.tensor;

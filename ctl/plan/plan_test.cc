@@ -124,6 +124,18 @@ TEST_CASE("The summary adds up") {
   CHECK(Has(table.text, "   1  remote        9       -  496 B       9        1"));
 }
 
+TEST_CASE("Each host's part is in the plan, with what comes from other hosts") {
+  const Json plan = PlanJson(Model().PlanOfTwo({"--by-host", "--json"}));
+  REQUIRE(plan["hosts"].size() == 2);
+  CHECK(plan["hosts"][0]["bytes"].get<int>() + plan["hosts"][1]["bytes"].get<int>() == 1040);
+  CHECK(plan["hosts"][0]["tensors"].get<int>() + plan["hosts"][1]["tensors"].get<int>() == 12);
+  // Norms are on both; of all else each holds half.
+  CHECK(plan["hosts"][0]["bytes_received"].get<int>() + plan["hosts"][1]["bytes_received"].get<int>() ==
+        (1040 - 48) / 2);
+  CHECK(Has(Model().PlanOfTwo({"--by-host"}).text, "by host: 496 B of every version cross hosts"));
+  CHECK(Plan({"--config", Model().path(), "--by-host"}).status.code() == ErrorCode::kUsage);
+}
+
 TEST_CASE("A derived model has its bytes in the plan, and a speed that was measured") {
   Model model;
   std::string config = kTinyLlama;

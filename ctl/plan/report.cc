@@ -4,6 +4,7 @@
 
 #include "common/base/text.h"
 #include "common/layout/buckets.h"
+#include "common/layout/host_parts.h"
 #include "ctl/output/table.h"
 
 namespace lockstep::ctl {
@@ -157,6 +158,47 @@ std::string PlanReport::SummaryText() const {
   return Cat("plan ", ToHex(plan_.digest), "\n", model_.tensors.size(), " tensors, ", HumanBytes(plan_.bytes), " (",
              HumanBytes(FrozenBytes()), " frozen), from ", descriptions_.size(), " ranks by ", copies_, " copies and ",
              buckets_, " buckets\n", group, "\n", table.ToString());
+}
+
+Result<std::vector<PlanReport::Host>> PlanReport::ByHost(uint32_t ranks_per_host) const {
+  std::vector<uint32_t> host_of_rank;
+  for (uint32_t rank = 0; rank < descriptions_.size(); ++rank) host_of_rank.push_back(rank / ranks_per_host);
+  LS_ASSIGN_OR_RETURN(const std::vector<uint32_t> host_of_tensor, layout::HostOfTensors(model_, host_of_rank));
+  std::vector<Host> hosts(host_of_rank.back() + 1);
+  for (uint32_t host = 0; host < hosts.size(); ++host) {
+    LS_ASSIGN_OR_RETURN(const layout::TrainingModel part, layout::PartOf(model_, host_of_tensor, host));
+    std::vector<bool> here;
+    for (const uint32_t its : host_of_rank) here.push_back(its == host);
+    LS_ASSIGN_OR_RETURN(const layout::CopyPlan plan, layout::CompileExport(part, here));
+    hosts[host] = {.tensors = part.tensors.size(), .bytes = plan.bytes};
+    for (size_t rank = 0; rank < here.size(); ++rank) {
+      if (!here[rank]) hosts[host].bytes_received += plan.ranks[rank].bytes;
+    }
+  }
+  return hosts;
+}
+
+Json PlanReport::HostsJson(const std::vector<Host>& hosts) {
+  Json all = Json::array();
+  for (const Host& host : hosts) {
+    all.push_back({{"host", all.size()},
+                   {"tensors", host.tensors},
+                   {"bytes", host.bytes},
+                   {"bytes_received", host.bytes_received}});
+  }
+  return all;
+}
+
+std::string PlanReport::HostsText(const std::vector<Host>& hosts) {
+  Table table({">HOST", ">TENSORS", ">BYTES", ">MEMORY", ">FROM OTHERS"});
+  uint64_t crossing = 0;
+  for (size_t host = 0; host < hosts.size(); ++host) {
+    const Host& its = hosts[host];
+    crossing += its.bytes_received;
+    table.AddRow({Cat(host), Cat(its.tensors), HumanBytes(its.bytes), HumanBytes(2 * its.bytes),
+                  its.bytes_received == 0 ? "-" : HumanBytes(its.bytes_received)});
+  }
+  return Cat("by host: ", HumanBytes(crossing), " of every version cross hosts\n", table.ToString());
 }
 
 Json PlanReport::OfRank(uint32_t rank) const {

@@ -18,6 +18,18 @@ class PlanReport {
   static Result<PlanReport> Create(std::vector<plan::ShardDescription> descriptions, uint64_t bucket_bytes);
 
   size_t ranks() const { return descriptions_.size(); }
+
+  // What one host's agent has of a model in parts, and what of that ranks of other hosts send there.
+  struct Host {
+    size_t tensors = 0;
+    uint64_t bytes = 0;
+    uint64_t bytes_received = 0;
+  };
+  // By host, of `ranks_per_host` ranks each. kBadData as HostOfTensors.
+  Result<std::vector<Host>> ByHost(uint32_t ranks_per_host) const;
+  // [{"host", "tensors", "bytes", "bytes_received"}]
+  static Json HostsJson(const std::vector<Host>& hosts);
+  static std::string HostsText(const std::vector<Host>& hosts);
   const std::vector<model::TensorMeta>& tensors() const { return model_.tensors; }
 
   // {"digest", "bytes", "frozen_bytes", "tensors", "copies", "buckets", "largest_group": {"first", "tensors", "bytes"}

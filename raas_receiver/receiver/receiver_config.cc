@@ -284,6 +284,10 @@ Status CheckArchive(const ConfigParser& parser, const RawSettings& raw, Receiver
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
+  if (std::ranges::any_of(config.sources, [](const Source& source) { return source.agents.size() > 1; })) {
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": a log of a model in parts cannot be written; give ",
+                                    "each agent's part a receiver, with a log, of its own")};
+  }
   if (reads_it) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": ", raw.archive, " is a source, too")};
   }
