@@ -1,14 +1,17 @@
 """A model in parts: an agent for each, and a receiver of the whole."""
 
 import json
+import random
 import secrets
 import shutil
+import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from harness import wait_until
-from replicas import ToyModel
+from replicas import ToyModel, data_hash, tensors_hash
 
 import lockstep
 
@@ -163,3 +166,72 @@ def test_what_the_agents_lack_is_said_with_their_addresses(cluster, parts):
         for receiver, sentence in said.items():
             wait_until(lambda: sentence in str(receiver.model_status()), sentence)
             assert not receiver.file().exists()
+
+
+class Onlooker(threading.Thread):
+    """Reads what is current, again and again. `wrong` has the versions whose bytes were not those that were published."""
+
+    def __init__(self, receiver, published: "dict[int, str]") -> None:
+        super().__init__(daemon=True)
+        self._receiver, self._published = receiver, published
+        self.seen: "set[int]" = set()
+        self.wrong: "list[int]" = []
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.001):
+            try:
+                place = self._receiver.published().resolve(strict=True)
+                version = json.loads((place / "lockstep.json").read_text())["version"]
+                found = data_hash(place / "model.safetensors")
+                if self._receiver.published().resolve(strict=True) != place or version not in self._published:
+                    continue
+            except (OSError, ValueError):  # it was replaced meanwhile
+                continue
+            self.seen.add(version)
+            if found != self._published[version]:
+                self.wrong.append(version)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.mark.parametrize("kills", [40, pytest.param(500, marks=pytest.mark.nightly)])
+def test_whatever_is_killed_no_mixture_is_shown(cluster, kills):
+    dice = random.Random(69)
+    parts = Parts(cluster, 3)
+    receiver = cluster.receiver(parts.agents)
+    published = {}
+    onlooker = Onlooker(receiver, published)
+    onlooker.start()
+    behind = []
+    for _ in range(kills):
+        parts.model.step()
+        parts.version += 1
+        published[parts.version] = tensors_hash(parts.model.tensors)
+        victim = dice.choice([receiver, *parts.agents])
+        leaves_out = dice.choice([None, None, 0, 1, 2])  # a host whose ranks fail before they give their part
+        with ThreadPoolExecutor() as pool:
+            shares = [pool.submit(parts.publish_part, part) for part in range(3) if part != leaves_out]
+            time.sleep(dice.random() * 0.03)
+            victim.kill()
+            victim.start()
+        for share in shares:
+            if share.exception() is not None:
+                assert isinstance(share.exception(), lockstep.Error)
+        if dice.random() < 0.25:
+            parts.model.step()
+            began = time.monotonic()
+            parts.version += 1
+            published[parts.version] = tensors_hash(parts.model.tensors)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(parts.publish_part, range(3)))
+            receiver.wait_for(parts.model.tensors)
+            behind.append(time.monotonic() - began)
+    onlooker.end()
+    assert onlooker.wrong == []
+    assert len(onlooker.seen) > kills / 10
+    print(
+        f"{kills} kills, {len(onlooker.seen)} versions seen, none mixed; the newest after {statistics.median(behind):.2f} s"
+    )
