@@ -325,10 +325,13 @@ class PartedOrigin final : public Origin {
 
   Result<std::string> Report(v1::ReportRequest report, std::stop_token stop) override {
     std::string reason;
-    for (const auto& agent : agents_) {
-      LS_ASSIGN_OR_RETURN(const std::string its, agent->Report(report, stop));
-      if (reason.empty()) reason = its;
+    Status failed;
+    for (const auto& agent : agents_) {  // also after one that is away
+      const auto its = agent->Report(report, stop);
+      if (!its.ok() && failed.ok()) failed = its.status();
+      if (its.ok() && reason.empty()) reason = *its;
     }
+    LS_RETURN_IF_ERROR(failed);
     return reason;
   }
 
@@ -400,9 +403,10 @@ class PartedOrigin final : public Origin {
     return common;
   }
 
+  // Of what is held; zero where it has another layout.
   static std::vector<ManifestDigest> PartDigests(const Whole& whole, const Want& want) {
-    if (want.held.nothing()) return std::vector<ManifestDigest>(whole.parts.size());
-    return model::PartDigests(*whole.layout, want.hashes);
+    const bool fits = !want.held.nothing() && want.hashes.size() == whole.layout->block_count();
+    return fits ? model::PartDigests(*whole.layout, want.hashes) : std::vector<ManifestDigest>(whole.parts.size());
   }
   // What is wanted of each part.
   static std::vector<Want> OfParts(const Whole& whole, const Want& want) {

@@ -1,6 +1,7 @@
 """Engines follow a training in place: their ranks' buffers equal what PyTorch makes of the trainer's tensors."""
 
 import json
+import secrets
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -104,3 +105,31 @@ def introduce(socket, description: dict) -> Message:
         connection.connect()
         connection.send(Message(MessageType.ATTACH, body=json.dumps({**said, "description": description}).encode()))
         return connection.receive()
+
+
+def test_a_model_in_parts_is_written_as_one(cluster):
+    agents = [cluster.agent(name=f"agent-{part}") for part in range(2)]
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agents, engine_load="in-place", engine_socket=socket)
+    trainer = Trainer("llama", cluster.directory / "checkpoints", cluster.agent().socket, MODEL, **CASES["llama"])
+    jobs = [Job("tp4", rank, 4, place, trainer.config, socket, MODEL) for rank, place in enumerate(places(4))]
+    run = secrets.token_hex(16)
+    publishers: "list[lockstep.Publisher]" = []
+    with Ranks(len(jobs)) as ranks:
+        for version in range(1, 7):
+            checkpoint = trainer.publish(version)
+            tensors = checkpoint_tensors(checkpoint)
+            shares = [{name: tensors[name] for name in sorted(tensors)[part::2]} for part in range(2)]
+            for part in range(len(publishers), 2):
+                number = {"lockstep_part.json": json.dumps({"part": part, "parts": 2})}
+                publishers.append(agents[part].publisher(shares[part], run=run, attachments=number))
+            for share, publisher in zip(shares, publishers):
+                publisher.publish(version=version, tensors=share)
+            if version == 1:
+                ranks.call(build, jobs, checkpoint)
+                ranks.call(attach)
+            assert ranks.call(differences, version, checkpoint) == [[]] * len(jobs), f"version {version}"
+            trainer.step()
+        assert receiver.ctl("verify", "--engines").returncode == 0
+        ranks.call(leave)
+    trainer.close()

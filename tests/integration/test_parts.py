@@ -150,6 +150,20 @@ def test_a_trainer_that_begins_a_new_run_on_some_hosts_is_followed_once_all_have
     assert receiver.model_status()["held"] == {"run": parts.run, "version": 1}
 
 
+def test_a_trainer_that_comes_back_with_other_tensors_is_followed(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    for publisher in parts.publishers:
+        publisher.close()
+    parts.model, parts.run, parts.version = ToyModel(seed=1, blocks=31, tensors=7), secrets.token_hex(16), 0
+    parts.publishers = [parts.publisher(part) for part in range(3)]
+    for _ in range(2):
+        parts.publish()
+        receiver.wait_for(parts.model.tensors)
+        parts.model.step()
+
+
 def test_what_the_agents_lack_is_said_with_their_addresses(cluster, parts):
     parts.publish()
     few = cluster.receiver(parts.agents[:2], name="few")

@@ -5,12 +5,15 @@ from typing import Any
 
 import fsdp_trainer
 import pytest
+import torch
 import trainer
 from fsdp_trainer import Layout
 from harness import MODEL
 from hf_models import published_tensors
 from ranks import Rank, Ranks
 from topologies import Topology, topology_of
+
+import lockstep
 
 # The host of each rank. Along pipeline stages and experts, no byte crosses hosts.
 ALONG = {
@@ -116,3 +119,20 @@ def fail_once(rank: Rank) -> "tuple[str, str]":
         finally:
             way._whole_locals = whole
     return trainer.refusal(rank, publish_numbered)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"derive": {"q": lockstep.Fp8Block()}}, "agents do not derive from parts"),
+        ({"skip_while_away": True}, "the agents of other hosts may be there"),
+        ({"on_agent_host": False}, "there is an agent on each host"),
+        ({"socket": "/nowhere/export.sock", "connect_timeout": 0.2}, "there is no agent on this rank's host"),
+    ],
+    ids=["derive", "skip", "elsewhere", "away"],
+)
+def test_what_parts_cannot_be_is_refused(cluster, options, sentence):
+    options = {"socket": cluster.directory / "none.sock", **options}
+    with pytest.raises(lockstep.Error) as refusal:
+        lockstep.Publisher.from_tensors({"a": torch.zeros(2)}, model=MODEL, by_host=True, **options)
+    assert sentence in str(refusal.value)

@@ -163,6 +163,8 @@ class Sharded:
     def _check_by_host(self, on_agent_host: "bool | None", options: "CommonOptions") -> bool:
         if on_agent_host is False:
             raise BadDataError("by_host: there is an agent on each host; leave on_agent_host out")
+        if options.get("derive"):
+            raise BadDataError("derive: agents do not derive from parts; leave out by_host or derive")
         if options.get("skip_while_away"):
             raise BadDataError("skip_while_away: with by_host the agents of other hosts may be there; leave one out")
         return True
