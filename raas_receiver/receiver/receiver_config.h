@@ -20,7 +20,7 @@ namespace lockstep::receiver {
 
 // Where versions come from: an agent, several that have a part each, or a log.
 struct Source {
-  std::string text;  // as it was given
+  std::string text;                           // as it was given
   std::vector<net::ControlAddress> agents;    // none: it is a log; several: each has a part
   std::shared_ptr<objects::ObjectStore> log;  // null: it is no log
 };
