@@ -260,6 +260,11 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Make(std::vector<TensorM
                   Cat("the model has more than ", kMaxBlocks, " blocks of ", block_bytes, " bytes; use larger blocks"));
   }
   std::shared_ptr<ModelLayout> layout(new ModelLayout);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t first = parts[i].first_tensor;
+    if (first < tensors.size() && (i == 0 ? first == 0 : first > parts[i - 1].first_tensor)) continue;
+    return Status(ErrorCode::kBadData, "a part of the layout has no tensors");
+  }
   layout->encoded_ = Encode(tensors, attachments, block_bytes, data_bytes, parts);
   layout->digest_ = LayoutDigest{Hash128(layout->encoded_)};
   const std::span<const TensorMeta> all(tensors);
@@ -267,9 +272,6 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Make(std::vector<TensorM
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool last = i + 1 == parts.size();
     const size_t tensors_end = last ? tensors.size() : parts[i + 1].first_tensor;
-    if (tensors_end <= parts[i].first_tensor || (i == 0 && parts[i].first_tensor != 0)) {
-      return Status(ErrorCode::kBadData, "a part of the layout has no tensors");
-    }
     parts[i].offset = tensors[parts[i].first_tensor].offset;
     parts[i].first_block = layout->block_count();
     AppendBlockUnits(all.subspan(parts[i].first_tensor, tensors_end - parts[i].first_tensor), block_bytes,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstring>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
@@ -281,6 +282,17 @@ TEST_CASE("A joined layout has the parts' tensors one after the other, and their
   CHECK((*again)->block_range(3) == ranges[3]);
   for (size_t bytes = 0; bytes < whole.encoded().size(); ++bytes) {
     CHECK_FALSE(ModelLayout::Decode(ByteView(whole.encoded()).first(bytes), /*joined=*/true).ok());
+  }
+}
+
+TEST_CASE("A joined layout whose parts do not rise is refused") {
+  const auto joined = *ModelLayout::Join({PartLayout("x", 2, 0), PartLayout("y", 2, 1)});
+  const size_t second = joined->encoded().size() - 20;  // where its first tensor is
+  for (const uint32_t first : {0U, 4U, 1000U, ~0U}) {
+    Bytes encoded = joined->encoded();
+    std::memcpy(encoded.data() + second, &first, sizeof first);
+    CHECK_THAT(ModelLayout::Decode(encoded, /*joined=*/true).status(),
+               FailsWith(ErrorCode::kBadData, "a part of the layout has no tensors"));
   }
 }
 

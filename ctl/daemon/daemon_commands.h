@@ -128,7 +128,8 @@ class DaemonCommands {
     Request request;
     request.set_model(model);
     LS_ASSIGN_OR_RETURN(const v1::Layout layout, client_.Call(method, request, Timeout(kQuickTimeout)));
-    LS_ASSIGN_OR_RETURN(const auto decoded, model::ModelLayout::Decode(std::as_bytes(std::span(layout.encoded()))));
+    const auto encoded = std::as_bytes(std::span(layout.encoded()));
+    LS_ASSIGN_OR_RETURN(const auto decoded, model::ModelLayout::Decode(encoded, /*joined=*/true));
     output_.Print(ToJson(*decoded), LayoutText(*decoded));
     return OkStatus();
   }

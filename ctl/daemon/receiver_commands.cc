@@ -80,7 +80,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     for (const std::string& address : addresses) {
       LS_ASSIGN_OR_RETURN(AgentProof proof, AskAgent(address, verification));
       const auto part = parts.find(proof.digest);
-      if (part == parts.end()) return proof;
+      if (part == parts.end() || proof.held.run() != verification.result.held().run()) return proof;
       parts.erase(part);
       whole.address += (whole.address.empty() ? "" : "+") + address;
       whole.held = proof.held;

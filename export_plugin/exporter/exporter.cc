@@ -24,6 +24,16 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Receivers will join the parts.
+Status CheckJoins(const layout::TrainingModel& model, const std::vector<uint32_t>& host_of_tensor) {
+  std::vector<std::shared_ptr<const model::ModelLayout>> parts;
+  for (uint32_t host = 0; host <= *std::max_element(host_of_tensor.begin(), host_of_tensor.end()); ++host) {
+    LS_ASSIGN_OR_RETURN(const layout::TrainingModel part, layout::PartOf(model, host_of_tensor, host));
+    LS_ASSIGN_OR_RETURN(parts.emplace_back(), model::ModelLayout::Create(layout::HuggingFaceTensors(part)));
+  }
+  return model::ModelLayout::Join(parts).status().WithContext("the parts of all hosts do not make one model");
+}
+
 Status CheckOptions(const ExporterOptions& options) {
   if (options.rank >= options.descriptions.size()) {
     return {ErrorCode::kBadData,
@@ -53,6 +63,7 @@ Status Exporter::Compile(const ExporterOptions& options, const std::vector<plan:
   model::Attachments attachments = options.attachments;
   if (!options.hosts.empty()) {
     LS_ASSIGN_OR_RETURN(const std::vector<uint32_t> host_of_tensor, layout::HostOfTensors(model, options.hosts));
+    if (options.part == 0) LS_RETURN_IF_ERROR(CheckJoins(model, host_of_tensor));
     LS_ASSIGN_OR_RETURN(model, layout::PartOf(model, host_of_tensor, options.part));
     for (size_t rank = 0; rank < beside.size(); ++rank) beside[rank] = options.hosts[rank] == options.part;
     const uint32_t parts = *std::max_element(options.hosts.begin(), options.hosts.end()) + 1;

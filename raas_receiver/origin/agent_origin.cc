@@ -8,6 +8,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/text.h"
+#include "common/model/parts.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/origin/agent_client.h"
 #include "raas_receiver/origin/agent_plan.h"
@@ -79,6 +80,10 @@ class AgentPull final : public Pull {
     const Status closed = agent_.client.ClosePull(plan().transfer, held, outcome);
     if (closed.ok()) return;
     telemetry::LogWarn("pull_close_failed", closed, {{"model", agent_.options.model}, {"pull", plan().transfer}});
+  }
+
+  void Touch() override {
+    if (plan().transfer != 0) (void)agent_.client.RenewTickets(plan().transfer, 1, stop_);
   }
 
   pull::SourceCounters counters() const override {
@@ -208,7 +213,11 @@ class AgentOrigin final : public Origin {
   }
 
   Result<Layout> GetLayout(std::stop_token stop) override {
-    return agent_.client.GetLayout(options().model, std::move(stop));
+    LS_ASSIGN_OR_RETURN(Layout layout, agent_.client.GetLayout(options().model, std::move(stop)));
+    LS_ASSIGN_OR_RETURN(const auto part, model::PartOf(*layout));
+    if (options().takes_part || !part || part->parts == 1) return layout;
+    return Status(ErrorCode::kBadData, Cat("agent ", name(), " has part ", part->part, " of ", part->parts,
+                                           " of the model; name the agents of ", "all parts in one source, as A+B+C"));
   }
 
   Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) override {

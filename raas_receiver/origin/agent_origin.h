@@ -22,7 +22,8 @@ struct AgentOriginOptions {
   net::ControlAddress agent;
   rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
-  bool streaming = true;  // take deltas while they are made
+  bool streaming = true;    // take deltas while they are made
+  bool takes_part = false;  // the agent may have a part of the model
   // How long a fetch waits for a streaming delta of which nothing comes: an announced version was begun long ago, and
   // its first blocks are at most a round trip away.
   std::chrono::milliseconds patience{2'000};

@@ -84,6 +84,9 @@ class Pull {
   // Ends the pull, and tells the origin `outcome` and that `held` is current now. Waits briefly, even after a stop.
   virtual void Close(const VersionRef& held, const Status& outcome) = 0;
 
+  // Has the origin keep the pull open, where nothing of it is fetched for long.
+  virtual void Touch() {}
+
   // Any thread.
   virtual pull::SourceCounters counters() const = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <optional>
 #include <set>
 #include <thread>
@@ -24,6 +25,7 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kPatience{20};
 constexpr milliseconds kFirstPause{20};
 constexpr milliseconds kLongestPause{500};
+constexpr std::chrono::seconds kTouch{10};  // an agent forgets a pull after two minutes
 
 // The parts of one layout of the whole, in their order.
 struct Whole {
@@ -65,44 +67,57 @@ struct Joined {
   std::vector<std::vector<pull::DeltaStep>> steps;  // of each part, that lead to the plan's target
 };
 
-// Leads to the newest version that all of `plans` reach, if it is the target of one of them: its label is known then.
-// `digests`: of the version that each plan's steps begin with; zero where it is not known.
-std::optional<Joined> Join(const Whole& whole, const std::vector<Plan>& plans, std::vector<ManifestDigest> digests) {
-  std::optional<Version> target;
+// Leads to the newest version that all of `plans` reach, of those whose label is known: the targets, and `held`, which
+// leads to nothing new. `digests`: of the version that each plan's steps begin with; zero where it is not known.
+std::optional<Joined> Join(const Whole& whole, const std::vector<Plan>& plans, std::vector<ManifestDigest> digests,
+                           const VersionRef& held) {
+  const auto reaches = [&](size_t part, Version version) {
+    const Plan& plan = plans[part];
+    return plan.target.version == version || std::ranges::any_of(plan.steps, [&](const pull::DeltaStep& step) {
+             return step.target == version || (step.base == version && !digests[part].IsZero());
+           });
+  };
+  Plan stays = plans[0];
+  stays.target = held;
+  std::vector<const Plan*> candidates;
+  for (const Plan& plan : plans) candidates.push_back(&plan);
+  if (!held.nothing() && !stays.full) candidates.push_back(&stays);
   const Plan* newest = nullptr;
-  for (const Plan& plan : plans) {
-    const Version version = plan.target.version;
-    const bool reached = std::all_of(plans.begin(), plans.end(), [&](const Plan& other) {
-      const bool passed = std::any_of(other.steps.begin(), other.steps.end(), [&](const pull::DeltaStep& step) {
-        return step.target == version || step.base == version;
-      });
-      return other.target.version == version || passed;
-    });
-    if (!reached || (target && *target >= version)) continue;
-    target = version;
-    newest = &plan;
+  for (const Plan* candidate : candidates) {
+    bool reached = true;
+    for (size_t part = 0; part < plans.size(); ++part) {
+      reached = reached && reaches(part, candidate->target.version);
+    }
+    if (reached && (newest == nullptr || newest->target.version < candidate->target.version)) newest = candidate;
   }
-  if (!target) return std::nullopt;
+  if (newest == nullptr) return std::nullopt;
+  const Version target = newest->target.version;
   Joined joined;
   joined.plan = *newest;
-  joined.plan.transfer = plans[0].transfer;
   joined.plan.steps.clear();
   joined.plan.changed_elements = 0;
-  std::set<Version> targets;
+  joined.plan.transfer = 0;
+  std::set<Version> versions;  // that the joined steps lead to, and begin with
   for (const Plan& plan : plans) {
     std::vector<pull::DeltaStep>& steps = joined.steps.emplace_back();
-    std::copy_if(plan.steps.begin(), plan.steps.end(), std::back_inserter(steps),
-                 [&](const pull::DeltaStep& step) { return step.target <= *target; });
-    if (!steps.empty()) joined.plan.base.version = std::min(joined.plan.base.version, steps.front().base);
-    for (const pull::DeltaStep& step : steps) targets.insert(step.target);
+    for (const pull::DeltaStep& step : plan.steps) {
+      if (step.target > target) continue;
+      steps.push_back(step);
+      versions.insert({step.base, step.target});
+    }
+    if (joined.plan.transfer == 0) joined.plan.transfer = plan.transfer;
+    if (plan.target.version == target) {
+      joined.plan.committed_unix_ns = std::max(joined.plan.committed_unix_ns, plan.committed_unix_ns);
+    }
   }
-  Version base = joined.plan.base.version;
-  for (const Version version : targets) {
+  if (!versions.empty()) joined.plan.base.version = *versions.begin();
+  for (auto version = versions.begin(); version != versions.end(); ++version) {
+    if (version == versions.begin()) continue;
     pull::DeltaStep& step = joined.plan.steps.emplace_back();
-    step = {.payload_id = joined.plan.steps.size(), .base = base, .target = version};
+    step = {.payload_id = joined.plan.steps.size(), .base = *std::prev(version), .target = *version};
     for (size_t part = 0; part < plans.size(); ++part) {
       for (const pull::DeltaStep& own : joined.steps[part]) {
-        if (own.target != version) continue;
+        if (own.target != *version) continue;
         digests[part] = own.target_digest;
         step.entries += own.entries;
         step.data_bytes += own.data_bytes;
@@ -111,10 +126,9 @@ std::optional<Joined> Join(const Whole& whole, const std::vector<Plan>& plans, s
     }
     step.target_digest = model::JoinedDigest(*whole.layout, digests);
     joined.plan.changed_elements += step.changed_elements;
-    base = version;
   }
   for (size_t part = 0; part < plans.size(); ++part) {
-    if (joined.steps[part].empty() && plans[part].target.version == *target) digests[part] = plans[part].target_digest;
+    if (joined.steps[part].empty() && plans[part].target.version == target) digests[part] = plans[part].target_digest;
   }
   joined.plan.target_digest = model::JoinedDigest(*whole.layout, digests);
   return joined;
@@ -124,6 +138,15 @@ std::string Versions(const std::vector<Plan>& plans) {
   std::string text;
   for (const Plan& plan : plans) text += Cat(text.empty() ? "" : ", ", plan.target.version);
   return text;
+}
+
+// At once: an agent that is away takes its time.
+void CloseAll(const std::vector<std::unique_ptr<Pull>>& pulls, const VersionRef& held, const Status& outcome) {
+  const auto close = [&](size_t part) {
+    if (pulls[part] != nullptr) pulls[part]->Close(held, outcome);
+    return OkStatus();
+  };
+  (void)ForEach(pulls.size(), close, [] {});
 }
 
 class PartedPull final : public Pull {
@@ -185,7 +208,7 @@ class PartedPull final : public Pull {
                             pulls_[part]->CatchUp(by_block.subspan(first, whole_->end_block(part) - first)));
         return OkStatus();
       }));
-      auto joined = Join(*whole_, plans, std::vector<ManifestDigest>(plans.size()));
+      auto joined = Join(*whole_, plans, std::vector<ManifestDigest>(plans.size()), {});
       const Version newest = *std::max_element(by_block.begin(), by_block.end());
       if (joined && joined->plan.target.version >= newest) {
         joined_ = *std::move(joined);
@@ -196,9 +219,7 @@ class PartedPull final : public Pull {
     }
   }
 
-  void Close(const VersionRef& held, const Status& outcome) override {
-    for (const auto& pull : pulls_) pull->Close(held, outcome);
-  }
+  void Close(const VersionRef& held, const Status& outcome) override { CloseAll(pulls_, held, outcome); }
 
   pull::SourceCounters counters() const override {
     pull::SourceCounters sum;
@@ -215,12 +236,30 @@ class PartedPull final : public Pull {
   }
 
   static Status Apart(const std::vector<Plan>& plans) {
-    return {ErrorCode::kUnavailable, Cat("the parts have no version in common: they are at ", Versions(plans))};
+    return {ErrorCode::kUnavailable,
+            Cat("the parts, in order, are at versions ", Versions(plans), " and reach none in common")};
   }
 
  private:
   Status ForEachPart(const std::function<Status(size_t)>& what) {
-    const Status status = ForEach(pulls_.size(), what, [this] { cancel_.request_stop(); });
+    Mutex mutex;
+    std::condition_variable_any changed;
+    size_t busy = pulls_.size();
+    const std::stop_token ended = cancel_.get_token();
+    // A part that is done waits for the others, and keeps its pull open meanwhile.
+    const auto wait = [&](size_t part) {
+      LS_RETURN_IF_ERROR(what(part));
+      MutexLock lock(mutex);
+      if (--busy == 0) changed.notify_all();
+      const auto none_busy = [&]() LS_REQUIRES(mutex) { return busy == 0; };
+      while (!changed.wait_for(lock, ended, kTouch, none_busy) && !ended.stop_requested()) {
+        lock.unlock();
+        pulls_[part]->Touch();
+        lock.lock();
+      }
+      return OkStatus();
+    };
+    const Status status = ForEach(pulls_.size(), wait, [this] { cancel_.request_stop(); });
     return stop_.stop_requested() ? Status(ErrorCode::kCancelled, "the pull was cancelled") : status;
   }
 
@@ -260,9 +299,10 @@ class PartedOrigin final : public Origin {
   Abilities can() const override { return agents_[0]->can(); }
 
   Status Watch(std::stop_token stop, const std::function<void(const Head&)>& on_head) override {
-    Heads heads(agents_);
+    // The streams of the other agents outlive an error of one.
+    if (heads_ == nullptr) heads_ = std::make_unique<Heads>(agents_);
     while (true) {
-      LS_ASSIGN_OR_RETURN(const auto known, heads.Next(stop));
+      LS_ASSIGN_OR_RETURN(const auto known, heads_->Next(stop));
       std::vector<Head> all;
       for (size_t i = 0; i < known.size(); ++i) {
         if (known[i].head) all.push_back(*known[i].head);
@@ -301,16 +341,16 @@ class PartedOrigin final : public Origin {
       const size_t full = std::ranges::count_if(plans, &Plan::full);
       std::optional<Joined> joined;
       if (std::ranges::all_of(plans, of_one_run) && (full == 0 || full == plans.size())) {
-        joined = Join(*whole, plans, PartDigests(*whole, want));
+        joined = Join(*whole, plans, PartDigests(*whole, want), want.held);
       }
       if (joined) {
         return std::unique_ptr<Pull>(
-            std::make_unique<PartedPull>(whole, std::move(pulls), *std::move(joined), std::move(cancel), stop));
+            std::make_unique<PartedPull>(whole, std::move(pulls), *std::move(joined), cancel, stop));
       }
       // A part without the deltas needs all its blocks, and then those of the others come with them.
       all_whole = all_whole || full > 0;
       const Status apart = PartedPull::Apart(plans);
-      for (const auto& pull : pulls) pull->Close(want.held, apart);
+      CloseAll(pulls, want.held, apart);
       if (std::chrono::steady_clock::now() > until) return apart;
       if (WaitForStop(pause.Next(), stop)) return Status(ErrorCode::kCancelled, "the pull was cancelled");
     }
@@ -381,6 +421,10 @@ class PartedOrigin final : public Origin {
     for (const Head& head : heads) {
       if (head.held.version < common.held.version) common = head;
     }
+    for (const Head& head : heads) {
+      if (head.held != common.held) continue;
+      common.committed_unix_ns = std::max(common.committed_unix_ns, head.committed_unix_ns);
+    }
     const bool one_run = std::ranges::all_of(heads, [&](const Head& head) { return head.held.run == common.held.run; });
     if (!one_run) common.held = {};
     WholePtr whole = Known();
@@ -432,13 +476,12 @@ class PartedOrigin final : public Origin {
         },
         [] {});
     if (status.ok()) return pulls;
-    for (const auto& pull : pulls) {
-      if (pull != nullptr) pull->Close(want.held, status);
-    }
+    CloseAll(pulls, want.held, status);
     return status;
   }
 
   const std::vector<std::unique_ptr<Origin>> agents_;
+  std::unique_ptr<Heads> heads_;  // of Watch; ends before the agents do
   mutable Mutex mutex_;
   WholePtr whole_ LS_GUARDED_BY(mutex_);  // as it was learned last; null: not yet
 };

@@ -182,6 +182,8 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                              .tls = config_.tls.files,
                                              .lanes = config_.lanes,
                                              .streaming = config_.streaming,
+                                             // The log of a part is of use, and an engine of one is not.
+                                             .takes_part = source.agents.size() > 1 || config_.archive.store != nullptr,
                                              .timeline = &timeline_},
                                             io_, workers_));
   }

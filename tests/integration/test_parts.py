@@ -104,6 +104,23 @@ def test_a_version_that_one_agent_lacks_is_passed_over(cluster, parts):
     assert receiver.ctl("verify").returncode == 0
 
 
+def test_agents_at_versions_that_others_lack_leave_the_receiver_up_to_date(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish()
+    receiver.wait_for(parts.model.tensors)
+    before = parts.model.copy()
+    for version, part in ((2, 0), (3, 1), (2, 2)):
+        parts.model.step()
+        parts.version = version
+        parts.publish_part(part)
+        parts.agents[part].wait_for(version)
+    time.sleep(1)
+    receiver.wait_for(before)
+    assert receiver.model_status()["last_error"] == "" and receiver.model_status()["failures"] == 0
+    parts.publish(4)
+    receiver.wait_for(parts.model.tensors)
+
+
 def test_parts_of_which_the_trainer_moves_on_during_a_full_pull_come_to_one_version(cluster):
     parts = Parts(cluster, 3, lane_rate_limit=1 << 20)
     parts.publish()
@@ -166,6 +183,7 @@ def test_a_trainer_that_comes_back_with_other_tensors_is_followed(cluster, parts
 
 def test_what_the_agents_lack_is_said_with_their_addresses(cluster, parts):
     parts.publish()
+    alone = cluster.receiver(parts.agents[0], name="alone")
     few = cluster.receiver(parts.agents[:2], name="few")
     twice = cluster.receiver([*parts.agents[:2], parts.agents[1]], name="twice")
     whole = cluster.agent(name="whole")
@@ -173,6 +191,7 @@ def test_what_the_agents_lack_is_said_with_their_addresses(cluster, parts):
         publisher.publish(tensors=parts.model.tensors)
         none = cluster.receiver([whole, parts.agents[0]], name="none")
         said = {
+            alone: f"agent {parts.agents[0].address} has part 0 of 3 of the model; name the agents of all parts",
             few: "of 3, and --source names 2 agents; name those of all",
             twice: f"and {parts.agents[1].address} both have part 1 of 3",
             none: f"agent {whole.address} has all of the model, and not a part",

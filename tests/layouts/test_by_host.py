@@ -102,6 +102,10 @@ def test_ranks_agree_on_numbers_and_a_rank_that_fails_ends_the_version_on_all_ho
         receiver.wait_for(published_tensors(checkpoint))
         outcomes = ranks.call(fail_once)
         assert all(name for name, _ in outcomes), outcomes
+        for name, sentence in ranks.call(trainer.refusal, trainer.publish, 2):
+            assert (
+                name == "BadDataError" and "version: 2 was tried in this run; with by_host, give 3 or more" in sentence
+            )
         assert ranks.call(publish_numbered) == [3, 3]
         receiver.wait_for(published_tensors(checkpoint))
         assert receiver.model_status()["held"]["version"] == 3

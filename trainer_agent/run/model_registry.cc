@@ -168,7 +168,10 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& reque
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto layout, model::ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
                                                                     request.layout->attachments()));
-  if (const auto part = model::PartOf(*layout); !part.ok()) return part.status();
+  LS_ASSIGN_OR_RETURN(const auto part, model::PartOf(*layout));
+  if (part && layout->attachments().contains(std::string(derive::kRequests))) {
+    return Status(ErrorCode::kBadData, Cat("model ", request.model, " is a part, and nothing derives from parts"));
+  }
   Derivations derivations;
   {
     // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no

@@ -108,6 +108,8 @@ class Sharded:
                 number = self.handle.number(self._agreed_number())
             else:
                 self.handle.pointer()
+                if self.others:
+                    self._check_new(version)
                 number = self.handle.number(version)
             try:
                 if tensors is not None:
@@ -211,6 +213,12 @@ class Sharded:
             if reason:
                 raise AbortedError(f"rank {rank} cannot publish: {reason}")
         return 1 + int(max(newest for _, newest in answers))
+
+    def _check_new(self, version: int) -> None:
+        """An agent that lacks a number of the run would take it again, for other bytes than the others have under it."""
+        least = self._agreed_number()
+        if arguments.version_number(version) < least:
+            raise BadDataError(f"version: {version} was tried in this run; with by_host, give {least} or more")
 
     def _open_together(self, fields: "dict[str, Any]") -> None:
         failure, interrupt, self._description = None, None, {}

@@ -39,7 +39,7 @@ void TestBytes(const Bytes& bytes, ByteView input) {
   LS_FUZZ_RULE(replica::EncodeReplicaState(*state) == bytes);
   const model::Manifest& manifest = state->manifest;
   LS_FUZZ_RULE(!manifest.held.nothing() && manifest.block_hashes.size() == state->layout->block_count());
-  LS_FUZZ_RULE(model::ComputeManifestDigest(state->layout->digest(), manifest.block_hashes) == manifest.digest);
+  LS_FUZZ_RULE(model::ComputeManifestDigest(*state->layout, manifest.block_hashes) == manifest.digest);
   Accepted(input, {manifest.held.version > 1'000'000, state->layout->tensors()[0].dtype == model::DType::kU32});
 }
 
