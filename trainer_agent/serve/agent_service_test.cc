@@ -37,9 +37,10 @@ class Guarded {
                             .c_str()) == 0);
     WritePolicy(R"("actor", "critic")");
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
-    service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls,
-                                              AgentService::PublishSide{.models = OpenModels, .drop = {}, .derive_again = {}},
-                                              v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
+    service_ =
+        std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls,
+                                       AgentService::PublishSide{.models = OpenModels, .drop = {}, .derive_again = {}},
+                                       v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
         {.address = "127.0.0.1:0", .services = {service_.get()}, .tls = FilesOf("agent"), .health_services = {}});
