@@ -4,7 +4,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <optional>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "common/model/manifest.h"
 #include "common/model/parts.h"
 #include "raas_receiver/origin/heads.h"
+#include "raas_receiver/origin/joined_plan.h"
 
 namespace lockstep::origin {
 namespace {
@@ -61,79 +61,6 @@ Status ForEach(size_t parts, const std::function<Status(size_t)>& what, const st
   return first;
 }
 
-// The plans of all parts as one of the whole.
-struct Joined {
-  Plan plan;
-  std::vector<std::vector<pull::DeltaStep>> steps;  // of each part, that lead to the plan's target
-};
-
-// Leads to the newest version that all of `plans` reach, of those whose label is known: the targets, and `held`, which
-// leads to nothing new. `digests`: of the version that each plan's steps begin with; zero where it is not known.
-std::optional<Joined> Join(const Whole& whole, const std::vector<Plan>& plans, std::vector<ManifestDigest> digests,
-                           const VersionRef& held) {
-  const auto reaches = [&](size_t part, Version version) {
-    const Plan& plan = plans[part];
-    return plan.target.version == version || std::ranges::any_of(plan.steps, [&](const pull::DeltaStep& step) {
-             return step.target == version || (step.base == version && !digests[part].IsZero());
-           });
-  };
-  Plan stays = plans[0];
-  stays.target = held;
-  std::vector<const Plan*> candidates;
-  for (const Plan& plan : plans) candidates.push_back(&plan);
-  if (!held.nothing() && !stays.full) candidates.push_back(&stays);
-  const Plan* newest = nullptr;
-  for (const Plan* candidate : candidates) {
-    bool reached = true;
-    for (size_t part = 0; part < plans.size(); ++part) {
-      reached = reached && reaches(part, candidate->target.version);
-    }
-    if (reached && (newest == nullptr || newest->target.version < candidate->target.version)) newest = candidate;
-  }
-  if (newest == nullptr) return std::nullopt;
-  const Version target = newest->target.version;
-  Joined joined;
-  joined.plan = *newest;
-  joined.plan.steps.clear();
-  joined.plan.changed_elements = 0;
-  joined.plan.transfer = 0;
-  std::set<Version> versions;  // that the joined steps lead to, and begin with
-  for (const Plan& plan : plans) {
-    std::vector<pull::DeltaStep>& steps = joined.steps.emplace_back();
-    for (const pull::DeltaStep& step : plan.steps) {
-      if (step.target > target) continue;
-      steps.push_back(step);
-      versions.insert({step.base, step.target});
-    }
-    if (joined.plan.transfer == 0) joined.plan.transfer = plan.transfer;
-    if (plan.target.version == target) {
-      joined.plan.committed_unix_ns = std::max(joined.plan.committed_unix_ns, plan.committed_unix_ns);
-    }
-  }
-  if (!versions.empty()) joined.plan.base.version = *versions.begin();
-  for (auto version = versions.begin(); version != versions.end(); ++version) {
-    if (version == versions.begin()) continue;
-    pull::DeltaStep& step = joined.plan.steps.emplace_back();
-    step = {.payload_id = joined.plan.steps.size(), .base = *std::prev(version), .target = *version};
-    for (size_t part = 0; part < plans.size(); ++part) {
-      for (const pull::DeltaStep& own : joined.steps[part]) {
-        if (own.target != *version) continue;
-        digests[part] = own.target_digest;
-        step.entries += own.entries;
-        step.data_bytes += own.data_bytes;
-        step.changed_elements += own.changed_elements;
-      }
-    }
-    step.target_digest = model::JoinedDigest(*whole.layout, digests);
-    joined.plan.changed_elements += step.changed_elements;
-  }
-  for (size_t part = 0; part < plans.size(); ++part) {
-    if (joined.steps[part].empty() && plans[part].target.version == target) digests[part] = plans[part].target_digest;
-  }
-  joined.plan.target_digest = model::JoinedDigest(*whole.layout, digests);
-  return joined;
-}
-
 std::string Versions(const std::vector<Plan>& plans) {
   std::string text;
   for (const Plan& plan : plans) text += Cat(text.empty() ? "" : ", ", plan.target.version);
@@ -151,7 +78,7 @@ void CloseAll(const std::vector<std::unique_ptr<Pull>>& pulls, const VersionRef&
 
 class PartedPull final : public Pull {
  public:
-  PartedPull(WholePtr whole, std::vector<std::unique_ptr<Pull>> pulls, Joined joined, std::stop_source cancel,
+  PartedPull(WholePtr whole, std::vector<std::unique_ptr<Pull>> pulls, JoinedPlan joined, std::stop_source cancel,
              const std::stop_token& stop)
       : whole_(std::move(whole)),
         pulls_(std::move(pulls)),
@@ -208,7 +135,7 @@ class PartedPull final : public Pull {
                             pulls_[part]->CatchUp(by_block.subspan(first, whole_->end_block(part) - first)));
         return OkStatus();
       }));
-      auto joined = Join(*whole_, plans, std::vector<ManifestDigest>(plans.size()), {});
+      auto joined = JoinPlans(*whole_->layout, plans, std::vector<ManifestDigest>(plans.size()), {});
       const Version newest = *std::max_element(by_block.begin(), by_block.end());
       if (joined && joined->plan.target.version >= newest) {
         joined_ = *std::move(joined);
@@ -279,7 +206,7 @@ class PartedPull final : public Pull {
 
   const WholePtr whole_;
   const std::vector<std::unique_ptr<Pull>> pulls_;
-  Joined joined_;
+  JoinedPlan joined_;
   const Plan opened_;
   std::stop_source cancel_;  // of the parts' pulls
   const std::stop_token stop_;
@@ -339,9 +266,9 @@ class PartedOrigin final : public Origin {
       for (const auto& pull : pulls) plans.push_back(pull->plan());
       const auto of_one_run = [&](const Plan& plan) { return plan.target.run == plans[0].target.run; };
       const size_t full = std::ranges::count_if(plans, &Plan::full);
-      std::optional<Joined> joined;
+      std::optional<JoinedPlan> joined;
       if (std::ranges::all_of(plans, of_one_run) && (full == 0 || full == plans.size())) {
-        joined = Join(*whole, plans, PartDigests(*whole, want), want.held);
+        joined = JoinPlans(*whole->layout, plans, PartDigests(*whole, want), want.held);
       }
       if (joined) {
         return std::unique_ptr<Pull>(
