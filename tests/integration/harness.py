@@ -256,7 +256,7 @@ class Cluster:
 
     def receiver(self, agent, *, name: "str | None" = None, models=(MODEL,), start: bool = True, **options) -> Receiver:
         name = name or f"receiver-{len(self.daemons)}"
-        if isinstance(agent, list):  # each has a part
+        if isinstance(agent, list) and all(isinstance(each, Agent) for each in agent):  # each has a part
             agent = "+".join(each.address for each in agent)
         source = agent.address if isinstance(agent, Agent) else agent
         return self._add(Receiver(self.directory / name, name, source, models, options), start)
