@@ -49,6 +49,10 @@ std::optional<JoinedPlan> JoinPlans(const model::ModelLayout& whole, const std::
       joined.plan.committed_unix_ns = std::max(joined.plan.committed_unix_ns, plan.committed_unix_ns);
     }
   }
+  // Parts that are at the target from the beginning.
+  for (size_t part = 0; part < plans.size(); ++part) {
+    if (joined.steps[part].empty() && plans[part].target.version == target) digests[part] = plans[part].target_digest;
+  }
   if (!versions.empty()) joined.plan.base.version = *versions.begin();
   for (auto version = versions.begin(); version != versions.end(); ++version) {
     if (version == versions.begin()) continue;
@@ -65,9 +69,6 @@ std::optional<JoinedPlan> JoinPlans(const model::ModelLayout& whole, const std::
     }
     step.target_digest = model::JoinedDigest(whole, digests);
     joined.plan.changed_elements += step.changed_elements;
-  }
-  for (size_t part = 0; part < plans.size(); ++part) {
-    if (joined.steps[part].empty() && plans[part].target.version == target) digests[part] = plans[part].target_digest;
   }
   joined.plan.target_digest = model::JoinedDigest(whole, digests);
   return joined;
