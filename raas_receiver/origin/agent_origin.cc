@@ -89,15 +89,7 @@ class AgentPull final : public Pull {
   pull::SourceCounters counters() const override {
     MutexLock lock(mutex_);
     pull::SourceCounters sum;
-    for (const auto& source : sources_) {
-      const pull::SourceCounters one = source->counters();
-      sum.payload_bytes += one.payload_bytes;
-      sum.local_bytes += one.local_bytes;
-      sum.plain_bytes += one.plain_bytes;
-      sum.streamed_bytes += one.streamed_bytes;
-      sum.retries += one.retries;
-      sum.bytes_per_s = std::max(sum.bytes_per_s, one.bytes_per_s);
-    }
+    for (const auto& source : sources_) sum += source->counters();
     return sum;
   }
 

@@ -20,7 +20,8 @@ std::optional<JoinedPlan> JoinPlans(const model::ModelLayout& whole, const std::
   stays.target = held;
   std::vector<const Plan*> candidates;
   for (const Plan& plan : plans) candidates.push_back(&plan);
-  if (!held.nothing() && !stays.full) candidates.push_back(&stays);
+  const bool full = std::ranges::any_of(plans, &Plan::full);
+  if (!held.nothing() && !full) candidates.push_back(&stays);
   const Plan* newest = nullptr;
   for (const Plan* candidate : candidates) {
     bool reached = true;
@@ -36,6 +37,7 @@ std::optional<JoinedPlan> JoinPlans(const model::ModelLayout& whole, const std::
   joined.plan.steps.clear();
   joined.plan.changed_elements = 0;
   joined.plan.transfer = 0;
+  joined.plan.full = full;
   std::set<Version> versions;  // that the joined steps lead to, and begin with
   for (const Plan& plan : plans) {
     std::vector<pull::DeltaStep>& steps = joined.steps.emplace_back();

@@ -115,7 +115,12 @@ TEST_CASE("Full pulls are joined where all are of one version") {
   const auto joined = JoinPlans(Whole(), plans, std::vector<ManifestDigest>(2), {kRun, 5});
   REQUIRE(joined);
   CHECK((joined->plan.full && joined->plan.target.version == 7 && joined->plan.steps.empty()));
-  plans[1].target.version = 8;
+  plans[1] = Through(2, {5, 6, 7, 8});  // it has deltas
+  const auto mixed = JoinPlans(Whole(), plans, {{}, Digest(2, 5)}, {kRun, 5});
+  REQUIRE(mixed);
+  CHECK((mixed->plan.full && mixed->plan.target.version == 7 && mixed->plan.mode() == "full"));
+  CHECK(mixed->plan.target_digest == model::JoinedDigest(Whole(), std::vector{Digest(1, 7), Digest(2, 7)}));
+  plans[1] = Through(2, {8});
   CHECK_FALSE(JoinPlans(Whole(), plans, std::vector<ManifestDigest>(2), {kRun, 5}));
 }
 

@@ -25,14 +25,17 @@ std::vector<BlockIndex> FullStaging::Missing() const {
 
 void FullStaging::Take(BlockIndex first, const FullStaging& part) {
   for (const BlockIndex block : part.expected_) {
-    versions_[first + block] = part.versions_[block];
-    hashes_[first + block] = part.hashes_[block];
+    Note(first + block, part.versions_[block], part.hashes_[block]);
   }
 }
 
+void FullStaging::Note(BlockIndex block, Version version, uint64_t hash) {
+  versions_[block] = version;
+  hashes_[block] = hash;
+}
+
 Status FullStaging::Put(const wire::FrameHeader& frame, ByteView) {
-  versions_[frame.block] = frame.version;
-  hashes_[frame.block] = frame.block_hash;
+  Note(frame.block, frame.version, frame.block_hash);
   return OkStatus();
 }
 

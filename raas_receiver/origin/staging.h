@@ -31,6 +31,8 @@ class FullStaging : public pull::BlockSink {
   // Notes the expected blocks of `part`, which begins at block `first` of this one, as they came. Any thread, for
   // blocks that no other thread notes.
   void Take(BlockIndex first, const FullStaging& part);
+  // Notes that `block` is in its place. Any thread, as Take.
+  void Note(BlockIndex block, Version version, uint64_t hash);
 
   std::span<std::byte> Place(BlockIndex block) const { return place_of_(block); }
   std::span<std::byte> Destination(const wire::FrameHeader& frame) override { return place_of_(frame.block); }

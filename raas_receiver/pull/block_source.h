@@ -51,6 +51,17 @@ struct SourceCounters {
   uint64_t streamed_bytes = 0;  // of these: came while the version was being made
   uint64_t retries = 0;         // connections opened again
   uint64_t bytes_per_s = 0;     // of the link, while blocks came; 0: not known
+
+  // Of sources that bring bytes one after the other, of which one has a link, or side by side.
+  SourceCounters& operator+=(const SourceCounters& other) {
+    payload_bytes += other.payload_bytes;
+    local_bytes += other.local_bytes;
+    plain_bytes += other.plain_bytes;
+    streamed_bytes += other.streamed_bytes;
+    retries += other.retries;
+    bytes_per_s += other.bytes_per_s;
+    return *this;
+  }
 };
 
 // One thread fetches; Cancel and counters may be called from any thread.

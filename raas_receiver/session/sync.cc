@@ -121,6 +121,7 @@ Status Sync::OpenPull() {
        .digest = base_.digest,
        .layout = request_.layout,
        .hashes = base_.held.nothing() ? std::span<const uint64_t>() : context_.replicas.current_hashes(),
+       .data = context_.replicas.current_data(),
        .whole = request_.force_full || request_.repair,
        .skipped = request_.skipped},
       request_.stop);

@@ -143,10 +143,14 @@ def test_an_agent_that_lost_its_part_gets_it_again_in_the_same_run(cluster, part
     parts.agents[1].start()
     parts.publishers[1] = parts.publisher(1)
     parts.model.step()
-    parts.publish()
-    receiver.wait_for(parts.model.tensors)
+    with receiver.recorded_syncs() as syncs:
+        parts.publish()
+        receiver.wait_for(parts.model.tensors)
     assert receiver.model_status()["held"] == {"run": parts.run, "version": 2}
     assert modes_of(receiver) == ["full", "full"]
+    lost = sum(tensor.nbytes for tensor in parts.tensors(1).values())
+    pulled = sum(int(sync["payload_bytes"]) for sync in syncs)
+    assert lost <= pulled < 1.3 * lost  # the other parts came by deltas
 
 
 def test_a_trainer_that_begins_a_new_run_on_some_hosts_is_followed_once_all_have_it(cluster, parts):
