@@ -238,8 +238,9 @@ bool Engine::ReadsPrevious() const {
     const bool reads = in_place() ? state_ != State::kPausing : over_http();
     if (before && before->version.path == previous.path && reads) return true;
   }
-  // Ranks are given nothing while the current version is damaged: its repair does not wait for them.
-  return !late() && !context_.replicas.current().damaged && RanksReadPrevious();
+  // Ranks are given nothing while the current version is damaged: its repair does not wait for them. Nor does a newer
+  // version that another host's receiver has already: these ranks never get the current one.
+  return !late() && ranks_.apart() != Agreement::kNo && !context_.replicas.current().damaged && RanksReadPrevious();
 }
 
 // --- its thread ---

@@ -8,6 +8,8 @@
 namespace lockstep::engine {
 namespace {
 
+// Between looks whether the engine's receivers on other hosts have come as far.
+constexpr std::chrono::milliseconds kBetweenLooks{100};
 // After a pause in vain readers have so many times its duration.
 constexpr int kReadingPerPause = 4;
 
@@ -47,7 +49,7 @@ void Engine::Take(EngineOutcome outcome) {
     const bool counted = driver_->failures() > attempt_->failures;
     outcome.status = Explain(std::move(outcome.status), *attempt_);
     const bool failed = !outcome.status.ok() && outcome.status.code() != ErrorCode::kCancelled;
-    if (in_place() && failed && !counted) ++failures_;
+    if (in_place() && failed && !counted && !ranks_.apart()) ++failures_;
     paused_at_ = {};
     state_ = State::kResting;
   }
@@ -79,6 +81,10 @@ void Engine::SetNextTry(const EngineOutcome& outcome) {
   if (outcome.status.ok()) {
     backoff_.Reset();
     serve_again_ = {};
+    return;
+  }
+  if (ranks_.apart() == Agreement::kNotYet) {
+    serve_again_ = Clock::now() + kBetweenLooks;
     return;
   }
   // A server that does not answer is given it as soon as it does. Each attempt pauses one again that serves the version

@@ -68,6 +68,13 @@ def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
     return module
 
 
+def join(rank: Rank, world: int, port: int) -> None:
+    """torch.distributed, by TCP: for an engine on several hosts."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank.number, world_size=world
+    )
+
+
 def attach(rank: Rank) -> None:
     """Attaches to the receiver; returns when all ranks of the engine may continue."""
     job = rank.job
@@ -80,6 +87,7 @@ def attach(rank: Rank) -> None:
         incarnation=job.incarnation,
         rank=job.rank,
         world=job.world,
+        process_group=torch.distributed.group.WORLD if torch.distributed.is_initialized() else None,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
         server=job.server if job.comes_by_itself else "",

@@ -5,10 +5,16 @@ import contextlib
 
 import pytest
 from conformance_server import ConformanceServer
+from engine_program import ask_all
 from harness import MODEL, wait_until
 from held_weights import check
+from ports import ReservedPort
+from real_server import install_package
 from tiny_trainer import Trainer
 from vllm_checkpoints import OVERRIDES
+from vllm_process import VllmProgram
+
+from lockstep.engine._agreement import Step
 
 
 @pytest.fixture
@@ -151,3 +157,66 @@ def test_what_a_worker_loaded_from_the_directory_is_proved_and_anything_else_fou
     trainer.publish(2)
     load(2)
     rank.ask("shut_down")
+
+
+WORLD = 8  # of an engine on two hosts
+
+
+@pytest.fixture
+def eight_ranks(tmp_path):
+    """Workers of one server, the first four on one host."""
+    packages = install_package(tmp_path / "installed")
+    with contextlib.ExitStack() as stack:
+        ranks = [VllmProgram("vllm_rank.py", *packages) for _ in range(WORLD)]
+        for rank in ranks:
+            stack.callback(rank.close)
+        with ReservedPort() as port:
+            for number, rank in enumerate(ranks):
+                rank.start("join", address=port.address, rank=number, world=WORLD)
+            for rank in ranks:
+                rank.answer()
+        yield ranks
+
+
+def test_an_engine_on_two_hosts_follows_and_serves_no_version_before_all_hosts_have_it(
+    cluster, eight_ranks, vllm_loader, tmp_path
+):
+    agent = cluster.agent()
+    trainer = Trainer("qwen3", cluster.directory / "checkpoints", agent.socket, MODEL, **OVERRIDES["qwen3"])
+    checkpoint = trainer.publish(1)
+    with ConformanceServer("vllm", checkpoint) as server:
+        receivers, sockets = [], []
+        for name in ("first", "second"):
+            (cluster.directory / name).mkdir()
+            sockets.append(cluster.directory / name / "engine.sock")
+            engine = {"engine": f"vllm:{server.url}", "engine_load": "in-place", "engine_socket": sockets[-1]}
+            receivers.append(cluster.receiver(agent, name=name, **engine))
+        ask_all(eight_ranks, "load_plugins")
+        for number, rank in enumerate(eight_ranks):
+            place = {"tensor": (WORLD, number), "data": (1, 0), "expert_parallel": False}
+            rank.start("build", checkpoint=checkpoint, **place)
+        for rank in eight_ranks:
+            rank.answer()
+        ask_all(eight_ranks, "create_engine", backend="lockstep")
+        for number, rank in enumerate(eight_ranks):
+            socket = sockets[number // (WORLD // 2)]
+            rank.start("init", init_info={"socket": str(socket), "model": MODEL})
+        for rank in eight_ranks:
+            rank.answer()
+        for version in range(1, 4):
+            if version > 1:
+                trainer.step()
+                checkpoint = trainer.publish(version)
+            if version == 3:
+                wait_until(lambda: not receivers[1].running(), "it is killed between WRITTEN and SERVE")
+                assert "engine_committed" not in receivers[0].log().rpartition('"version":3')[2]
+                receivers[1].start()
+            ask_all(eight_ranks, "update", update_info={"version": version, "timeout_s": 60})
+            for number, rank in enumerate(eight_ranks):
+                rank.ask("save", output=tmp_path / "held.safetensors")
+                check(tmp_path / "held.safetensors", checkpoint, vllm_loader, tensor=(WORLD, number))
+            if version == 2:
+                eight_ranks[4].ask("kill_at", step=Step.WRITTEN, receiver=receivers[1].process.pid)
+        wait_until(lambda: not server.state()["paused"], "the server runs")
+    ask_all(eight_ranks, "shut_down")
+    trainer.close()

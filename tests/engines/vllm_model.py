@@ -36,6 +36,15 @@ class Rank:
     whole_tower: bool = False
 
 
+def _world() -> Group:
+    """All ranks, where their programs have joined a group of processes."""
+    if not torch.distributed.is_initialized():
+        return Group(1, 0)
+    world = Group(torch.distributed.get_world_size(), torch.distributed.get_rank())
+    world.cpu_group = torch.distributed.group.WORLD
+    return world
+
+
 class Model(LoneModel):
     """What vLLM builds for ``rank`` of the checkpoint in ``directory``, or the layers of it that draft; its weights are NaN until
     load()."""
@@ -109,7 +118,8 @@ class Model(LoneModel):
             "_DP": Group(data, replica),
             "_EP": Group(data * tensor, replica * tensor + rank),
             "_PP": Group(*self._rank.pipeline),
-            **{name: Group(1, 0) for name in ("_WORLD", "_PCP", "_DCP")},
+            **{name: Group(1, 0) for name in ("_PCP", "_DCP")},
+            "_WORLD": _world(),
         }
         with contextlib.ExitStack() as stack:
             for name, group in groups.items():

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import vllm.plugins
 from json_program import answer_requests
+from killed_receiver import kill_at
 from safetensors.torch import save_file
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -105,6 +106,14 @@ class Worker:
     def _quantised_head(self) -> Any:
         with self.model.current():
             return quantized_lm_head_copy(self.model.module.lm_head, "fp8")
+
+    def join(self, address: str, rank: int, world: int) -> None:
+        """All ranks join one group of processes, as vLLM's workers do."""
+        torch.distributed.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
+
+    def kill_at(self, step: int, receiver: int) -> None:
+        """Of the receiver's next commit."""
+        kill_at(self.engine.follower, step, receiver)
 
     def load_plugins(self) -> "list[str]":
         """What a process of vLLM does at its start; the backends there are then."""
@@ -214,6 +223,8 @@ def _restored(kind: type, name: str) -> Iterator[None]:
 if __name__ == "__main__":
     worker = Worker()
     answer_requests(
+        worker.join,
+        worker.kill_at,
         worker.build,
         worker.load,
         worker.load_plugins,

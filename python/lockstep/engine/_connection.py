@@ -37,6 +37,8 @@ class MessageType(enum.IntEnum):
     DROP = 14
     ASK = 15
     LAYOUT = 16
+    AGREE = 17
+    AGREED = 18
 
 
 _FORMAT = MessageFormat(

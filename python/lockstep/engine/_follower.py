@@ -14,6 +14,7 @@ from lockstep.core.errors import BadDataError, Error, ProtocolError, StateError,
 from lockstep.core.forked import close_after_fork
 from lockstep.core.keywords import takes
 from lockstep.core.peer import LINE
+from lockstep.engine._agreement import Placed, placed
 from lockstep.engine._connection import Connection, Message, MessageType, RefusedError, ask_layout
 from lockstep.engine._describe import Contents
 from lockstep.engine._gate import Gate, Reading
@@ -76,6 +77,8 @@ class Follower:
         check: it is called before the module is described: at first, and again after a parameter moved. It raises
             ``BadDataError`` where the engine computes something from parameters that ``after_write`` does not.
         compare_only: the receiver never writes here; ``serving`` and ``wait_for`` must not be used.
+        process_group: a torch.distributed group whose ranks are ``rank`` of ``world``, where these may be on several hosts, with a
+            receiver each. All of them make their followers together. They then serve a version only when all hosts have it.
         server: the URL of the server on this host that pauses this rank, if the receiver's ``--allow-engines`` admits
             it without configuration.
         recorded: the engine's own loader, of the plugins. It says what parameters are made of, once the receiver knows the model's
@@ -103,6 +106,7 @@ class Follower:
         after_write: "Callable[[Served], Any] | None" = None,
         check: "Callable[[], Any] | None" = None,
         compare_only: bool = False,
+        process_group: Any = None,
         server: str = "",
         recorded: "Recorded | None" = None,
         **options: "Unpack[DescribeKeywords]",
@@ -113,25 +117,35 @@ class Follower:
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         if not (type(group) is int and 0 <= group <= _LAST_GROUP):
             raise BadDataError(f"group {group!r}: groups are numbers from 0 to {_LAST_GROUP}")
-        self.incarnation = incarnation
         self._socket = arguments.engine_socket(socket)
         self._gated, self._compares = gate and not compare_only, compare_only
-        self._contents = Contents(module, DescribeOptions(**options), recorded, check, compare_only)
+        described = DescribeOptions(**options)
+        among = Placed(None, [], incarnation)
+        if process_group is not None:
+            among = placed(process_group, self._socket, incarnation, described.rank, described.world)
+        self.incarnation = among.incarnation
+        self._contents = Contents(module, described, recorded, check, compare_only)
         self._after_write = after_write
         self._attach: "dict[str, Any]" = {
             "peer": LINE,
             "model": model,
             "engine": engine_name,
             "group": group,
-            "incarnation": incarnation,
+            "incarnation": self.incarnation,
             "gated": self._gated,
             **({"server": server} if server else {}),
+            **({"here": among.here} if among.agreement is not None else {}),
         }
         self._memory = self._described() if recorded is None else Memory(module, all_parameters(module))
 
         self._gate = Gate(readers=self._gated)
         self._rank = Rank(
-            self._memory, self._gate, receiver=self._socket, compares=compare_only, after_write=self._written
+            self._memory,
+            self._gate,
+            receiver=self._socket,
+            compares=compare_only,
+            after_write=self._written,
+            agreement=among.agreement,
         )
         self._error: "str | None" = None  # of the connection
         # The follower thread's.
@@ -295,13 +309,23 @@ class Follower:
                 refused = isinstance(error, (RefusedError, BadDataError))  # or the module cannot be described any more
             with self._rank.lock:
                 self._rank.drop()
-                if not self._stopping.is_set():
-                    self._rank.resume()
+                self._part()
             self._count_refusals(refused)
             if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                 pause = _FIRST_PAUSE_SECONDS
             if not self._soon.wait(pause):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _part(self) -> None:
+        """Under the rank's lock: a connection has ended. Where other hosts cannot be asked, the rank waits on."""
+        try:
+            if self._attached:
+                self._rank.leave()
+            if not self._stopping.is_set():
+                self._rank.resume()
+        except UnavailableError as error:
+            self._error = str(error)
+            self._warn(self._error)
 
     def _warn(self, reason: str) -> None:
         """Says in this process' log why this rank does not follow: once, until a version was served again."""

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import torch
 
 from lockstep.core.errors import InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.engine._agreement import Agreement, Step
 from lockstep.engine._connection import Message, MessageType
 from lockstep.engine._gate import Gate
 from lockstep.engine._memory import Memory
@@ -21,7 +22,7 @@ _LONG_WAIT_SECONDS = 30.0  # a rank that waits longer says so
 _KEPT_PAUSES = 1024
 
 # What it obeys once it is attached.
-ORDERS = frozenset(MessageType[name] for name in ("PAUSE", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP"))
+ORDERS = frozenset(MessageType[name] for name in ("PAUSE", "SERVE", "STAGE", "WRITE", "COMPARE", "DROP", "AGREE"))
 
 
 class MovedError(StateError):
@@ -41,6 +42,7 @@ class Rank:
         receiver: what errors call the receiver.
         compares: other code writes the memory, and it is only compared.
         after_write: as Follower's.
+        agreement: with the ranks of other hosts; None: there are none.
 
     Attributes:
         holds: the version that the whole memory is known to be; None: none, or a mix. No other version is served,
@@ -58,6 +60,7 @@ class Rank:
         receiver: str,
         compares: bool,
         after_write: "Callable[[Served], Any] | None",
+        agreement: "Agreement | None" = None,
     ) -> None:
         self.lock = threading.Lock()
         self.compares = compares
@@ -69,6 +72,7 @@ class Rank:
         self._gate = gate
         self._receiver = receiver
         self._after_write = after_write
+        self._agreement = agreement
         self._at_sleep: "Served | None" = None  # what it held when it fell asleep
         self._resumes: "Served | None" = None  # what was read before PAUSE, while nothing was written since
         self._known: "list[Served]" = []  # announced by the last PAUSE, and read last: with their labels
@@ -173,6 +177,8 @@ class Rank:
             raise ProtocolError(
                 f"{self._receiver}: {order.type.name} came without a version, or to a rank that compares"
             )
+        if order.type == MessageType.AGREE:
+            return Message(MessageType.AGREED, body=bytes([self._agree(order.version, order.body)]))
         if order.type == MessageType.PAUSE:
             self._pause(replace(order.version, label=order.body.decode(errors="replace")), given_up)
             return Message(MessageType.PAUSED)
@@ -187,9 +193,15 @@ class Rank:
         """The connection has ended, and what it staged with it."""
         self._writer.drop()
 
+    def leave(self) -> None:
+        """The connection has ended on which the receiver told how far it has come. UnavailableError: other hosts cannot be
+        told that."""
+        if self._agreement is not None:
+            self._agreement.leave()
+
     def resume(self) -> None:
-        """What was not written since PAUSE may be read again."""
-        if self._resumes is not None and self.moved() is None:
+        """What was not written since PAUSE may be read again, unless other hosts' ranks are being written already."""
+        if self._resumes is not None and self.moved() is None and self._may_read(self._resumes):
             self._read(self._resumes)
 
     # --- what messages do ---
@@ -233,8 +245,19 @@ class Rank:
         if self.holds != served:
             raise ProtocolError(f"{self._receiver}: {served} cannot be served: {self.holds} is in memory")
         self._check_place()
-        if self.reads is None:
-            self._read(served)
+        if self.reads is not None:
+            return
+        if not self._may_read(served):
+            raise ProtocolError(f"{self._receiver}: {served} cannot be served: not all ranks of other hosts hold it")
+        self._read(served)
+
+    def _may_read(self, served: Served) -> bool:
+        return self._agreement is None or self._agreement.may_read(served)
+
+    def _agree(self, version: Served, body: bytes) -> int:
+        if self._agreement is None or len(body) != 1 or body[0] > max(Step):
+            raise ProtocolError(f"{self._receiver}: AGREE is no step, or came to a rank without other hosts")
+        return self._agreement.ask(Step(body[0]), version)
 
     def _check_place(self) -> None:
         began = time.monotonic()

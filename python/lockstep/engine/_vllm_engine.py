@@ -7,6 +7,7 @@ import dataclasses
 import re
 from typing import Any
 
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -81,6 +82,8 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
             # Replicas of dense models know only their own number: each is a group of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
             own = recorded(self.model)
+            world = parallel.data_parallel_size * parallel.world_size
+            group = get_world_group() if world > 1 else None
             self.follower = Follower(
                 own.modules(),
                 model=init_info.model,
@@ -90,7 +93,9 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 incarnation=_incarnation(self.vllm_config),
                 recorded=own,
                 rank=parallel.rank + (0 if alone else replica * parallel.world_size),
-                world=parallel.data_parallel_size * parallel.world_size,
+                world=world,
+                # Dense replicas are groups of their own, of which each has its part of this one.
+                process_group=group.cpu_group if group is not None and group.world_size == world else None,
                 gate=False,
                 after_write=self._refresh,
                 compare_only=init_info.compare_only,

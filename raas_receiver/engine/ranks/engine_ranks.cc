@@ -128,6 +128,12 @@ EngineRanks::Clock::time_point EngineRanks::ranks_back_by() const {
   return last;
 }
 
+std::optional<Agreement> EngineRanks::apart() const {
+  MutexLock lock(mutex_);
+  const auto view = std::ranges::find_if(views_, [](const RankGroupReport& each) { return each.apart.has_value(); });
+  return view == views_.end() ? std::nullopt : view->apart;
+}
+
 bool EngineRanks::lost() const {
   MutexLock lock(mutex_);
   return lost_ || MemberGone();

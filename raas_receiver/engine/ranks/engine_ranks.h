@@ -61,6 +61,8 @@ class EngineRanks {
   bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.
   Clock::time_point ranks_back_by() const;
+  // Whether a commit failed since the engine's receivers on other hosts had not come as far, and what they said.
+  std::optional<Agreement> apart() const;
   // Whether a rank went since the last Prepare began.
   bool lost() const;
   // The connections of the ranks that have joined their groups.

@@ -16,9 +16,9 @@ constexpr os::MessageKind kKinds[] = {
     {"SERVING", kMaxEngineBody},  {"STAGE", kMaxEngineBody},    {"STAGED", kMaxEngineBody},
     {"WRITE", kMaxEngineBody},    {"WRITTEN", kMaxEngineBody},  {"COMPARE", kMaxEngineBody},
     {"COMPARED", kMaxEngineBody}, {"DROP", kMaxEngineBody},     {"ASK", kMaxEngineBody},
-    {"LAYOUT", kMaxAttachBody},
+    {"LAYOUT", kMaxAttachBody},   {"AGREE", kMaxEngineBody},    {"AGREED", kMaxEngineBody},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kLayout));
+static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kAgreed));
 
 constexpr os::Protocol kProtocol{.name = "engine rank",
                                  .ends = "plugin and receiver",

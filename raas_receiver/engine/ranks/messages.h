@@ -37,6 +37,21 @@ enum class EngineMessageType : uint16_t {
   kDrop = 14,
   kAsk = 15,     // JSON
   kLayout = 16,  // JSON
+  kAgree = 17,   // a byte: AgreeStep
+  kAgreed = 18,  // a byte: Agreement
+};
+
+// How far a receiver has come with a version, where its engine's ranks are on several hosts.
+enum class AgreeStep : uint8_t {
+  kHeld,     // it holds the version, and has staged what it can
+  kPaused,   // its ranks and their server are paused
+  kWritten,  // its ranks hold the version
+};
+
+enum class Agreement : uint8_t {
+  kNotYet,  // another receiver has not come so far
+  kYes,     // all have
+  kNo,      // another receiver has a newer version, or has gone back
 };
 
 struct EngineMessageHeader {  // 40 bytes; begins as every MessageStart (common/os/framing.h)

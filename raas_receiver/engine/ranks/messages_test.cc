@@ -101,7 +101,7 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
   CHECK(refused([](EngineMessageHeader& header) { ++header.magic; }, "magic"));
   CHECK(refused([](EngineMessageHeader& header) { header.format = 1; }, "format"));
   CHECK(refused([](EngineMessageHeader& header) { header.type = 0; }, "type 0"));
-  CHECK(refused([](EngineMessageHeader& header) { header.type = 17; }, "type 17"));
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 19; }, "type 19"));
   CHECK(refused([](EngineMessageHeader& header) { header.reserved = 2; }, "2 where 0 belongs"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));

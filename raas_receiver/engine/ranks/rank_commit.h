@@ -2,6 +2,10 @@
 // that hold a version which deltas lead from are written what changed, the others everything. Ranks that hold the
 // version and read it already take no part.
 //
+// An engine may have ranks on other hosts, with receivers of their own. These receivers agree through the ranks, three
+// times: that all hold the version, before a rank is paused; that all ranks are paused, before one is written; that all
+// are written, before one is told to serve.
+//
 //   Prepare() --> Prepared --(Pause)--> Paused --(Write)--> Written --(Serve)--> Served
 //                    |                   |                  |
 //                    +-------------------+------------------+--(a rank is lost, or a write fails)--> Aborted
@@ -36,8 +40,8 @@ class RankCommit {
   RankCommit(const RankCommit&) = delete;
   RankCommit& operator=(const RankCommit&) = delete;
 
-  // Works out the writes, by `deltas` from what ranks hold. Ranks have the changes staged afterwards. What `deltas`
-  // uses stays as it is until the commit has ended.
+  // Works out the writes, by `deltas` from what ranks hold. Ranks have the changes staged afterwards, and the engine's
+  // other receivers hold the version. What `deltas` uses stays as it is until the commit has ended.
   Status Prepare(const DeltasBetween& deltas);
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an
@@ -47,6 +51,8 @@ class RankCommit {
 
   const VersionRef& version() const { return version_.held; }
   uint64_t written_bytes() const;  // or staged
+  // What the other receivers said last, if that was not kYes.
+  std::optional<Agreement> apart() const { return apart_; }
 
  private:
   struct Holders {  // ranks that hold the same
@@ -57,7 +63,7 @@ class RankCommit {
   Status Pause();
   Status Write();
   Status WriteAll(Holders& holders);
-  Status Agree();
+  Status Agree(AgreeStep step);
   void Serve();
   void GiveUp();
   void AwaitServing();
@@ -74,6 +80,7 @@ class RankCommit {
   const Ranks ranks_;             // of the plan: those that are lost meanwhile too
   std::vector<bool> takes_part_;  // by rank
   std::vector<Holders> holders_;  // those that are to be written
+  std::optional<Agreement> apart_;
 };
 
 }  // namespace lockstep::engine

@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "common/base/text.h"
@@ -18,7 +20,7 @@ constexpr std::chrono::milliseconds kSendTimeout{5'000};
 constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
-constexpr size_t kAttachKeys = 8;  // without "server"
+constexpr size_t kAttachKeys = 8;  // without "server" and "here"
 constexpr size_t kAskKeys = 2;
 constexpr size_t kMaxServer = 256;
 constexpr uint64_t kMaxGroup = 65'535;
@@ -59,6 +61,8 @@ std::string_view DeedOf(EngineMessageType type) {
       return "write";
     case EngineMessageType::kCompared:
       return "compare";
+    case EngineMessageType::kAgreed:
+      return "agree with other hosts";
     default:
       return Name(type);
   }
@@ -129,10 +133,30 @@ Status RankConnection::ReadBody(const EngineMessage& attach) {
     return {ErrorCode::kBadData, "ATTACH's \"server\" is no URL"};
   }
   if (server != body.end()) server_ = CleanText(server->get_ref<const std::string&>());
-  const size_t keys = kAttachKeys + (server != body.end() ? 1 : 0);
+  const auto here = body.find("here");
+  const size_t keys = kAttachKeys + (server != body.end() ? 1 : 0) + (here != body.end() ? 1 : 0);
   if (body.size() != keys) return {ErrorCode::kBadData, "ATTACH has more than its keys"};
   LS_ASSIGN_OR_RETURN(description_, ReadDescription(*description));
-  return OkStatus();
+  here_.resize(description_.world);
+  std::iota(here_.begin(), here_.end(), 0);
+  return here == body.end() ? OkStatus() : ReadHere(*here);
+}
+
+Status RankConnection::ReadHere(const Json& here) {
+  here_.clear();
+  const Status bad(ErrorCode::kBadData, Cat("ATTACH's \"here\" is no rising list of ranks below ", description_.world,
+                                            " with rank ", description_.rank, " among them"));
+  if (!here.is_array() || here.size() > description_.world) return bad;
+  for (const Json& rank : here) {
+    if (!rank.is_number_unsigned() || rank.get<uint64_t>() >= description_.world) return bad;
+    if (!here_.empty() && here_.back() >= rank.get<uint32_t>()) return bad;
+    here_.push_back(rank.get<uint32_t>());
+  }
+  return std::ranges::binary_search(here_, description_.rank) ? OkStatus() : bad;
+}
+
+size_t RankConnection::place() const {
+  return std::ranges::lower_bound(here_, description_.rank) - here_.begin();
 }
 
 Status RankConnection::ReadState(const std::string& state) {
@@ -264,11 +288,27 @@ Result<bool> RankConnection::Compare(const os::UniqueFd& batch) {
   LS_RETURN_IF_ERROR(SendStage(batch));
   staged_ = false;
   LS_RETURN_IF_ERROR(Ask(EngineMessageType::kCompare, {}, {}));
-  const Result<EngineMessage> answer = Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_));
-  LS_RETURN_IF_ERROR(Checked(answer.status()));
-  if (answer->body.size() == 1 && answer->body[0] <= std::byte{1}) return answer->body[0] == std::byte{1};
-  return Checked(
-      {ErrorCode::kProtocol, Cat(RankLabel(), " was told to compare, and answers ", answer->body.size(), " bytes")});
+  const Result<uint8_t> equal = ReceiveByte(EngineMessageType::kCompared, 1);
+  LS_RETURN_IF_ERROR(Checked(equal.status()));
+  return *equal == 1;
+}
+
+Result<Agreement> RankConnection::Agree(AgreeStep step, const VersionRef& version) {
+  EngineMessage agree{.type = EngineMessageType::kAgree, .held = version, .body = {static_cast<std::byte>(step)}};
+  MutexLock lock(write_batches_mutex_);
+  LS_RETURN_IF_ERROR(Checked(SendEngineMessage(connection_, agree, {}, kSendTimeout).WithContext(RankLabel())));
+  const auto agreed = ReceiveByte(EngineMessageType::kAgreed, static_cast<uint8_t>(Agreement::kNo));
+  LS_RETURN_IF_ERROR(Checked(agreed.status()));
+  return static_cast<Agreement>(*agreed);
+}
+
+// The body of the next message: one byte, and at most `most`.
+Result<uint8_t> RankConnection::ReceiveByte(EngineMessageType type, uint8_t most) {
+  LS_ASSIGN_OR_RETURN(const EngineMessage answer, Receive(type, os::Deadline(answer_timeout_)));
+  const uint8_t byte = answer.body.size() == 1 ? static_cast<uint8_t>(answer.body[0]) : most + 1;
+  if (byte <= most) return byte;
+  return Status(ErrorCode::kProtocol, Cat(RankLabel(), " was told to ", DeedOf(type), ", and answers ",
+                                          answer.body.size(), " bytes that this receiver does not know"));
 }
 
 void RankConnection::DropStaged() {

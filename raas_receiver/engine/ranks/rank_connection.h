@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,6 +47,11 @@ class RankConnection {
   const std::string& group() const { return group_; }
   const RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
+  // The ranks of its group that attach to this receiver, rising: all of them, or those of one of several hosts.
+  const std::vector<uint32_t>& here() const { return here_; }
+  bool is_among_others() const { return here_.size() < description_.world; }
+  // Its position in here().
+  size_t place() const;
   pid_t pid() const { return pid_; }
   // False: PAUSED says nothing of readers; the rank's server must have been paused before.
   bool gated() const { return gated_; }
@@ -97,6 +103,8 @@ class RankConnection {
   // A rank that was not written since Pause, which ended its reading, goes on with what it read. Others wait on.
   Status Resume() { return !paused_ || reads_.nothing() ? OkStatus() : Serve(reads_); }
   Status AwaitServing(const os::Deadline& deadline);
+  // Says that this receiver has come so far with `version`, and asks whether the engine's other receivers have.
+  Result<Agreement> Agree(AgreeStep step, const VersionRef& version);
 
   // Write batches (placement/writes/FORMAT.md). Whatever goes wrong ends the connection, and is what later calls
   // answer.
@@ -121,6 +129,7 @@ class RankConnection {
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that RankGroup puts its name before
   Status ReadBody(const EngineMessage& attach);
   Status ReadState(const std::string& state);
+  Status ReadHere(const nlohmann::json& here);
   Status SendStage(const os::UniqueFd& batch) LS_REQUIRES(write_batches_mutex_);
   Status StartWrite(const VersionRef& after) LS_REQUIRES(write_batches_mutex_);
   Status AwaitStarted() LS_REQUIRES(write_batches_mutex_);
@@ -129,6 +138,7 @@ class RankConnection {
   Status Checked(Status status) LS_REQUIRES(write_batches_mutex_);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
+  Result<uint8_t> ReceiveByte(EngineMessageType type, uint8_t most);
 
   os::UnixConnection connection_;
   pid_t pid_ = 0;
@@ -142,6 +152,7 @@ class RankConnection {
   bool compares_ = false;
   bool attached_ = false;  // ATTACHED was sent
   RankDescription description_;
+  std::vector<uint32_t> here_;
   std::chrono::milliseconds answer_timeout_{30'000};
   Mutex write_batches_mutex_;                                // one write batch after the other
   bool staged_ LS_GUARDED_BY(write_batches_mutex_) = false;  // the rank has something staged

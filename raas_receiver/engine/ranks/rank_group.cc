@@ -36,7 +36,7 @@ Result<bool> HoldsVersion(const PlacementPlan& plan, RankConnection& rank, const
     return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
   };
   BatchWriter writer(version.data, compare, batch_bytes);
-  Status status = writer.Fill(plan[rank.rank()]);
+  Status status = writer.Fill(plan[rank.place()]);
   if (status.ok()) status = writer.Flush();
   if (!equal) return false;
   LS_RETURN_IF_ERROR(status);
@@ -55,7 +55,12 @@ void LogRefused(const std::string& model, const RankConnection& rank, const Stat
 }
 
 RankGroup::RankGroup(const EngineRanksOptions& options, const RankConnection& first)
-    : options_(options), name_(first.group()), incarnation_(first.incarnation()), ranks_(first.description().world) {}
+    : options_(options),
+      name_(first.group()),
+      incarnation_(first.incarnation()),
+      world_(first.description().world),
+      here_(first.here()),
+      ranks_(here_.size()) {}
 
 Ranks RankGroup::present() const {
   Ranks ranks;
@@ -65,9 +70,13 @@ Ranks RankGroup::present() const {
 
 Status RankGroup::MakeRoom(const RankConnection& rank) {
   const RankDescription& described = rank.description();
-  if (described.world != world()) {
+  if (described.world != world_) {
     return {ErrorCode::kBadData,
-            Cat(rank.Label(), " says ", described.world, " ranks, the others of its group ", world())};
+            Cat(rank.Label(), " says ", described.world, " ranks, the others of its group ", world_)};
+  }
+  if (rank.here() != here_) {
+    return {ErrorCode::kBadData, Cat(rank.Label(), " says that ", rank.here().size(),
+                                     " ranks are on this host, the others of its group say others")};
   }
   if (rank.incarnation() != incarnation_ && attached() != 0) {
     return {ErrorCode::kState,
@@ -75,59 +84,60 @@ Status RankGroup::MakeRoom(const RankConnection& rank) {
                 ", which is attached: end the processes of the earlier start, or give the ranks of one group one ",
                 "incarnation")};
   }
-  const std::shared_ptr<RankConnection>& taken = ranks_[described.rank];
+  const std::shared_ptr<RankConnection>& taken = ranks_[rank.place()];
   if (!taken) return OkStatus();
   if (!taken->gone()) {
     return {ErrorCode::kState, Cat(rank.Label(), ": process ", taken->pid(), " has that place; end it first")};
   }
-  Lose(described.rank, /*left=*/true);
+  Lose(rank.place(), /*left=*/true);
   return OkStatus();
 }
 
 Status RankGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
   if (!IsFor(*rank, layout)) return ForAnotherLayout(*rank);
   LS_RETURN_IF_ERROR(MakeRoom(*rank));
-  const uint32_t index = rank->rank();
+  const size_t place = rank->place();
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
                  {{"model", options_.model},
                   {"engine", name_},
-                  {"rank", index},
-                  {"world", world()},
+                  {"rank", rank->rank()},
+                  {"world", world_},
                   {"pid", rank->pid()},
                   {"version", rank->claim().version}});
-  ranks_[index] = std::move(rank);
+  ranks_[place] = std::move(rank);
   ++changes_;
   return OkStatus();
 }
 
-void RankGroup::Drop(size_t rank, const Status& why) {
+void RankGroup::Drop(size_t place, const Status& why) {
+  const RankConnection& rank = *ranks_[place];
   telemetry::LogWarn("engine_rank_lost", why,
-                     {{"model", options_.model}, {"engine", name_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
-  Lose(rank, /*left=*/false);
+                     {{"model", options_.model}, {"engine", name_}, {"rank", rank.rank()}, {"pid", rank.pid()}});
+  Lose(place, /*left=*/false);
 }
 
-void RankGroup::Lose(size_t rank, bool left) {
-  RankConnection& lost = *ranks_[rank];
+void RankGroup::Lose(size_t place, bool left) {
+  RankConnection& lost = *ranks_[place];
   lost_.push_back({name_, lost.rank(), lost.pid(), lost.goes_on_with(), left});
   lost.HangUp();
-  Forget(rank);
+  Forget(place);
 }
 
-void RankGroup::Refuse(size_t rank, const Status& why) {
-  LogRefused(options_.model, *ranks_[rank], why);
-  ranks_[rank]->SendRefused(why);
-  Forget(rank);
+void RankGroup::Refuse(size_t place, const Status& why) {
+  LogRefused(options_.model, *ranks_[place], why);
+  ranks_[place]->SendRefused(why);
+  Forget(place);
 }
 
-void RankGroup::Forget(size_t rank) {
-  ranks_[rank] = nullptr;
+void RankGroup::Forget(size_t place) {
+  ranks_[place] = nullptr;
   ++changes_;
 }
 
 bool RankGroup::DropGone() {
   const uint64_t before = changes_;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank] && ranks_[rank]->gone()) Lose(rank, /*left=*/true);
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    if (ranks_[place] && ranks_[place]->gone()) Lose(place, /*left=*/true);
   }
   return changes_ != before;
 }
@@ -175,6 +185,7 @@ Status RankGroup::Failed(Status status) {
   status = status.WithContext(Cat("engine ", name_));
   ++report_.failures;
   report_.last_error = status.message();
+  if (report_.apart) return status;    // it comes again soon
   static telemetry::LogLimit reasons;  // of what is tried again and again
   const uint64_t times = reasons.Count(Cat(options_.model, ": ", status.message()));
   if (times == 0) return status;
@@ -184,6 +195,7 @@ Status RankGroup::Failed(Status status) {
 
 Status RankGroup::Prepare(const CommitRequest& request) {
   commit_.reset();
+  report_.apart.reset();
   if (!awake()) return OkStatus();
   const auto begin = Clock::now();
   const Status status = TryPrepare(request);
@@ -199,7 +211,9 @@ Status RankGroup::TryPrepare(const CommitRequest& request) {
   LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
   if (At(request.version.held)) return OkStatus();
   auto commit = std::make_unique<RankCommit>(*this, request.version, plan_, options_);
-  LS_RETURN_IF_ERROR(commit->Prepare(request.deltas));
+  const Status prepared = commit->Prepare(request.deltas);
+  report_.apart = commit->apart();
+  LS_RETURN_IF_ERROR(prepared);
   commit_ = std::move(commit);
   return OkStatus();
 }
@@ -233,7 +247,9 @@ Status RankGroup::CatchUp(const CommitRequest& request) {
 Status RankGroup::Commit() {
   const std::unique_ptr<RankCommit> commit = std::move(commit_);
   const auto begin = Clock::now();
-  if (const Status status = commit->Run(); !status.ok()) return Failed(status);
+  const Status status = commit->Run();
+  report_.apart = commit->apart();
+  if (!status.ok()) return Failed(status);
   report_.last_pause = Since(begin);
   report_.last_written_bytes = commit->written_bytes();
   report_.last_error.clear();
@@ -265,21 +281,22 @@ Status RankGroup::PlanFor(const model::ModelLayout& layout) {
   const Status compiled = Compile(layout);
   if (compiled.ok()) return compiled;
   const bool newcomers = std::ranges::any_of(ranks_, [](const auto& rank) { return rank->newcomer(); });
-  for (size_t rank = 0; rank < world(); ++rank) {
-    if (!newcomers || ranks_[rank]->newcomer()) Refuse(rank, compiled);
+  for (size_t place = 0; place < world(); ++place) {
+    if (!newcomers || ranks_[place]->newcomer()) Refuse(place, compiled);
   }
   return compiled;
 }
 
-// The plan of where the tensors of `layout` lie in the memory of the ranks, all of them.
+// The plan of where the tensors of `layout` lie in the memory of the ranks, all of this receiver.
 Status RankGroup::Compile(const model::ModelLayout& layout) {
   std::vector<RankDescription> described;
   for (const auto& rank : ranks_) described.push_back(rank->description());
-  LS_ASSIGN_OR_RETURN(std::vector<std::string> unused, UnusedTensors(layout, described));
-  LS_ASSIGN_OR_RETURN(plan_, CompilePlacement(layout, described, unused));
+  const Looked looked = world() == world_ ? Looked::kAll : Looked::kSome;
+  LS_ASSIGN_OR_RETURN(std::vector<std::string> unused, UnusedTensors(layout, described, looked));
+  LS_ASSIGN_OR_RETURN(plan_, CompilePlacement(layout, described, unused, looked));
   plan_layout_ = layout.digest();
   plan_changes_ = changes_;
-  SetUnused(std::move(unused));
+  if (looked == Looked::kAll) SetUnused(std::move(unused));
   return OkStatus();
 }
 
@@ -288,7 +305,7 @@ Status RankGroup::RefuseOtherLayouts(const model::ModelLayout& layout) {
   for (const auto& rank : present()) {
     if (IsFor(*rank, layout)) continue;
     const Status why = ForAnotherLayout(*rank);
-    Refuse(rank->rank(), why);
+    Refuse(rank->place(), why);
     if (first.ok()) first = why;
   }
   return first;

@@ -1,4 +1,4 @@
-// RankGroup: the ranks of an engine that share one copy of the model: which are there, the plan of where the model lies
+// RankGroup: the ranks of an engine that share one copy of the model, those of this host: which are there, the plan of where the model lies
 // in their memory, and one commit after the other (rank_commit.h).
 //
 //   a rank    absent --(Join)--> newcomer --(ATTACHED)--> attached --(it is lost, or refused)--> absent
@@ -36,11 +36,11 @@ class RankGroup {
   RankGroup(const EngineRanksOptions& options, const RankConnection& first);
 
   const std::string& name() const { return name_; }
-  size_t world() const { return ranks_.size(); }
+  size_t world() const { return ranks_.size(); }  // that attach to this receiver
   size_t attached() const { return present().size(); }
   bool empty() const { return attached() == 0; }
   bool complete() const { return attached() == world(); }
-  const Ranks& ranks() const { return ranks_; }  // by rank; null: not there
+  const Ranks& ranks() const { return ranks_; }  // by place; null: not there
   Ranks present() const;
   // Whether all ranks are there, and at `held`.
   bool At(const VersionRef& held) const;
@@ -70,10 +70,10 @@ class RankGroup {
 
  private:
   Status MakeRoom(const RankConnection& rank);
-  void Drop(size_t rank, const Status& why);
-  void Refuse(size_t rank, const Status& why);
-  void Lose(size_t rank, bool left);
-  void Forget(size_t rank);
+  void Drop(size_t place, const Status& why);
+  void Refuse(size_t place, const Status& why);
+  void Lose(size_t place, bool left);
+  void Forget(size_t place);
   Status Welcome();
   bool awake() const;  // all ranks are there, and none is asleep
   Status TryPrepare(const CommitRequest& request);
@@ -90,6 +90,8 @@ class RankGroup {
   const EngineRanksOptions& options_;
   const std::string name_;
   const std::string incarnation_;
+  const uint32_t world_;              // of all receivers of the engine
+  const std::vector<uint32_t> here_;  // the ranks that attach to this one
   Ranks ranks_;
   std::vector<LostRank> lost_;
   uint64_t changes_ = 0;                       // ranks that came or went so far
@@ -106,11 +108,11 @@ void LogRefused(const std::string& model, const RankConnection& rank, const Stat
 template <typename Call>
 Status RankGroup::ForEach(const Call& call) {
   Status first;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank]) continue;
-    const Status status = call(*ranks_[rank]);
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    if (!ranks_[place]) continue;
+    const Status status = call(*ranks_[place]);
     if (status.ok()) continue;
-    Drop(rank, status);
+    Drop(place, status);
     if (first.ok()) first = status;
   }
   return first;

@@ -112,6 +112,9 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   CHECK(Has(peer.Refused(peer.BodyWith("state", "dreaming")), "it is dreaming with version 0"));
   CHECK(Has(peer.Refused(peer.BodyWith("state", "reading")), "it is reading with version 0"));
   CHECK(Has(peer.Refused(peer.BodyWith("speed", "high")), "more than its keys"));
+  for (const auto& here : std::vector<nlohmann::json>{"all", {0, "1"}, {0, 0}, {1, 0}, {0, 99}, {1}, {-1, 0}}) {
+    CHECK(Has(peer.Refused(peer.BodyWith("here", here)), "\"here\" is no rising list"));
+  }
   CHECK(Has(peer.Refused(peer.BodyWith("server", std::string(257, 'x'))), "\"server\" is no URL"));
   CHECK(Has(peer.Refused(peer.BodyWith("model", "critic")), "no model critic"));
   std::string nested = peer.BodyWith("description", "deep");

@@ -15,6 +15,7 @@
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
 #include "raas_receiver/engine/placement/writes/write_batch.h"
+#include "raas_receiver/engine/ranks/messages.h"
 
 namespace lockstep::engine {
 
@@ -77,6 +78,8 @@ struct RankGroupReport {  // for status and records
   uint64_t commits = 0;
   uint64_t failures = 0;
   std::string last_error;  // empty after a success
+  // What the engine's other receivers said last, where they had not come as far.
+  std::optional<Agreement> apart;
 
   // What all ranks that are there read; nothing: not all do, or not the same.
   VersionRef serving() const {

@@ -16,18 +16,22 @@ namespace lockstep::engine {
 // By rank, in the order of their descriptions.
 using PlacementPlan = std::vector<RankPlacement>;
 
-// The tensors that no parameter of `ranks` takes, all ranks of one engine. kBadData names one that no `ignore` of a
-// rank matches.
-Result<std::vector<std::string>> UnusedTensors(const model::ModelLayout& layout,
-                                               const std::vector<RankDescription>& ranks);
+// Which ranks of an engine are looked at. Others may take what some do not.
+enum class Looked { kAll, kSome };
 
-// `ranks` are all ranks of one engine, `unused` the tensors it does not take. kBadData names the rank, parameter or
+// The tensors that no parameter of `ranks` takes. kBadData names one that no `ignore` of a rank matches, where all are
+// looked at.
+Result<std::vector<std::string>> UnusedTensors(const model::ModelLayout& layout,
+                                               const std::vector<RankDescription>& ranks, Looked looked = Looked::kAll);
+
+// `ranks` are those of one engine, `unused` the tensors that they do not take. kBadData names the rank, parameter or
 // tensor of the first rule broken: a slice of a tensor that is not in the layout, of another dtype, or outside it; an
-// element of a parameter given twice or by nothing; an element of a wanted tensor that no rank takes; parameters that
-// overlap in memory (unless they lie at one place and are made of the same: a tied head); a parameter that lies so
-// scattered that its copies are more than 2^20, or those of all more than 2^24.
+// element of a parameter given twice or by nothing; an element of a wanted tensor that no rank takes, where all are
+// looked at; parameters that overlap in memory (unless they lie at one place and are made of the same: a tied head); a
+// parameter that lies so scattered that its copies are more than 2^20, or those of all more than 2^24.
 Result<std::shared_ptr<const PlacementPlan>> CompilePlacement(const model::ModelLayout& layout,
                                                               const std::vector<RankDescription>& ranks,
-                                                              const std::vector<std::string>& unused);
+                                                              const std::vector<std::string>& unused,
+                                                              Looked looked = Looked::kAll);
 
 }  // namespace lockstep::engine

@@ -18,7 +18,7 @@ bool Ignores(const RankDescription& rank, const std::string& tensor) {
 }  // namespace
 
 Result<std::vector<std::string>> UnusedTensors(const model::ModelLayout& layout,
-                                               const std::vector<RankDescription>& ranks) {
+                                               const std::vector<RankDescription>& ranks, Looked looked) {
   std::unordered_set<std::string_view> taken;
   for (const RankDescription& rank : ranks) {
     for (const EngineParameter& parameter : rank.parameters) {
@@ -29,7 +29,7 @@ Result<std::vector<std::string>> UnusedTensors(const model::ModelLayout& layout,
   for (const model::TensorMeta& tensor : layout.tensors()) {
     if (taken.contains(tensor.name)) continue;
     const bool ignored = std::ranges::any_of(ranks, [&](const auto& rank) { return Ignores(rank, tensor.name); });
-    (ignored ? unused : refused).push_back(tensor.name);
+    (ignored || looked == Looked::kSome ? unused : refused).push_back(tensor.name);
   }
   if (refused.empty()) return unused;
   const size_t more = refused.size() - 1;

@@ -1,0 +1,115 @@
+"""The agreement of an engine's ranks on several hosts: whatever receivers do, and whichever dies, ranks read one version, and only
+while all ranks hold it. Receivers and ranks are played here, step by step in any order; test_hosts.py has them as processes."""
+
+import random
+
+import pytest
+from torch.distributed import HashStore
+
+import lockstep
+from lockstep.engine._agreement import Agreement, Answer, Step
+from lockstep.engine._served import Served
+
+RUN = "0f" * 16
+STEPS = (Step.HELD, Step.PAUSED, Step.WRITTEN)
+
+
+class Host:
+    """A host's ranks, as one, and its receiver, which does one thing at each ``act``."""
+
+    def __init__(self, store, host: int, hosts: int) -> None:
+        self.agreement = Agreement(store, host, hosts)
+        self.memory = 0  # what the ranks hold, wholly; 0: a mix, or what was there before
+        self.reads = 0
+        self.resumes = 0  # what was read before a pause, while nothing was written since
+        self.current = 0  # what the receiver holds
+        self.step: "Step | None" = None  # of a commit of `current`
+
+    def act(self, chance: random.Random, newest: int) -> None:
+        if self.step is None:
+            self.current = max(self.current, chance.choice([self.current, newest]))
+            if self.current and self.reads != self.current:
+                self.step = Step.HELD
+            return
+        answer = self.agreement.ask(self.step, Served(RUN, self.current))
+        if answer == Answer.NOT_YET and chance.random() < 0.9:
+            return
+        if answer != Answer.YES:
+            self.give_up()
+        elif self.step == Step.HELD:
+            self.reads, self.resumes = 0, self.reads
+            self.step = Step.PAUSED
+        elif self.step == Step.PAUSED:
+            self.resumes, self.step = 0, Step.WRITTEN
+            if self.memory != self.current:
+                self.memory = self.current
+                if chance.random() < 0.1:  # the receiver dies half-way
+                    self.memory = 0
+                    self.die()
+        else:
+            self.read(self.current)
+            self.step = None
+
+    def give_up(self) -> None:
+        if self.resumes:
+            self.read(self.resumes)
+        self.step = None
+
+    def die(self) -> None:
+        """The receiver does, and another starts with the version that it held."""
+        self.agreement.leave()
+        self.give_up()
+
+    def read(self, version: int) -> None:
+        if self.memory == version and self.agreement.may_read(Served(RUN, version)):
+            self.reads, self.resumes = version, 0
+
+
+def check(hosts: "list[Host]") -> int:
+    """The version that is read; 0: none is."""
+    read = {host.reads for host in hosts} - {0}
+    assert len(read) <= 1
+    assert all(host.memory == version for version in read for host in hosts)
+    return max(read, default=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_read_one_version_that_all_hold(count, seed):
+    chance = random.Random(seed)
+    store = HashStore()
+    hosts = [Host(store, number, count) for number in range(count)]
+    newest, versions = 1, set()
+    for _ in range(3000):
+        newest += chance.random() < 0.01
+        host = chance.choice(hosts)
+        if chance.random() < 0.01:
+            host.die()
+        else:
+            host.act(chance, newest)
+        versions.add(check(hosts))
+    for _ in range(400 * count):  # nobody dies any more
+        chance.choice(hosts).act(chance, newest)
+        check(hosts)
+    if [host.reads for host in hosts] != [newest] * count:
+        pytest.fail(f"the newest version, {newest}, was not served again: {[vars(host) for host in hosts]}")
+    assert len(versions) > 4
+
+
+def test_a_host_that_is_behind_is_told_and_the_one_ahead_waits():
+    store = HashStore()
+    behind, ahead = Agreement(store, 0, 2), Agreement(store, 1, 2)
+    assert behind.ask(Step.HELD, Served(RUN, 4)) == Answer.NOT_YET
+    assert ahead.ask(Step.HELD, Served(RUN, 5)) == Answer.NOT_YET
+    assert behind.ask(Step.HELD, Served(RUN, 4)) == Answer.NO
+    assert behind.ask(Step.HELD, Served("aa" * 16, 9)) == Answer.NO  # runs have no order
+    assert behind.ask(Step.HELD, Served(RUN, 5)) == Answer.YES
+
+
+def test_a_store_that_does_not_answer_is_an_error():
+    class Gone:
+        def compare_set(self, *_):
+            raise RuntimeError("connection reset")
+
+    with pytest.raises(lockstep.UnavailableError, match="connection reset"):
+        Agreement(Gone(), 0, 2).may_read(Served(RUN, 1))
