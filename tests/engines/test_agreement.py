@@ -106,6 +106,16 @@ def test_a_host_that_is_behind_is_told_and_the_one_ahead_waits():
     assert behind.ask(Step.HELD, Served(RUN, 5)) == Answer.YES
 
 
+def test_nobody_pauses_for_a_host_whose_receiver_has_gone():
+    store, version = HashStore(), Served(RUN, 4)
+    one, other = Agreement(store, 0, 2), Agreement(store, 1, 2)
+    one.ask(Step.HELD, version)
+    assert other.ask(Step.HELD, version) == one.ask(Step.HELD, version) == Answer.YES
+    assert one.ask(Step.PAUSED, version) == Answer.NOT_YET
+    other.leave()
+    assert one.ask(Step.PAUSED, version) == Answer.NO
+
+
 def test_a_store_that_does_not_answer_is_an_error():
     class Gone:
         def compare_set(self, *_):

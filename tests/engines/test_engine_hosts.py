@@ -96,18 +96,23 @@ def test_no_host_goes_on_alone(hosts):
     hosts.expect_newest()
 
 
-def _kill_at(rank, step: Step, receiver: int) -> None:
-    kill_at(rank.follower, step, receiver)
+def _kill_at(rank, step: Step, receiver: int, agreed: bool) -> None:
+    kill_at(rank.follower, step, receiver, agreed)
 
 
-@pytest.mark.parametrize("step", Step)
-def test_a_receiver_that_dies_at_any_step_leaves_no_two_versions(hosts, step):
+@pytest.mark.parametrize("step, agreed, may_read", [
+    (Step.HELD, False, {1}),
+    (Step.PAUSED, False, {1}),
+    (Step.PAUSED, True, set()),  # ranks of the other host may be written
+    (Step.WRITTEN, False, {2}),  # all hold it
+])  # fmt: skip
+def test_a_receiver_that_dies_at_any_step_leaves_no_two_versions(hosts, step, agreed, may_read):
     receiver = hosts.receivers[1]
-    hosts.ranks.call(_kill_at, step, receiver.process.pid, only=[2])
+    hosts.ranks.call(_kill_at, step, receiver.process.pid, agreed, only=[2])
     hosts.publish()
     wait_until(lambda: not receiver.running(), "it is killed")
     for _ in range(5):
-        hosts.read()
+        assert hosts.read() <= may_read
         time.sleep(0.05)
     receiver.start()
     hosts.expect_newest()

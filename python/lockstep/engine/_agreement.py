@@ -105,8 +105,8 @@ class Agreement:
         self._change(left)
 
     def may_read(self, version: Served) -> bool:
-        """Whether a rank may begin to read ``version``: all ranks of all hosts hold it. Where this host was to write another one
-        and not all hosts were paused for that, it is not written."""
+        """Whether a rank may begin to read ``version``: all ranks of all hosts hold it. This host is paused for no other one from
+        here on."""
 
         def whole(cell: "dict[str, Any]") -> bool:
             self._withdraw(cell)
@@ -127,7 +127,7 @@ class Agreement:
         return self._all_in(hosts)
 
     def _withdraw(self, cell: "dict[str, Any]") -> None:
-        if self._host in cell["paused"] and not self._all_in(cell["paused"]):
+        if self._host in cell["paused"]:
             cell.update(target="", paused=[], written=[])
 
     def _change(self, edit: "Callable[[dict[str, Any]], _Answer]") -> _Answer:
