@@ -185,11 +185,12 @@ std::string StatusText(const v1::ReceiverStatus& status) {
   for (const v1::ReceiverModel& model : status.models()) {
     std::string state = ValueText(*v1::SessionState_descriptor(), model.state(), "state");
     if (model.skipped_version() != 0) state += Cat(", not ", model.skipped_version());
+    const std::string share = model.share().empty() ? "" : Cat(" (", model.share(), ")");
     table.AddRow({model.name(), state, VersionOrDash(model.held().version()), TextOrDash(model.held_label()),
                   AgeText(model.held_committed_unix_ns(), status.now_unix_ns()), VersionOrDash(model.newest_version()),
                   VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()),
                   AgeText(model.last_sync_unix_ns(), status.now_unix_ns()), Cat(model.syncs()), Cat(model.failures()),
-                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.source(),
+                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.source() + share,
                   ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + EnginesText(status) + ArchivesText(status);

@@ -44,6 +44,7 @@ class OrderedOrigin final : public Origin {
       : origins_(std::move(origins)), announced_unix_ns_(held_unix_ns) {}
 
   std::string name() const override { return InUse().name(); }
+  std::string share() const override { return InUse().share(); }
   Abilities can() const override {
     Abilities can;
     for (const auto& origin : origins_) {

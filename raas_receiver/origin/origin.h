@@ -107,6 +107,9 @@ class Origin {
   // The origin's address, for status and messages: an agent's, or a URL.
   virtual std::string name() const = 0;
 
+  // Which parts of the model it has, as last known, where it has not all of them: "parts 0, 2 of 4". Else empty.
+  virtual std::string share() const { return {}; }
+
   virtual Abilities can() const = 0;
 
   // Calls `on_head` with the newest version at once, and then with newer ones as they come. Returns only when that

@@ -1,6 +1,7 @@
 #include "raas_receiver/origin/parted_origin.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -19,12 +20,17 @@ namespace {
 
 class PartedOrigin final : public Origin {
  public:
-  explicit PartedOrigin(std::vector<std::unique_ptr<Origin>> agents) : agents_(std::move(agents)) {}
+  PartedOrigin(std::vector<std::unique_ptr<Origin>> agents, bool some_parts)
+      : agents_(std::move(agents)), some_parts_(some_parts) {}
 
   std::string name() const override {
     std::string names;
     for (const auto& agent : agents_) names += Cat(names.empty() ? "" : "+", agent->name());
     return names;
+  }
+  std::string share() const override {
+    const WholePtr whole = Known();
+    return whole == nullptr ? std::string() : whole->share;
   }
   Abilities can() const override { return agents_[0]->can(); }
 
@@ -117,24 +123,34 @@ class PartedOrigin final : public Origin {
           return OkStatus();
         },
         [] {}));
-    auto whole = std::make_shared<Whole>();
-    whole->parts.resize(agents_.size());
-    whole->from.resize(agents_.size());
+    std::map<uint32_t, size_t> by_part;  // which agent has it
+    uint32_t parts = 0;
     for (size_t agent = 0; agent < agents_.size(); ++agent) {
       LS_ASSIGN_OR_RETURN(const auto number, model::PartOf(*layouts[agent]));
       const std::string name = agents_[agent]->name();
       if (!number) return Status(ErrorCode::kBadData, Cat("agent ", name, " has all of the model, and not a part"));
-      if (number->parts != agents_.size()) {
-        return Status(ErrorCode::kBadData, Cat("agent ", name, " has part ", number->part, " of ", number->parts,
-                                               ", and --source names ", agents_.size(), " agents; name those of all"));
+      const std::string has = Cat("agent ", name, " has part ", number->part, " of ", number->parts);
+      if (number->parts != agents_.size() && !some_parts_) {
+        return Status(ErrorCode::kBadData, Cat(has, ", and --source names ", agents_.size(),
+                                               " agents; name those of all, or give --some-parts"));
       }
-      if (whole->parts[number->part] != nullptr) {
-        return Status(ErrorCode::kBadData, Cat("agents ", agents_[whole->from[number->part]]->name(), " and ", name,
+      if (agent > 0 && number->parts != parts) {
+        return Status(ErrorCode::kBadData, Cat(has, ", and another agent one of ", parts));
+      }
+      parts = number->parts;
+      const auto [first, added] = by_part.emplace(number->part, agent);
+      if (!added) {
+        return Status(ErrorCode::kBadData, Cat("agents ", agents_[first->second]->name(), " and ", name,
                                                " both have part ", number->part, " of ", number->parts));
       }
-      whole->parts[number->part] = layouts[agent];
-      whole->from[number->part] = agent;
     }
+    auto whole = std::make_shared<Whole>();
+    for (const auto& [part, agent] : by_part) {
+      whole->parts.push_back(layouts[agent]);
+      whole->from.push_back(agent);
+      whole->share += Cat(!whole->share.empty() ? ", " : by_part.size() == 1 ? "part " : "parts ", part);
+    }
+    whole->share = by_part.size() == parts ? std::string() : Cat(whole->share, " of ", parts);
     LS_ASSIGN_OR_RETURN(whole->layout, model::ModelLayout::Join(whole->parts));
     MutexLock lock(mutex_);
     whole_ = whole;
@@ -206,6 +222,7 @@ class PartedOrigin final : public Origin {
   }
 
   const std::vector<std::unique_ptr<Origin>> agents_;
+  const bool some_parts_;
   std::unique_ptr<Heads> heads_;  // of Watch; ends before the agents do
   mutable Mutex mutex_;
   WholePtr whole_ LS_GUARDED_BY(mutex_);  // as it was learned last; null: not yet
@@ -213,8 +230,8 @@ class PartedOrigin final : public Origin {
 
 }  // namespace
 
-std::unique_ptr<Origin> NewPartedOrigin(std::vector<std::unique_ptr<Origin>> agents) {
-  return std::make_unique<PartedOrigin>(std::move(agents));
+std::unique_ptr<Origin> NewPartedOrigin(std::vector<std::unique_ptr<Origin>> agents, bool some_parts) {
+  return std::make_unique<PartedOrigin>(std::move(agents), some_parts);
 }
 
 }  // namespace lockstep::origin

@@ -14,7 +14,8 @@
 
 namespace lockstep::origin {
 
-// `agents` in any order. REQUIRES origins of NewAgentOrigin, one at least.
-std::unique_ptr<Origin> NewPartedOrigin(std::vector<std::unique_ptr<Origin>> agents);
+// `agents` in any order: one for each part or, with `some_parts`, for some parts, which are followed without the
+// others. REQUIRES origins of NewAgentOrigin, one at least.
+std::unique_ptr<Origin> NewPartedOrigin(std::vector<std::unique_ptr<Origin>> agents, bool some_parts);
 
 }  // namespace lockstep::origin

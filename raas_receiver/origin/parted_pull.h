@@ -24,6 +24,7 @@ struct Whole {
   Layout layout;              // joined
   std::vector<Layout> parts;  // of each part, alone
   std::vector<size_t> from;   // of each part: which origin has it
+  std::string share;          // which parts these are; empty: all
 
   BlockIndex first_block(size_t part) const { return layout->parts()[part].first_block; }
   BlockIndex end_block(size_t part) const {

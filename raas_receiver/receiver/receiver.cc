@@ -173,6 +173,7 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                  .poll = config_.log_poll},
                                 workers_);
   }
+  const bool is_parted = source.agents.size() > 1 || config_.some_parts;
   std::vector<std::unique_ptr<origin::Origin>> agents;
   for (const net::ControlAddress& agent : source.agents) {
     agents.push_back(origin::NewAgentOrigin({.model = model,
@@ -183,12 +184,12 @@ std::unique_ptr<origin::Origin> Receiver::OpenSource(const Source& source, const
                                              .lanes = config_.lanes,
                                              .streaming = config_.streaming,
                                              // The log of a part is of use, and an engine of one is not.
-                                             .takes_part = source.agents.size() > 1 || config_.archive.store != nullptr,
+                                             .takes_part = is_parted || config_.archive.store != nullptr,
                                              .timeline = &timeline_},
                                             io_, workers_));
   }
-  if (agents.size() == 1) return std::move(agents.front());
-  return origin::NewPartedOrigin(std::move(agents));
+  if (!is_parted) return std::move(agents.front());
+  return origin::NewPartedOrigin(std::move(agents), config_.some_parts);
 }
 
 Result<std::unique_ptr<archive::Archiver>> Receiver::OpenArchive(const std::string& model,

@@ -68,6 +68,9 @@ void AddOptions(ConfigParser& parser, RawSettings& to, ReceiverConfig& config) {
              "where versions come from: an agent's control plane, HOST:PORT or unix:PATH, or a log, file:///DIRECTORY "
              "or s3://BUCKET/PREFIX; A+B+C: agents that have a part of each model; "
              "repeat for several, the preferred one first; auto: the agent of this host, at its usual place");
+  parser.Add("some-parts", &config.some_parts,
+             "agents of a source may have some parts of each model: these are followed without the others, for an "
+             "engine whose other hosts have them");
   parser.Add("log-keys", &to.log_keys,
              "PEM file of Ed25519 public keys: only a log that one of them has signed is read; empty: any");
   parser.Add("log-poll", &config.log_poll, "how often a log is looked at for a newer version", milliseconds(10), kDay);
@@ -284,7 +287,8 @@ Status CheckArchive(const ConfigParser& parser, const RawSettings& raw, Receiver
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
-  if (std::ranges::any_of(config.sources, [](const Source& source) { return source.agents.size() > 1; })) {
+  const auto is_parted = [&](const Source& source) { return source.agents.size() > 1 || config.some_parts; };
+  if (std::ranges::any_of(config.sources, is_parted)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": a log of a model in parts cannot be written; give ",
                                     "each agent's part a receiver, with a log, of its own")};
   }

@@ -38,6 +38,7 @@ struct ArchiveConfig {
 struct ReceiverConfig {
   std::string name;
   std::vector<Source> sources;       // one at least, in order of preference
+  bool some_parts = false;           // their agents have some parts of the models, and no others are followed
   versionlog::TrustedKeys log_keys;  // of logs among them
   std::chrono::milliseconds log_poll{1000};
   uint64_t log_memory_bytes = versionlog::kLogMemoryBytes;

@@ -57,6 +57,7 @@ v1::ReceiverModel Session::Describe() const {
   v1::ReceiverModel model;
   model.set_name(options_.model);
   model.set_source(origin_->name());
+  model.set_share(origin_->share());
   if (archiver_ != nullptr) *model.mutable_archive() = archiver_->Describe();
   *model.mutable_held() = origin::ToProto(current.held);
   *model.mutable_previous() = origin::ToProto(replicas_->previous().held);

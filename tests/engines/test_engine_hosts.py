@@ -1,12 +1,16 @@
 """An engine with ranks on several hosts, a receiver on each: all of its ranks serve one version, whichever receiver is slow or dies.
 Hosts are directories with a receiver's socket each."""
 
+import json
 import random
+import secrets
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from engine_ranks import Job, attach, build, differences, join, version_served
+import torch
+from engine_ranks import Job, attach, build, differences, join, parameters_of, version_served
 from harness import MODEL, wait_until
 from killed_receiver import kill_at
 from ports import ReservedPort
@@ -14,6 +18,7 @@ from ranks import Ranks
 from slicing import places
 from tiny_trainer import Trainer
 
+import lockstep
 from lockstep.engine._agreement import Step
 
 WORLD = 4
@@ -131,3 +136,49 @@ def test_receivers_that_die_at_any_moment_leave_no_two_versions(hosts):
             receiver.start()
         hosts.read()
         hosts.expect_newest()
+
+
+def _follow(rank, shares: "list[dict[str, torch.Tensor]]", sockets: "list[Path]") -> None:
+    """This rank has what its host's part has."""
+    rank.module = parameters_of(shares[rank.number])
+    rank.follower = lockstep.Follower(
+        rank.module,
+        model=MODEL,
+        socket=sockets[rank.number],
+        rank=rank.number,
+        world=len(shares),
+        process_group=torch.distributed.group.WORLD,
+    )
+
+
+def _holds(rank, version: int, shares: "list[dict[str, torch.Tensor]]") -> bool:
+    rank.follower.wait_for(version, timeout=30)
+    with rank.follower.serving() as served:
+        held = dict(rank.module.named_parameters())
+        return served.version == version and all(map(torch.equal, held.values(), shares[rank.number].values()))
+
+
+def test_each_host_has_the_parts_of_its_ranks_alone(cluster):
+    """As with pipeline stages on several hosts: no host has the whole model."""
+    shares = [{f"layer.{part}.{name}": torch.randn(64, 32) for name in "abc"} for part in range(2)]
+    run, sockets, receivers, publishers = secrets.token_hex(16), [], [], []
+    for part, share in enumerate(shares):
+        agent = cluster.agent(name=f"agent-{part}")
+        number = {"lockstep_part.json": json.dumps({"part": part, "parts": len(shares)})}
+        publishers.append(agent.publisher(share, run=run, attachments=number))
+        directory = cluster.directory / f"host-{part}"
+        directory.mkdir()
+        sockets.append(directory / "engine.sock")
+        options = {"engine_load": "in-place", "engine_socket": sockets[-1], "some_parts": True}
+        receivers.append(cluster.receiver([agent], name=f"host-{part}", **options))
+    with Ranks(len(shares)) as ranks, ReservedPort() as port:
+        ranks.call(join, len(shares), port.number)
+        ranks.call(_follow, shares, sockets)
+        for version in range(1, 6):
+            for share, publisher in zip(shares, publishers):
+                share[next(iter(share))][version] += version
+                publisher.publish(version=version, tensors=share)
+            assert ranks.call(_holds, version, shares) == [True, True]
+    for part, receiver in enumerate(receivers):
+        status = receiver.model_status()
+        assert (status["share"], status["model_bytes"]) == (f"part {part} of 2", 3 * 64 * 32 * 4)

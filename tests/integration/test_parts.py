@@ -72,6 +72,21 @@ def test_a_receiver_follows_the_whole_by_full_pull_and_by_deltas(cluster, parts)
     assert files == {"model.safetensors", "lockstep.json"}
 
 
+def test_a_receiver_of_some_parts_follows_these_without_the_others(cluster, parts):
+    some = [parts.agents[2], parts.agents[0]]
+    refused = cluster.receiver(some)
+    receiver = cluster.receiver(some, some_parts=True)
+    for _ in range(3):
+        parts.model.step()
+        parts.publish()
+        receiver.wait_for({**parts.tensors(0), **parts.tensors(2)})
+    status = receiver.model_status()
+    assert (status["held"]["version"], status["share"]) == (3, "parts 0, 2 of 3")
+    assert "(parts 0, 2 of 3)" in receiver.ctl("status").stdout
+    assert receiver.ctl("verify").returncode == 0
+    wait_until(lambda: "--some-parts" in refused.model_status()["last_error"], "without the option it is refused")
+
+
 def test_a_receiver_that_starts_again_goes_on_by_deltas(cluster, parts):
     receiver = cluster.receiver(parts.agents)
     parts.publish()
@@ -119,6 +134,24 @@ def test_agents_at_versions_that_others_lack_leave_the_receiver_up_to_date(clust
     assert receiver.model_status()["last_error"] == "" and receiver.model_status()["failures"] == 0
     parts.publish(4)
     receiver.wait_for(parts.model.tensors)
+
+
+def test_a_new_run_is_followed_once_all_agents_have_it(cluster, parts):
+    receiver = cluster.receiver(parts.agents)
+    parts.publish(7)
+    receiver.wait_for(parts.model.tensors)
+    parts.run, parts.version = secrets.token_hex(16), 1
+    parts.model.step()
+    for part in range(3):
+        status = receiver.model_status()
+        assert (status["held"]["version"], status["state"] == "negotiating") == (7, False)  # it does not ask in vain
+        parts.publishers[part].close()
+        parts.publishers[part] = parts.publisher(part)
+        parts.publish_part(part)
+        parts.agents[part].wait_for(1)
+        time.sleep(0.3)
+    receiver.wait_for(parts.model.tensors)
+    assert receiver.model_status()["failures"] == 0
 
 
 def test_parts_of_which_the_trainer_moves_on_during_a_full_pull_come_to_one_version(cluster):
