@@ -1,5 +1,5 @@
 """Writes the pages of reference that are made from the code: docs/reference/options.md from the programs' manual pages,
-docs/reference/python.md from docstrings.
+docs/reference/python.md from docstrings, docs/scale.md from formulas.
 
     .cache/venv/bin/python tests/docs/reference.py
 
@@ -13,6 +13,8 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Iterator
+
+import scale
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "bazel-bin"
@@ -136,7 +138,11 @@ def row(name: str, value: Any, meaning: str = "") -> str:
     return f"| `{call}` | {meaning or cell(' '.join(first.split())).replace('``', '`')} |"
 
 
-PAGES: "dict[str, Callable[[], str]]" = {"docs/reference/options.md": options, "docs/reference/python.md": python}
+PAGES: "dict[str, Callable[[], str]]" = {
+    "docs/reference/options.md": options,
+    "docs/reference/python.md": python,
+    "docs/scale.md": scale.page,
+}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ PROGRAMS = {
     "sync/publish_bench.py": 120,
     "sync/stream_bench.py": 60,
     "sync/derive_bench.py": 120,
-    "sync/parts_bench.py": 120,
+    "sync/parts_bench.py": 180,
     "sync/bridge_bench.py": 240,
     "sync/fanout_bench.py": 120,
     "sync/idle_bench.py": 120,
@@ -70,6 +70,7 @@ FIGURES = (
     Figure("sync/derive_bench.py", "derive_blocked", "<= 1.1", "of a trainer, with a derived model against without"),
     Figure("sync/parts_bench.py", "parts_full_pull", ">= 3.6", "from four agents, against one", inverse=True),
     Figure("sync/parts_bench.py", "parts_delta", ">= 3.6", "likewise, of a delta", inverse=True),
+    Figure("sync/parts_bench.py", "parts_blocked", "<= 0.5", "of a trainer on four hosts, against one agent for all"),
     Figure(
         "sync/bridge_bench.py", "bridge_open", "<= 12", "a publisher of a recorded bridge, against one export by it"
     ),
