@@ -59,6 +59,10 @@ EngineRanksOptions Engine::RanksOptions() {
   options.engine = config_.name;
   options.threads = context_.engine_threads;
   options.compare_only = !in_place();
+  options.cancelled = [this] {
+    MutexLock lock(mutex_);
+    return ends_ || cancelled_ || (attempt_ && attempt_->cancelled);
+  };
   if (over_http()) options.paused_server = [this] { return driver_->Incarnations(); };
   return options;
 }

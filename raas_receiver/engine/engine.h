@@ -211,7 +211,7 @@ class Engine {
   Status PrepareRanks(const EngineAttempt& attempt);
   Status WritePaused(const EngineAttempt& attempt);
   Status CommitPaused(const EngineVersion& version, const EngineVersion& before);
-  Status Resume(const EngineVersion& serving);
+  Status Resume(EngineVersion serving);
   Result<size_t> CompareWritten(const std::optional<EngineAttempt>& given);
 
   // --- its thread, of an engine that loads the directory (engine_directory.cc) ---

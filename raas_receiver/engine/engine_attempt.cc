@@ -9,7 +9,7 @@ namespace lockstep::engine {
 namespace {
 
 // Between looks whether the engine's receivers on other hosts have come as far.
-constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr std::chrono::milliseconds kBetweenLooks{20};
 // After a pause in vain readers have so many times its duration.
 constexpr int kReadingPerPause = 4;
 
@@ -83,7 +83,7 @@ void Engine::SetNextTry(const EngineOutcome& outcome) {
     serve_again_ = {};
     return;
   }
-  if (ranks_.apart() == Agreement::kNotYet) {
+  if (ranks_.apart() == Agreement::kNotYet && outcome.pause_us == 0) {
     serve_again_ = Clock::now() + kBetweenLooks;
     return;
   }

@@ -20,12 +20,13 @@ EngineOutcome Engine::WriteRanks(const EngineAttempt& attempt) {
   const telemetry::Moment begun;
   outcome.status = PrepareRanks(attempt);
   outcome.prepare_us = begun.MicrosSince();
-  if (!ranks_.prepared()) {
+  // A group that waits for other hosts keeps what was prepared, as do those beside it.
+  if (!ranks_.prepared() || ranks_.apart()) {
     // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
-    if (outcome.status.ok() && owes_resume_ && ranks_.AllAt(held)) {
-      outcome.status = driver_->Pause(attempt.current.version);
-      if (outcome.status.ok()) outcome.status = Resume(attempt.current.version);
-    }
+    if (!owes_resume_ || InMemory().nothing() || (!outcome.status.ok() && !ranks_.apart())) return outcome;
+    Status resumed = driver_->Pause(attempt.current.version);
+    if (resumed.ok()) resumed = Resume(attempt.current.version);
+    if (outcome.status.ok()) outcome.status = resumed;
     return outcome;
   }
   const auto is_damaged = [&](const replica::PublishedVersion& version) {
@@ -72,8 +73,8 @@ Status Engine::WritePaused(const EngineAttempt& attempt) {
   return CommitPaused(version, before);
 }
 
-// The pause. A server resumes only when all ranks of all groups are there, and at one version; it stays paused else,
-// until the next attempt.
+// The pause. A server resumes only when all ranks of all groups are there, and at one version, also those of other
+// hosts; it stays paused else, until the next attempt.
 Status Engine::CommitPaused(const EngineVersion& version, const EngineVersion& before) {
   owes_resume_ = over_http();
   const Status gone(ErrorCode::kUnavailable, "its connection ended");
@@ -90,12 +91,16 @@ Status Engine::CommitPaused(const EngineVersion& version, const EngineVersion& b
     const Status resumed = Resume(version);
     return written.ok() ? resumed : written;
   }
-  const Status resumed = ranks_.AllAt(before.held) ? Resume(before) : OkStatus();
+  const Status resumed = InMemory().nothing() ? OkStatus() : Resume(before);
   if (!written.ok()) return resumed.ok() || !over_http() ? written : resumed;
   return {ErrorCode::kState, Cat("not every group of the engine is at version ", version.held.version, " yet")};
 }
 
-Status Engine::Resume(const EngineVersion& serving) {
+// Under the name of `serving`, if its ranks are at that version, and else of what they were at before.
+Status Engine::Resume(EngineVersion serving) {
+  const VersionRef at = InMemory();
+  if (over_http()) LS_RETURN_IF_ERROR(ranks_.AgreeServed(at));
+  if (serving.held != at) serving.held = {};
   LS_RETURN_IF_ERROR(driver_->Resume(serving));
   owes_resume_ = false;
   return OkStatus();

@@ -37,7 +37,7 @@ struct Want {
   VersionRef held;                   // that the receiver has; version 0: none
   ManifestDigest digest;             // of `held`
   Layout layout;                     // of the model, as the caller knows it
-  std::span<const uint64_t> hashes;  // of the blocks of `held`, in memory of the caller
+  std::span<const uint64_t> hashes;  // of the blocks of `held`, in memory of the caller; none: it has another layout
   std::span<const std::byte> data;   // the data section of `held`, likewise
   bool whole = false;                // every block, whatever is held
   VersionRef skipped;                // a version that must not become the target of a pull; version 0: any may

@@ -269,6 +269,10 @@ Status CheckSources(const ConfigParser& parser, const RawSettings& raw, Receiver
     config.sources.push_back(std::move(source));
   }
   if (config.sources.empty()) return {ErrorCode::kUsage, "no source; give one with --source HOST:PORT"};
+  const bool has_log = std::ranges::any_of(config.sources, [](const Source& each) { return each.log != nullptr; });
+  if (config.some_parts && has_log) {
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("some-parts"), ": a log has one model, and not parts of it")};
+  }
   if (raw.log_keys.empty()) return OkStatus();
   auto keys = versionlog::TrustedKeys::Read(raw.log_keys);
   if (!keys.ok()) return keys.status().WithContext(parser.WrittenAs("log-keys"));
@@ -287,7 +291,11 @@ Status CheckArchive(const ConfigParser& parser, const RawSettings& raw, Receiver
   const bool reads_it = std::ranges::any_of(config.sources, [&](const Source& source) {
     return source.log != nullptr && source.log->url() == config.archive.store->url();
   });
-  const auto is_parted = [&](const Source& source) { return source.agents.size() > 1 || config.some_parts; };
+  if (config.some_parts) {
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": a log of some parts cannot be written; leave out ",
+                                    "some-parts for a log of one agent's part")};
+  }
+  const auto is_parted = [](const Source& source) { return source.agents.size() > 1; };
   if (std::ranges::any_of(config.sources, is_parted)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("archive"), ": a log of a model in parts cannot be written; give ",
                                     "each agent's part a receiver, with a log, of its own")};

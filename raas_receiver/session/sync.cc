@@ -116,15 +116,15 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
 }
 
 Status Sync::OpenPull() {
-  auto opened = context_.origin.Open(
-      {.held = base_.held,
-       .digest = base_.digest,
-       .layout = request_.layout,
-       .hashes = base_.held.nothing() ? std::span<const uint64_t>() : context_.replicas.current_hashes(),
-       .data = context_.replicas.current_data(),
-       .whole = request_.force_full || request_.repair,
-       .skipped = request_.skipped},
-      request_.stop);
+  const bool fits = base_.layout != nullptr && base_.layout->digest() == request_.layout->digest();
+  auto opened = context_.origin.Open({.held = base_.held,
+                                      .digest = base_.digest,
+                                      .layout = request_.layout,
+                                      .hashes = fits ? context_.replicas.current_hashes() : std::span<const uint64_t>(),
+                                      .data = fits ? context_.replicas.current_data() : std::span<const std::byte>(),
+                                      .whole = request_.force_full || request_.repair,
+                                      .skipped = request_.skipped},
+                                     request_.stop);
   // The trainer may have come back with another layout: ask for it again next time.
   if (opened.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!opened.ok()) return opened.status();

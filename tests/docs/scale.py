@@ -1,7 +1,7 @@
 """docs/scale.md: memory, bytes and seconds of large models on many hosts, by closed formulas. For reference.py."""
 
 # Of benchmarks on two cores (docs/performance.md); the lower end where it gives a range.
-LINK_SHARE = 0.90  # parts_full_pull: 3.6 links of 4
+LINK_SHARE = 0.86  # parts_delta: 3.44 links of 4; parts_full_pull has 3.60
 COMPARE_BYTES_PER_S = 13e9 / 2  # diff_encode_fast: of the model, which is in two slots
 APPLY_BYTES_PER_S = 23e9  # decode_apply_verify
 DELTA_BYTES = 1.67  # of a changed element: delta_sweep, --codec fast
@@ -16,7 +16,7 @@ RETAINED = 4  # deltas, as in docs/howto/sizing.md
 TEXT = """# What it takes at scale
 
 This page is for engineers who plan a fleet for models that no host holds twice. It computes memory, bytes and seconds. No row was
-measured at its size: the formulas are exact, and their rates come from real daemons on two cores. The page is made by
+measured at its size: the rates in the formulas come from real daemons on two cores. The page is made by
 `tests/docs/scale.py`; change its numbers to yours.
 
 ## Formulas
@@ -28,7 +28,7 @@ measured at its size: the formulas are exact, and their rates come from real dae
 | trainer host, `--segment-dir` | (2 M + 3 R) ÷ T, R = {retained} d | T hosts, [a part on each](howto/parts.md) |
 | engine host, `--root` | 2 M × share | share: 1, or that of the parts that its ranks need (`--some-parts`) |
 | bytes that leave a trainer host | E × share × M ÷ T, or of d | E engine hosts; each pulls from all trainer hosts |
-| seconds of transfer | the larger of E × share × M ÷ T and share × M, ÷ ({share:.2f} × link) | `tests/bench/run.sh --only parts`: four links give 3.6 times one |
+| seconds of transfer | the larger of E × share × M ÷ T and share × M, ÷ ({share:.2f} × link) | `tests/bench/run.sh --only parts`: four links give 3.44 to 3.60 times one, and the lower share is used throughout |
 | seconds to compare at a trainer host | M ÷ T ÷ {compare:.1f} GB/s | `--only delta`, two cores |
 | seconds to apply at an engine host | share × M ÷ {apply:.0f} GB/s | likewise |
 

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_ranks import Job, attach, build, differences, join, parameters_of, version_served
+from engine_ranks import (
+    Job,
+    attach,
+    build,
+    differences,
+    fall_asleep,
+    join,
+    parameters_of,
+    version_served,
+    wake,
+)
 from harness import MODEL, wait_until
 from killed_receiver import kill_at
 from ports import ReservedPort
@@ -98,6 +108,28 @@ def test_no_host_goes_on_alone(hosts):
     wait_until(lambda: "its other hosts" in first.model_status()["last_error"], "it says why it waits")
     assert hosts.read() == {1}
     hosts.receivers[1].signal(signal.SIGCONT)
+    hosts.expect_newest()
+
+
+def test_a_rollback_is_of_all_hosts(hosts):
+    hosts.publish()
+    hosts.expect_newest()
+    first = hosts.receivers[0].ctl("rollback")
+    assert first.returncode != 0 and "another host" in first.stderr
+    assert hosts.read() <= {2}
+    assert hosts.receivers[1].ctl("rollback").returncode == 0
+    assert hosts.ranks.call(differences, 1, hosts.checkpoints[1]) == [[]] * WORLD
+
+
+@pytest.mark.parametrize("asleep", [[2, 3], [0, 1, 2, 3]])
+def test_ranks_that_lost_their_memory_are_written_before_any_host_goes_on(hosts, asleep):
+    hosts.ranks.call(fall_asleep, only=asleep)
+    assert hosts.read() <= {1}
+    hosts.ranks.call(wake, only=asleep)
+    hosts.expect_newest()
+    hosts.ranks.call(fall_asleep, only=asleep)
+    hosts.publish()
+    hosts.ranks.call(wake, only=asleep)
     hosts.expect_newest()
 
 

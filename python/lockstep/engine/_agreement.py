@@ -5,19 +5,22 @@ ranks whether the others have come as far (raas_receiver/engine/ranks/FORMAT.md,
 
 The ranks keep one cell in a store that all of them reach, and change it by compare-and-set:
 
-    held     of each host: the version that its receiver holds and wants to write
-    target   the version that is being written; paused, written: the hosts that have come as far with it
-    whole    the version that all ranks hold; none from the moment when all hosts are paused until all have written
+    held     of each host: the version that its receiver holds and wants to write, and when it said so, among all that did
+    next     the version that hosts are about to write, and the hosts that are paused for it
+    now      the version that ranks are written, or were; the hosts whose ranks hold it, and those whose ranks serve it
 
-A rank reads a version only while ``whole`` is that version. So no rank reads the one before once another rank may be written, and none
-reads the new one before all have it, whatever receivers do, and whichever of them dies.
+``next`` becomes ``now`` when all hosts are paused for it. A rank begins to read a version only while that is ``now`` and all hosts hold
+it. So no rank reads the version before once another rank may be written, and none reads the new one before all have it, whatever
+receivers do, and whichever of them dies.
 """
 
 import datetime
 import enum
 import json
 import os
+import queue
 import secrets
+import threading
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, TypeVar
 
@@ -27,6 +30,7 @@ from lockstep.engine._served import Served
 
 _STORE_SECONDS = 10
 _CELL = "agreement"
+_EMPTY = json.dumps({"held": {}, "next": ["", []], "now": ["", [], []]})
 _Answer = TypeVar("_Answer")
 
 
@@ -36,6 +40,7 @@ class Step(enum.IntEnum):
     HELD = 0
     PAUSED = 1
     WRITTEN = 2
+    SERVED = 3
 
 
 class Answer(enum.IntEnum):
@@ -53,96 +58,138 @@ class Agreement:
         store: a torch.distributed.Store with compare_set.
         host, hosts: this host's number, and how many there are.
 
-    Every method raises UnavailableError where the store does not answer.
+    Every method raises UnavailableError where the store does not answer within ten seconds.
     """
 
     def __init__(self, store: Any, host: int, hosts: int) -> None:
         self._store = store
         self._host = str(host)
         self._all = {str(number) for number in range(hosts)}
+        self._seen = ""  # the cell, as it was last; "": not yet
+        self._store_seconds: float = _STORE_SECONDS
+        self._late: "queue.SimpleQueue[Any] | None" = None  # of a call that has not come back
 
     def ask(self, step: Step, version: Served) -> Answer:
         """Notes that this host's receiver has come so far, and tells whether all have."""
         name = _name(version)
-
-        def held(cell: "dict[str, Any]") -> Answer:
-            cell["held"][self._host] = name
-            if self._all_hold(cell, name):
-                return Answer.YES
-            others = [_parsed(other) for other in cell["held"].values()]
-            passed = any(other.run != version.run or other.version > version.version for other in others)
-            return Answer.NO if passed else Answer.NOT_YET
-
-        def paused(cell: "dict[str, Any]") -> Answer:
-            if not self._all_hold(cell, name):
-                return Answer.NO
-            if cell["target"] != name:
-                cell.update(target=name, paused=[], written=[])
-            if not self._enter(cell["paused"]):
-                return Answer.NOT_YET
-            cell["whole"] = ""
-            return Answer.YES
-
-        def written(cell: "dict[str, Any]") -> Answer:
-            if cell["target"] != name or not self._all_in(cell["paused"]):
-                return Answer.NO
-            if not self._enter(cell["written"]):
-                return Answer.NOT_YET
-            cell.update(whole=name, target="", paused=[], written=[])
-            return Answer.YES
-
-        take = (held, paused, written)[step]
-        # Ranks of this host that lack what all others read are brought to it without them.
-        return self._change(lambda cell: Answer.YES if cell["whole"] == name else take(cell))
+        return self._change(lambda cell: _STEPS[step](self, cell, name))
 
     def leave(self) -> None:
         """This host's receiver is gone, and with it what it held."""
 
         def left(cell: "dict[str, Any]") -> None:
             cell["held"].pop(self._host, None)
-            self._withdraw(cell)
+            _remove(self._host, cell["next"][1])
 
         self._change(left)
+
+    def lose(self) -> None:
+        """A rank of this host does not hold what it was written: nobody begins to read before it is written again."""
+        self._change(self._lost)
 
     def may_read(self, version: Served) -> bool:
         """Whether a rank may begin to read ``version``: all ranks of all hosts hold it. This host is paused for no other one from
         here on."""
 
         def whole(cell: "dict[str, Any]") -> bool:
-            self._withdraw(cell)
-            return bool(cell["whole"] == _name(version))
+            _remove(self._host, cell["next"][1])
+            return cell["now"][0] == _name(version) and self._are_in(cell["now"][1])
 
         return self._change(whole)
 
-    def _all_hold(self, cell: "dict[str, Any]", name: str) -> bool:
-        return all(cell["held"].get(host) == name for host in self._all)
+    def _held(self, cell: "dict[str, Any]", name: str) -> Answer:
+        if cell["now"][0] == name:  # what this host's ranks lack of it, they get without the others
+            return Answer.YES
+        held = cell["held"]
+        before = held.get(self._host)
+        if before is None or before[0] != name:
+            held[self._host] = [name, 1 + max((said for _, said in held.values()), default=0)]
+        if self._all_hold(cell, name):
+            return Answer.YES
+        if any(_passes(other, held[self._host]) for other in held.values()):
+            del held[self._host]  # nobody is to pause for it
+            return Answer.NO
+        return Answer.NOT_YET
 
-    def _all_in(self, hosts: "list[str]") -> bool:
+    def _paused(self, cell: "dict[str, Any]", name: str) -> Answer:
+        if cell["now"][0] == name:
+            self._lost(cell)  # it may be written
+            return Answer.YES
+        if not self._all_hold(cell, name):
+            return Answer.NO
+        if cell["next"][0] != name:
+            cell["next"] = [name, []]
+        if not self._enter(cell["next"][1]):
+            return Answer.NOT_YET
+        cell["now"], cell["next"] = [name, [], []], ["", []]
+        return Answer.YES
+
+    def _written(self, cell: "dict[str, Any]", name: str) -> Answer:
+        if cell["now"][0] != name:
+            return Answer.NO
+        return Answer.YES if self._enter(cell["now"][1]) else Answer.NOT_YET
+
+    def _served(self, cell: "dict[str, Any]", name: str) -> Answer:
+        if cell["now"][0] != name or self._host not in cell["now"][1]:
+            return Answer.NO
+        return Answer.YES if self._enter(cell["now"][2]) else Answer.NOT_YET
+
+    def _lost(self, cell: "dict[str, Any]") -> None:
+        for hosts in (cell["now"][1], cell["now"][2], cell["next"][1]):
+            _remove(self._host, hosts)
+
+    def _all_hold(self, cell: "dict[str, Any]", name: str) -> bool:
+        return all(cell["held"].get(host, [""])[0] == name for host in self._all)
+
+    def _are_in(self, hosts: "list[str]") -> bool:
         return self._all == set(hosts)
 
     def _enter(self, hosts: "list[str]") -> bool:
         """Whether all are in it, this one too."""
         if self._host not in hosts:
             hosts.append(self._host)
-        return self._all_in(hosts)
-
-    def _withdraw(self, cell: "dict[str, Any]") -> None:
-        if self._host in cell["paused"]:
-            cell.update(target="", paused=[], written=[])
+        return self._are_in(hosts)
 
     def _change(self, edit: "Callable[[dict[str, Any]], _Answer]") -> _Answer:
-        begin = json.dumps({"held": {}, "target": "", "paused": [], "written": [], "whole": ""})
+        if not self._seen:
+            self._seen = self._compare_set("", _EMPTY)
+        while True:
+            cell = json.loads(self._seen)
+            answer = edit(cell)
+            changed = json.dumps(cell)
+            self._seen = self._compare_set(self._seen, changed)
+            if self._seen == changed:
+                return answer
+
+    def _compare_set(self, expected: str, desired: str) -> str:
+        """The cell afterwards. The store's own call may take for ever, and then the store takes no other."""
+        if self._late is not None and self._late.empty():
+            raise UnavailableError("the store of the engine's process group does not answer")
+        done: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+
+        def call() -> None:
+            try:
+                done.put(self._store.compare_set(_CELL, expected, desired).decode())
+            except Exception as error:
+                done.put(error)
+
+        threading.Thread(target=call, name="lockstep-agreement", daemon=True).start()
         try:
-            found = self._store.compare_set(_CELL, "", begin).decode()
-            while True:
-                cell = json.loads(found)
-                answer = edit(cell)
-                changed = json.dumps(cell)
-                found = self._store.compare_set(_CELL, found, changed).decode()
-                if found == changed:
-                    return answer
-        except (RuntimeError, ValueError) as error:
-            raise UnavailableError(f"the store of the engine's process group does not answer: {error}") from error
+            answer = done.get(timeout=self._store_seconds)
+        except queue.Empty:
+            self._late = done
+            answer = TimeoutError(f"no answer within {self._store_seconds:g} s")
+        if isinstance(answer, Exception):
+            raise UnavailableError(f"the store of the engine's process group does not answer: {answer}") from answer
+        return str(answer)
+
+
+_STEPS: "tuple[Callable[[Agreement, dict[str, Any], str], Answer], ...]" = (
+    Agreement._held,
+    Agreement._paused,
+    Agreement._written,
+    Agreement._served,
+)
 
 
 class Placed(NamedTuple):
@@ -183,14 +230,9 @@ def placed(group: Any, socket: str, incarnation: str, rank: int, world: int) -> 
 
 
 def _receiver(socket: str) -> str:
-    """What ranks with the same receiver have in common, and no others."""
-    path = Path(socket).absolute()
-    try:
-        directory = os.stat(path.parent)
-        place = f"{directory.st_dev} {directory.st_ino} {path.name}"
-    except OSError:  # the receiver makes it later
-        place = str(path)
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {place}"
+    """What ranks with the same receiver have in common, and no others: a receiver may come later, and makes its directory then."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/mnt')} {os.path.realpath(socket)}"
 
 
 def _connected(name: str) -> Any:
@@ -218,6 +260,12 @@ def _name(version: Served) -> str:
     return f"{version.run} {version.version}"
 
 
-def _parsed(name: str) -> Served:
-    run, number = name.split()
-    return Served(run, int(number))
+def _passes(other: "list[Any]", own: "list[Any]") -> bool:
+    """Whether what another host holds is newer. Runs have no order: the one that came last is."""
+    (run, version), (own_run, own_version) = other[0].split(), own[0].split()
+    return int(version) > int(own_version) if run == own_run else bool(other[1] > own[1])
+
+
+def _remove(host: str, hosts: "list[str]") -> None:
+    if host in hosts:
+        hosts.remove(host)

@@ -112,6 +112,7 @@ class Rank:
             if self.reads is not None:
                 self._waits_since = time.monotonic()
             self.holds = self.reads = self._resumes = self._derived = None
+            self._lose()
             with contextlib.suppress(StateError):
                 self._gate.shut(given_up=lambda: True)
         return moved
@@ -126,10 +127,11 @@ class Rank:
 
     def sleep(self, kept: bool, given_up: "Callable[[], bool]") -> bool:
         """The memory goes, once readers have left; ``kept``: to come back as it is. False: it was asleep already. StateError:
-        the gate was closed, or the caller has ``given_up``."""
+        the gate was closed, or the caller has ``given_up``. UnavailableError: other hosts cannot be told that."""
         begins = not self.asleep
         if begins:
             self._gate.shut(given_up)
+            self._lose()
             self.asleep = True
             self._at_sleep, self.holds = self.holds, None
             self.reads = self._resumes = self._derived = self._late = None
@@ -250,6 +252,10 @@ class Rank:
         if not self._may_read(served):
             raise ProtocolError(f"{self._receiver}: {served} cannot be served: not all ranks of other hosts hold it")
         self._read(served)
+
+    def _lose(self) -> None:
+        if self._agreement is not None:
+            self._agreement.lose()
 
     def _may_read(self, served: Served) -> bool:
         return self._agreement is None or self._agreement.may_read(served)

@@ -130,8 +130,9 @@ EngineRanks::Clock::time_point EngineRanks::ranks_back_by() const {
 
 std::optional<Agreement> EngineRanks::apart() const {
   MutexLock lock(mutex_);
-  const auto view = std::ranges::find_if(views_, [](const RankGroupReport& each) { return each.apart.has_value(); });
-  return view == views_.end() ? std::nullopt : view->apart;
+  std::optional<Agreement> apart;
+  for (const RankGroupReport& view : views_) apart = std::max(apart, view.apart);
+  return apart;
 }
 
 bool EngineRanks::lost() const {
@@ -336,6 +337,12 @@ Status EngineRanks::Prepare(const CommitRequest& request) {
 
 Status EngineRanks::Commit() {
   const Status status = CallGroups([](RankGroup& group) { return group.prepared() ? group.Commit() : OkStatus(); });
+  Update();
+  return status;
+}
+
+Status EngineRanks::AgreeServed(const VersionRef& held) {
+  const Status status = CallGroups([&](RankGroup& group) { return group.Agree(AgreeStep::kServed, held); });
   Update();
   return status;
 }

@@ -61,7 +61,8 @@ class EngineRanks {
   bool Reads(const VersionRef& held) const;
   // When those that are not back by then are not waited for any more.
   Clock::time_point ranks_back_by() const;
-  // Whether a commit failed since the engine's receivers on other hosts had not come as far, and what they said.
+  // Whether a group could not go on since the engine's receivers on other hosts had not come as far, and what they
+  // said; kNo where one group was told that.
   std::optional<Agreement> apart() const;
   // Whether a rank went since the last Prepare began.
   bool lost() const;
@@ -84,6 +85,8 @@ class EngineRanks {
   // Brings the prepared groups to the version. The first error is answered; of a group that failed each rank reads what
   // it read, or waits.
   Status Commit();
+  // Says that all ranks here serve `held`, and waits until those of other hosts do. Their server may run then.
+  Status AgreeServed(const VersionRef& held);
   // Drops what Prepare worked out.
   void Abandon();
   // Answers waiting ranks, compares every group's memory with `version`, and answers how many groups there are.

@@ -46,6 +46,7 @@ enum class AgreeStep : uint8_t {
   kHeld,     // it holds the version, and has staged what it can
   kPaused,   // its ranks and their server are paused
   kWritten,  // its ranks hold the version
+  kServed,   // its ranks serve the version
 };
 
 enum class Agreement : uint8_t {

@@ -1,27 +1,12 @@
 #include "raas_receiver/engine/ranks/rank_commit.h"
 
 #include <map>
-#include <thread>
 #include <utility>
 
-#include "common/base/backoff.h"
-#include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/engine/ranks/rank_group.h"
 
 namespace lockstep::engine {
-namespace {
-
-using std::chrono::milliseconds;
-
-// For another receiver to hold a version that this one holds. Then the engine's thread looks whether it is to do
-// something else, and comes again.
-constexpr milliseconds kHeldPatience{1'000};
-constexpr milliseconds kFirstLook{1};
-constexpr milliseconds kLongestLook{20};
-
-}  // namespace
-
 RankCommit::RankCommit(RankGroup& group, VersionData version, std::shared_ptr<const PlacementPlan> plan,
                        const EngineRanksOptions& options)
     : group_(group),
@@ -81,7 +66,7 @@ Status RankCommit::Prepare(const DeltasBetween& deltas) {
     if (holders.changes) LS_RETURN_IF_ERROR(holders.changes->Stage(stage_bytes, stage, pool_));
   }
   Step("prepared");
-  return Agree(AgreeStep::kHeld);
+  return OkStatus();
 }
 
 void RankCommit::DropStaged() const {
@@ -108,32 +93,7 @@ Status RankCommit::Pause() {
   LS_RETURN_IF_ERROR(asked);
   LS_RETURN_IF_ERROR(paused);
   Step("paused");
-  return Agree(AgreeStep::kPaused);
-}
-
-// Whether all ranks are there and have come as far, also those that take no part: no rank is to serve what another one
-// may not have. And whether the other receivers have, where there are any: one rank asks for all.
-Status RankCommit::Agree(AgreeStep step) {
-  if (group_.DropGone() || !group_.complete()) {
-    return {ErrorCode::kAborted, "a rank went before all had the version"};
-  }
-  RankConnection& speaker = *ranks_.front();
-  if (!speaker.is_among_others()) return OkStatus();
-  const os::Deadline deadline(step == AgreeStep::kHeld ? kHeldPatience : options_.pause_timeout);
-  Backoff pause(kLongestLook, kFirstLook);
-  while (true) {
-    LS_ASSIGN_OR_RETURN(const Agreement agreed, speaker.Agree(step, version()));
-    if (agreed == Agreement::kYes) return OkStatus();
-    if (agreed == Agreement::kNo || deadline.PollTimeoutMs() == 0) {
-      apart_ = agreed;
-      break;
-    }
-    std::this_thread::sleep_for(pause.Next());
-  }
-  static constexpr std::string_view kLacks[] = {"holds version ", "has paused its ranks for version ",
-                                                "has written version "};
-  return {ErrorCode::kAborted, Cat("not every receiver of this engine ", kLacks[static_cast<size_t>(step)],
-                                   version().version, " yet; look at those of its other hosts")};
+  return group_.Agree(AgreeStep::kPaused, version());
 }
 
 Status RankCommit::Write() {
@@ -154,7 +114,7 @@ Status RankCommit::Write() {
   for_each([](RankConnection& rank) { return rank.AwaitWritten(); });
   LS_RETURN_IF_ERROR(first);
   Step("written");
-  return Agree(AgreeStep::kWritten);
+  return group_.Agree(AgreeStep::kWritten, version());
 }
 
 // What `holders` lack: by all of them side by side.

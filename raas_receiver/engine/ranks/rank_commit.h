@@ -2,9 +2,9 @@
 // that hold a version which deltas lead from are written what changed, the others everything. Ranks that hold the
 // version and read it already take no part.
 //
-// An engine may have ranks on other hosts, with receivers of their own. These receivers agree through the ranks, three
-// times: that all hold the version, before a rank is paused; that all ranks are paused, before one is written; that all
-// are written, before one is told to serve.
+// An engine may have ranks on other hosts, with receivers of their own. These receivers agree through the ranks
+// (RankGroup::Agree) that all hold the version, before a rank is paused; that all ranks are paused, before one is
+// written; that all are written, before one is told to serve.
 //
 //   Prepare() --> Prepared --(Pause)--> Paused --(Write)--> Written --(Serve)--> Served
 //                    |                   |                  |
@@ -40,8 +40,8 @@ class RankCommit {
   RankCommit(const RankCommit&) = delete;
   RankCommit& operator=(const RankCommit&) = delete;
 
-  // Works out the writes, by `deltas` from what ranks hold. Ranks have the changes staged afterwards, and the engine's
-  // other receivers hold the version. What `deltas` uses stays as it is until the commit has ended.
+  // Works out the writes, by `deltas` from what ranks hold. Ranks have the changes staged afterwards. What `deltas`
+  // uses stays as it is until the commit has ended.
   Status Prepare(const DeltasBetween& deltas);
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an
@@ -51,19 +51,20 @@ class RankCommit {
 
   const VersionRef& version() const { return version_.held; }
   uint64_t written_bytes() const;  // or staged
-  // What the other receivers said last, if that was not kYes.
-  std::optional<Agreement> apart() const { return apart_; }
+  // Made for this version and these bytes of it.
+  bool IsOf(const VersionData& version) const {
+    return version_.held == version.held && version_.data.data() == version.data.data();
+  }
 
  private:
-  struct Holders {  // ranks that hold the same
-    std::vector<uint32_t> ranks;
+  struct Holders {                       // ranks that hold the same
+    std::vector<uint32_t> ranks;         // places
     std::optional<DeltaWrites> changes;  // nullopt: they are written everything
   };
 
   Status Pause();
   Status Write();
   Status WriteAll(Holders& holders);
-  Status Agree(AgreeStep step);
   void Serve();
   void GiveUp();
   void AwaitServing();
@@ -78,9 +79,8 @@ class RankCommit {
   const EngineRanksOptions& options_;
   WorkerPool pool_;               // its threads wait for ranks, which may be stopped: nothing else is to need them
   const Ranks ranks_;             // of the plan: those that are lost meanwhile too
-  std::vector<bool> takes_part_;  // by rank
+  std::vector<bool> takes_part_;  // by place
   std::vector<Holders> holders_;  // those that are to be written
-  std::optional<Agreement> apart_;
 };
 
 }  // namespace lockstep::engine

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <thread>
 #include <utility>
 
+#include "common/base/backoff.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/log_limit.h"
@@ -13,6 +15,13 @@ namespace lockstep::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// For another receiver to hold a version that this one holds. Then the engine's thread looks whether it is to do
+// something else, and comes again.
+constexpr milliseconds kHeldPatience{1'000};
+constexpr milliseconds kFirstLook{1};
+constexpr milliseconds kLongestLook{20};
 
 std::chrono::microseconds Since(Clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
@@ -132,6 +141,7 @@ void RankGroup::Refuse(size_t place, const Status& why) {
 void RankGroup::Forget(size_t place) {
   ranks_[place] = nullptr;
   ++changes_;
+  report_.apart.reset();
 }
 
 bool RankGroup::DropGone() {
@@ -183,9 +193,9 @@ Status RankGroup::Welcome() {
 
 Status RankGroup::Failed(Status status) {
   status = status.WithContext(Cat("engine ", name_));
-  ++report_.failures;
   report_.last_error = status.message();
-  if (report_.apart) return status;    // it comes again soon
+  if (report_.apart) return status;  // it comes again soon
+  ++report_.failures;
   static telemetry::LogLimit reasons;  // of what is tried again and again
   const uint64_t times = reasons.Count(Cat(options_.model, ": ", status.message()));
   if (times == 0) return status;
@@ -194,9 +204,11 @@ Status RankGroup::Failed(Status status) {
 }
 
 Status RankGroup::Prepare(const CommitRequest& request) {
-  commit_.reset();
   report_.apart.reset();
-  if (!awake()) return OkStatus();
+  if (!awake()) {
+    commit_.reset();
+    return OkStatus();
+  }
   const auto begin = Clock::now();
   const Status status = TryPrepare(request);
   report_.last_prepare = Since(begin);
@@ -209,13 +221,18 @@ Status RankGroup::Prepare(const CommitRequest& request) {
 Status RankGroup::TryPrepare(const CommitRequest& request) {
   if (SomeWait(request)) LS_RETURN_IF_ERROR(CatchUp(request));
   LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
-  if (At(request.version.held)) return OkStatus();
-  auto commit = std::make_unique<RankCommit>(*this, request.version, plan_, options_);
-  const Status prepared = commit->Prepare(request.deltas);
-  report_.apart = commit->apart();
-  LS_RETURN_IF_ERROR(prepared);
-  commit_ = std::move(commit);
-  return OkStatus();
+  if (commit_ != nullptr && (commit_changes_ != changes_ || !commit_->IsOf(request.version))) commit_.reset();
+  if (At(request.version.held)) {
+    commit_.reset();
+    return OkStatus();
+  }
+  if (commit_ == nullptr) {
+    auto commit = std::make_unique<RankCommit>(*this, request.version, plan_, options_);
+    LS_RETURN_IF_ERROR(commit->Prepare(request.deltas));
+    commit_ = std::move(commit);
+    commit_changes_ = changes_;
+  }
+  return Agree(AgreeStep::kHeld, request.version.held);
 }
 
 // Whether some ranks read the version before, and others wait and may be written as they are: a commit was aborted, or
@@ -247,9 +264,7 @@ Status RankGroup::CatchUp(const CommitRequest& request) {
 Status RankGroup::Commit() {
   const std::unique_ptr<RankCommit> commit = std::move(commit_);
   const auto begin = Clock::now();
-  const Status status = commit->Run();
-  report_.apart = commit->apart();
-  if (!status.ok()) return Failed(status);
+  if (const Status status = commit->Run(); !status.ok()) return Failed(status);
   report_.last_pause = Since(begin);
   report_.last_written_bytes = commit->written_bytes();
   report_.last_error.clear();
@@ -263,6 +278,31 @@ Status RankGroup::Commit() {
                   {"written_bytes", report_.last_written_bytes},
                   {"pause_s", std::chrono::duration<double>(report_.last_pause).count()}});
   return OkStatus();
+}
+
+Status RankGroup::Agree(AgreeStep step, const VersionRef& version) {
+  report_.apart.reset();
+  const os::Deadline deadline(step == AgreeStep::kHeld ? kHeldPatience : options_.pause_timeout);
+  Backoff pause(kLongestLook, kFirstLook);
+  Agreement agreed = Agreement::kNotYet;
+  while (agreed == Agreement::kNotYet) {
+    if (DropGone() || !complete()) return {ErrorCode::kAborted, "a rank went before all had the version"};
+    RankConnection& speaker = *ranks_.front();  // one asks for all
+    if (!speaker.is_among_others()) return OkStatus();
+    LS_ASSIGN_OR_RETURN(agreed, speaker.Agree(step, version));
+    if (agreed == Agreement::kYes) return OkStatus();
+    if (deadline.Passed() || (options_.cancelled && options_.cancelled())) break;
+    if (agreed == Agreement::kNotYet) std::this_thread::sleep_for(pause.Next());
+  }
+  report_.apart = agreed;
+  if (agreed == Agreement::kNo) {
+    return {ErrorCode::kAborted, Cat("a receiver on another host of this engine has another version than ",
+                                     version.version, ", or has gone back to one")};
+  }
+  static constexpr std::string_view kLacks[] = {"holds version ", "has paused its ranks for version ",
+                                                "has written version ", "serves version "};
+  return {ErrorCode::kAborted, Cat("not every receiver of this engine ", kLacks[static_cast<size_t>(step)],
+                                   version.version, " yet; look at those of its other hosts")};
 }
 
 // --- the plan, and what ranks hold ---
@@ -363,6 +403,7 @@ Status RankGroup::Verify(const VersionData& version) {
 }
 
 void RankGroup::Doubt() {
+  commit_.reset();
   for (const auto& rank : present()) rank->Doubt();
 }
 

@@ -1,5 +1,5 @@
-// RankGroup: the ranks of an engine that share one copy of the model, those of this host: which are there, the plan of where the model lies
-// in their memory, and one commit after the other (rank_commit.h).
+// RankGroup: the ranks of an engine on this host that share one copy of the model: which are there, the plan of where
+// the model lies in their memory, and one commit after the other (rank_commit.h).
 //
 //   a rank    absent --(Join)--> newcomer --(ATTACHED)--> attached --(it is lost, or refused)--> absent
 //   a group   incomplete --(the last rank joins)--> complete --(Prepare)--> prepared --(Commit, Abandon)--> complete
@@ -62,8 +62,12 @@ class RankGroup {
   // As EngineRanks' calls of these names, for this group. An incomplete group, and one with a rank that is asleep, has
   // nothing to prepare. Prepare refuses ranks that do not fit the others.
   Status Prepare(const CommitRequest& request);
-  bool prepared() const { return commit_ != nullptr; }
+  bool prepared() const { return commit_ != nullptr && !report_.apart; }
   Status Commit();
+  // Says that this receiver has come so far with `version`, and waits until the engine's other receivers have.
+  // kAborted: they do not in time, or went another way; or a rank is missing here, and this receiver has not come so
+  // far.
+  Status Agree(AgreeStep step, const VersionRef& version);
   void Abandon() { commit_.reset(); }
   Status Verify(const VersionData& version);
   void Doubt();
@@ -98,8 +102,10 @@ class RankGroup {
   std::shared_ptr<const PlacementPlan> plan_;  // null: none was compiled yet
   LayoutDigest plan_layout_;                   // what plan_ is for,
   uint64_t plan_changes_ = 0;                  // and after how many changes
+  // Prepared. Where other receivers do not hold the version yet, the next Prepare of it goes on with this one.
   std::unique_ptr<RankCommit> commit_;
-  RankGroupReport report_;  // without what Describe looks up
+  uint64_t commit_changes_ = 0;  // after how many changes it was made
+  RankGroupReport report_;       // without what Describe looks up
 };
 
 // Logs that a rank is refused: once a minute for each reason, since it tries again.

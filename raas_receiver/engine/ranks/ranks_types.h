@@ -34,6 +34,8 @@ struct EngineRanksOptions {
   std::function<Result<std::vector<std::string>>()> paused_server;
   // Engines get versions by another way: ranks may attach that compare their memory, and no others.
   bool compare_only = false;
+  // Whether what is under way is not wanted any more: no other receiver is waited for then. Null: it always is.
+  std::function<bool()> cancelled;
   // Called with a name at every step of a commit: "prepared", "paused", "written", "serve" (before each rank's),
   // "serving". Tests die there.
   std::function<void(std::string_view step)> at_step;
@@ -61,7 +63,7 @@ struct CommitRequest {
 
 struct RankGroupReport {  // for status and records
   std::string name;
-  uint32_t world = 0;
+  uint32_t world = 0;  // that attach to this receiver
   uint32_t attached = 0;
   int64_t attached_since_unix_ns = 0;  // so many
   std::vector<VersionRef> reads;       // what each rank that is there reads; nothing: it does not
