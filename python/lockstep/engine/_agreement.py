@@ -98,9 +98,10 @@ class Agreement:
         return self._change(whole)
 
     def _held(self, cell: "dict[str, Any]", name: str) -> Answer:
-        if cell["now"][0] == name:  # what this host's ranks lack of it, they get without the others
-            return Answer.YES
         held = cell["held"]
+        if cell["now"][0] == name:  # what this host's ranks lack of it, they get without the others
+            held.pop(self._host, None)
+            return Answer.YES
         before = held.get(self._host)
         if before is None or before[0] != name:
             held[self._host] = [name, 1 + max((said for _, said in held.values()), default=0)]

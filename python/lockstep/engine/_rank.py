@@ -112,9 +112,9 @@ class Rank:
             if self.reads is not None:
                 self._waits_since = time.monotonic()
             self.holds = self.reads = self._resumes = self._derived = None
-            self._lose()
             with contextlib.suppress(StateError):
                 self._gate.shut(given_up=lambda: True)
+            self._lose()
         return moved
 
     def state(self) -> str:
@@ -130,8 +130,8 @@ class Rank:
         the gate was closed, or the caller has ``given_up``. UnavailableError: other hosts cannot be told that."""
         begins = not self.asleep
         if begins:
-            self._gate.shut(given_up)
             self._lose()
+            self._gate.shut(given_up)
             self.asleep = True
             self._at_sleep, self.holds = self.holds, None
             self.reads = self._resumes = self._derived = self._late = None
