@@ -23,7 +23,7 @@ EngineOutcome Engine::WriteRanks(const EngineAttempt& attempt) {
   // A group that waits for other hosts keeps what was prepared, as do those beside it.
   if (!ranks_.prepared() || ranks_.apart()) {
     // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
-    if (!owes_resume_ || InMemory().nothing() || (!outcome.status.ok() && !ranks_.apart())) return outcome;
+    if (!owes_resume_ || !ranks_.AllAt(InMemory()) || (!outcome.status.ok() && !ranks_.apart())) return outcome;
     Status resumed = driver_->Pause(attempt.current.version);
     if (resumed.ok()) resumed = Resume(attempt.current.version);
     if (outcome.status.ok()) outcome.status = resumed;
@@ -87,11 +87,10 @@ Status Engine::CommitPaused(const EngineVersion& version, const EngineVersion& b
     return {ErrorCode::kAborted, Cat("a rank went before its server was paused: ", paused.message())};
   }
   const Status written = ranks_.Commit();
-  if (ranks_.AllAt(version.held)) {
-    const Status resumed = Resume(version);
-    return written.ok() ? resumed : written;
-  }
-  const Status resumed = InMemory().nothing() ? OkStatus() : Resume(before);
+  const VersionRef at = InMemory();
+  const bool is_whole = ranks_.AllAt(at);
+  const Status resumed = is_whole ? Resume(at == version.held ? version : before) : OkStatus();
+  if (is_whole && at == version.held) return written.ok() ? resumed : written;
   if (!written.ok()) return resumed.ok() || !over_http() ? written : resumed;
   return {ErrorCode::kState, Cat("not every group of the engine is at version ", version.held.version, " yet")};
 }

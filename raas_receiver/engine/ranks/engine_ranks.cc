@@ -151,7 +151,7 @@ Ranks EngineRanks::members() const {
 
 bool EngineRanks::AllAt(const VersionRef& held) const {
   MutexLock lock(mutex_);
-  return waiting_.empty() && !views_.empty() &&
+  return !held.nothing() && waiting_.empty() && !views_.empty() &&
          std::all_of(views_.begin(), views_.end(),
                      [&](const RankGroupReport& view) LS_REQUIRES(mutex_) { return view.at == held && !Lacks(view); });
 }

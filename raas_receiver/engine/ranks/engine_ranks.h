@@ -50,7 +50,7 @@ class EngineRanks {
   std::optional<Absence> absence() const;
   // No rank is attached, or waits to be.
   bool empty() const;
-  // Whether there are groups, and all of them are complete and at `held`.
+  // Whether there are groups, all of them are complete and at `held`, and no rank waits. Never at nothing.
   bool AllAt(const VersionRef& held) const;
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks, and those with a rank that is asleep until it wakes.
