@@ -209,7 +209,7 @@ class AgentOrigin final : public Origin {
     LS_ASSIGN_OR_RETURN(const auto part, model::PartOf(*layout));
     if (options().takes_part || !part || part->parts == 1) return layout;
     return Status(ErrorCode::kBadData, Cat("agent ", name(), " has part ", part->part, " of ", part->parts,
-                                           " of the model; name the agents of ", "all parts in one source, as A+B+C"));
+                                           " of the model; name the agents of all parts in one source, as A+B+C"));
   }
 
   Result<std::unique_ptr<Pull>> Open(const Want& want, std::stop_token stop) override {

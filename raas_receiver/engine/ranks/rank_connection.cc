@@ -176,6 +176,15 @@ Status RankConnection::ReadState(const std::string& state) {
   return OkStatus();
 }
 
+bool RankConnection::IsFor(const model::ModelLayout& layout) const {
+  return description_.layout.value_or(layout.digest()) == layout.digest();
+}
+
+Status RankConnection::ForAnotherLayout() const {
+  return {ErrorCode::kState, Cat(Label(), " was recorded for another layout of the model; it asks for the present one ",
+                                 "and records again")};
+}
+
 std::string RankConnection::Label() const {
   return Cat("engine ", group_, ", ", RankLabel());
 }

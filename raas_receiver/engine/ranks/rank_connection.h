@@ -47,6 +47,9 @@ class RankConnection {
   const std::string& group() const { return group_; }
   const RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
+  // Whether its description was made for `layout`; else why the rank is refused.
+  bool IsFor(const model::ModelLayout& layout) const;
+  Status ForAnotherLayout() const;
   // The ranks of its group that attach to this receiver, rising: all of them, or those of one of several hosts.
   const std::vector<uint32_t>& here() const { return here_; }
   bool is_among_others() const { return here_.size() < description_.world; }

@@ -27,31 +27,6 @@ std::chrono::microseconds Since(Clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
 }
 
-bool IsFor(const RankConnection& rank, const model::ModelLayout& layout) {
-  return rank.description().layout.value_or(layout.digest()) == layout.digest();
-}
-
-Status ForAnotherLayout(const RankConnection& rank) {
-  return {ErrorCode::kState, Cat(rank.Label(), " was recorded for another layout of the model; it asks for the ",
-                                 "present one and records again")};
-}
-
-// Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
-Result<bool> HoldsVersion(const PlacementPlan& plan, RankConnection& rank, const VersionData& version,
-                          uint64_t batch_bytes) {
-  bool equal = true;
-  const auto compare = [&](const os::UniqueFd& batch) -> Status {
-    LS_ASSIGN_OR_RETURN(equal, rank.Compare(batch));
-    return equal ? OkStatus() : Status(ErrorCode::kAborted, "they differ");
-  };
-  BatchWriter writer(version.data, compare, batch_bytes);
-  Status status = writer.Fill(plan[rank.place()]);
-  if (status.ok()) status = writer.Flush();
-  if (!equal) return false;
-  LS_RETURN_IF_ERROR(status);
-  return true;
-}
-
 }  // namespace
 
 void LogRefused(const std::string& model, const RankConnection& rank, const Status& why) {
@@ -103,7 +78,7 @@ Status RankGroup::MakeRoom(const RankConnection& rank) {
 }
 
 Status RankGroup::Join(std::shared_ptr<RankConnection> rank, const model::ModelLayout& layout) {
-  if (!IsFor(*rank, layout)) return ForAnotherLayout(*rank);
+  if (!rank->IsFor(layout)) return rank->ForAnotherLayout();
   LS_RETURN_IF_ERROR(MakeRoom(*rank));
   const size_t place = rank->place();
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
@@ -219,13 +194,14 @@ Status RankGroup::Prepare(const CommitRequest& request) {
 }
 
 Status RankGroup::TryPrepare(const CommitRequest& request) {
-  if (SomeWait(request)) LS_RETURN_IF_ERROR(CatchUp(request));
+  const bool is_kept = commit_ != nullptr && commit_changes_ == changes_ && commit_->IsOf(request.version);
+  const bool some_wait = SomeWait(request);
+  // Before anything else is staged, or compared: a rank writes all that it has staged.
+  if (!is_kept || some_wait || At(request.version.held)) commit_.reset();
+  if (some_wait) LS_RETURN_IF_ERROR(CatchUp(request));
   LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
-  if (commit_ != nullptr && (commit_changes_ != changes_ || !commit_->IsOf(request.version))) commit_.reset();
-  if (At(request.version.held)) {
-    commit_.reset();
-    return OkStatus();
-  }
+  if (At(request.version.held)) return OkStatus();
+  if (commit_changes_ != changes_) commit_.reset();  // a rank was refused
   if (commit_ == nullptr) {
     auto commit = std::make_unique<RankCommit>(*this, request.version, plan_, options_);
     LS_RETURN_IF_ERROR(commit->Prepare(request.deltas));
@@ -242,7 +218,7 @@ bool RankGroup::SomeWait(const CommitRequest& request) const {
   bool wait = false;
   for (const auto& rank : ranks_) {
     if (rank->reads().nothing() && !rank->gated()) return false;  // its server may run
-    if (request.before && !IsFor(*rank, *request.before->layout)) return false;
+    if (request.before && !rank->IsFor(*request.before->layout)) return false;
     wait = wait || rank->reads().nothing();
     read = read || (request.before && rank->reads() == request.before->held);
   }
@@ -303,108 +279,6 @@ Status RankGroup::Agree(AgreeStep step, const VersionRef& version) {
                                                 "has written version ", "serves version "};
   return {ErrorCode::kAborted, Cat("not every receiver of this engine ", kLacks[static_cast<size_t>(step)],
                                    version.version, " yet; look at those of its other hosts")};
-}
-
-// --- the plan, and what ranks hold ---
-
-Status RankGroup::Plan(const CommitRequest& request, const model::ModelLayout& layout) {
-  LS_RETURN_IF_ERROR(PlanFor(layout));
-  LS_RETURN_IF_ERROR(Welcome());
-  return CheckClaims(request);
-}
-
-// Ranks that were recorded for another layout are refused. Where the others do not fit the model or one another,
-// newcomers are refused; without such, the model has changed, and all are.
-Status RankGroup::PlanFor(const model::ModelLayout& layout) {
-  if (plan_ && plan_changes_ == changes_ && plan_layout_ == layout.digest()) return OkStatus();
-  LS_RETURN_IF_ERROR(RefuseOtherLayouts(layout));
-  const Status compiled = Compile(layout);
-  if (compiled.ok()) return compiled;
-  const bool newcomers = std::ranges::any_of(ranks_, [](const auto& rank) { return rank->newcomer(); });
-  for (size_t place = 0; place < world(); ++place) {
-    if (!newcomers || ranks_[place]->newcomer()) Refuse(place, compiled);
-  }
-  return compiled;
-}
-
-// The plan of where the tensors of `layout` lie in the memory of the ranks, all of this receiver.
-Status RankGroup::Compile(const model::ModelLayout& layout) {
-  std::vector<RankDescription> described;
-  for (const auto& rank : ranks_) described.push_back(rank->description());
-  const Looked looked = world() == world_ ? Looked::kAll : Looked::kSome;
-  LS_ASSIGN_OR_RETURN(std::vector<std::string> unused, UnusedTensors(layout, described, looked));
-  LS_ASSIGN_OR_RETURN(plan_, CompilePlacement(layout, described, unused, looked));
-  plan_layout_ = layout.digest();
-  plan_changes_ = changes_;
-  if (looked == Looked::kAll) SetUnused(std::move(unused));
-  return OkStatus();
-}
-
-Status RankGroup::RefuseOtherLayouts(const model::ModelLayout& layout) {
-  Status first;
-  for (const auto& rank : present()) {
-    if (IsFor(*rank, layout)) continue;
-    const Status why = ForAnotherLayout(*rank);
-    Refuse(rank->place(), why);
-    if (first.ok()) first = why;
-  }
-  return first;
-}
-
-void RankGroup::SetUnused(std::vector<std::string> unused) {
-  if (unused == report_.unused) return;
-  report_.unused = std::move(unused);
-  if (report_.unused.empty()) return;
-  telemetry::Log(
-      telemetry::LogLevel::kInfo, "engine_tensors_unused",
-      {{"model", options_.model}, {"engine", name_}, {"tensors", report_.unused.size()}, {"first", report_.unused[0]}});
-}
-
-// Believes what ranks claim to hold, where it is one of the two versions and every byte is that.
-Status RankGroup::CheckClaims(const CommitRequest& request) {
-  for (const auto& rank : ranks_) {
-    const auto claims = [&](const VersionData& version) {
-      return rank->claim() == version.held && version.layout->digest() == plan_layout_;
-    };
-    if (rank->claim().nothing()) continue;
-    const VersionData* claimed = nullptr;
-    if (claims(request.version)) claimed = &request.version;
-    if (request.before && claims(*request.before)) claimed = &*request.before;
-    bool equal = false;
-    if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(equal, HoldsVersion(*plan_, *rank, *claimed, options_.batch_bytes));
-    }
-    rank->SetHolds(equal ? claimed->held : VersionRef());
-  }
-  return OkStatus();
-}
-
-Status RankGroup::Verify(const VersionData& version) {
-  if (!complete()) {
-    return {ErrorCode::kState,
-            Cat("engine ", name_, ": only ", attached(), " of its ", world(), " ranks are attached")};
-  }
-  if (!awake()) return {ErrorCode::kState, Cat("engine ", name_, " is asleep: its weights are not there")};
-  if (!options_.compare_only && !At(version.held)) {
-    return {ErrorCode::kState, Cat("engine ", name_, " does not serve version ", version.held.version)};
-  }
-  LS_RETURN_IF_ERROR(PlanFor(*version.layout));
-  LS_RETURN_IF_ERROR(Welcome());
-  Status first;
-  for (const auto& rank : ranks_) {
-    const Result<bool> equal = HoldsVersion(*plan_, *rank, version, options_.batch_bytes);
-    if (!equal.ok()) return equal.status().WithContext(Cat("engine ", name_));
-    if (*equal) continue;
-    rank->SetHolds({});  // the next Prepare writes all of it
-    if (first.ok())
-      first = {ErrorCode::kCorrupt, Cat(rank->Label(), " has other parameters than version ", version.held.version)};
-  }
-  return first;
-}
-
-void RankGroup::Doubt() {
-  commit_.reset();
-  for (const auto& rank : present()) rank->Doubt();
 }
 
 }  // namespace lockstep::engine
