@@ -111,6 +111,11 @@ void AddCommands(CLI::App& app, RawArguments& raw) {
       ->excludes(receivers)
       ->excludes(engines);
   receivers->excludes(engines);
+  CLI::App* diff =
+      add(Command::kDiff, Daemon::kAgent, "diff",
+          "What versions changed of the one before: elements, norms, NaN and Inf, by tensor, layer and expert");
+  diff->add_option("--model", options.model, "The model; may be left out when there is only one");
+  AddDiffOptions(*diff, options.diff);
   add(Command::kHealth, {}, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", raw.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(

@@ -69,6 +69,11 @@ TEST_CASE("A wait for a fleet says that no agent answers, and ends with its call
   CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_BAD_DATA);
   query.abi_version = LOCKSTEP_ABI_VERSION + 1;
   CHECK(lockstep_wait_served(&query, &json) == LOCKSTEP_PROTOCOL);
+  const lockstep_changes_query changes{
+      .abi_version = LOCKSTEP_ABI_VERSION, .socket_path = "/no/such/socket", .model = "m"};
+  CHECK(lockstep_wait_changes(&changes, &json) == LOCKSTEP_UNAVAILABLE);
+  CHECK(json == nullptr);
+  CHECK(lockstep_wait_changes(nullptr, &json) == LOCKSTEP_BAD_DATA);
 }
 
 TEST_CASE("Of options of another ABI version nothing but the version is read") {

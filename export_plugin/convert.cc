@@ -37,6 +37,7 @@ Result<client::RankOptions> AgentOptions(const lockstep_options& given) {
     return Status(ErrorCode::kBadData, "socket_path and model must be given");
   }
   client::RankOptions to{.socket_path = given.socket_path, .model = given.model};
+  to.guard = TextOrEmpty(given.guard);
   to.connect_timeout = Timeout(given.connect_timeout_ms, to.connect_timeout);
   to.reconnect_timeout = Timeout(given.reconnect_timeout_ms, to.reconnect_timeout);
   to.call_timeout = Timeout(given.call_timeout_ms, to.call_timeout);

@@ -110,6 +110,9 @@ typedef struct lockstep_options {
                       that died while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
+  const char* guard; /* null, or a JSON object: what every version is to keep before it is committed
+                        (trainer_agent/run/guard.h). A commit waits for the comparison with the version before, and is
+                        LOCKSTEP_BAD_DATA on every rank where the version breaks the guard. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
                                         for the exchange, how often it was interrupted, until it returns. 1 ends it as
                                         a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version being written is
@@ -278,6 +281,23 @@ typedef struct lockstep_served_query {
  * LOCKSTEP_UNAVAILABLE: the time is up, and no agent answers. LOCKSTEP_STATE: the run has ended. LOCKSTEP_NOT_FOUND: no
  * run is given, and the agent has no such model. */
 int lockstep_wait_served(const lockstep_served_query* query, char** json);
+
+typedef struct lockstep_changes_query {
+  uint32_t abi_version;    /* LOCKSTEP_ABI_VERSION */
+  const char* socket_path; /* the agent's unix socket */
+  const char* model;
+  const char* run;                   /* 32 hex digits; null or empty: the model's current run */
+  uint64_t version;                  /* 0: the newest */
+  uint32_t timeout_ms;               /* UINT32_MAX: no limit */
+  int (*interrupted)(void* context); /* as of lockstep_served_query */
+  void* context;
+} lockstep_changes_query;
+
+/* What the version changed of the one before it, tensor by tensor, once the agent has compared the two. Any thread may
+ * call this. *json is a VersionChanges (proto/lockstep/v1/agent.proto) as lockstepctl --json prints it, or null; free it
+ * with lockstep_free. LOCKSTEP_DEADLINE and LOCKSTEP_UNAVAILABLE: the time is up. LOCKSTEP_NOT_FOUND: the agent has no
+ * such model or run, or has forgotten the version. */
+int lockstep_wait_changes(const lockstep_changes_query* query, char** json);
 void lockstep_free(void* memory);
 
 /* 1: this library was built with --config=cuda. */

@@ -17,7 +17,7 @@
 #include "export_plugin/in_place.h"
 #include "export_plugin/lockstep.h"
 #include "export_plugin/plan/shard_description.h"
-#include "export_plugin/wait_served.h"
+#include "export_plugin/questions.h"
 
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
@@ -136,12 +136,16 @@ Status TensorsMeta(const char* const* descriptions, uint32_t ranks, char** json)
   return GiveText(DescribeTensors(layout::HuggingFaceTensors(model)).dump(), json);
 }
 
-Status WaitServed(const lockstep_served_query* query, char** json) {
-  if (query == nullptr || json == nullptr) return {ErrorCode::kBadData, "query and json must be given"};
-  std::string answer;
-  const Status served = abi::WaitServed(*query, &answer);
-  if (!answer.empty()) LS_RETURN_IF_ERROR(GiveText(answer, json));
-  return served;
+template <typename Query>
+int Ask(Status (*wait)(const Query& query, std::string* answer), const Query* query, char** json) {
+  if (json != nullptr) *json = nullptr;
+  return abi::Guarded(ThreadError(), [&]() -> Status {
+    if (query == nullptr || json == nullptr) return {ErrorCode::kBadData, "query and json must be given"};
+    std::string answer;
+    const Status answered = wait(*query, &answer);
+    if (!answer.empty()) LS_RETURN_IF_ERROR(GiveText(answer, json));
+    return answered;
+  });
 }
 
 }  // namespace
@@ -272,8 +276,11 @@ int lockstep_tensors_meta(const char* const* descriptions, uint32_t ranks, char*
 }
 
 int lockstep_wait_served(const lockstep_served_query* query, char** json) {
-  if (json != nullptr) *json = nullptr;
-  return abi::Guarded(ThreadError(), [&] { return WaitServed(query, json); });
+  return Ask(abi::WaitServed, query, json);
+}
+
+int lockstep_wait_changes(const lockstep_changes_query* query, char** json) {
+  return Ask(abi::WaitChanges, query, json);
 }
 
 void lockstep_free(void* memory) {

@@ -36,6 +36,7 @@ constexpr Row kRows[] = {
     {"lockstep.v1.TrainerAgent.DropModel", kSteers},
     {"lockstep.v1.TrainerAgent.Report", kReads},
     {"lockstep.v1.TrainerAgent.AwaitServed", kSees},
+    {"lockstep.v1.TrainerAgent.AwaitChanges", kSees},
     {"lockstep.v1.TrainerAgent.GetTimeline", kSees},
     {"lockstep.v1.RaasReceiver.GetStatus", kSees},
     {"lockstep.v1.RaasReceiver.Pull", kSteers},

@@ -1,10 +1,12 @@
 #include "common/rpc/message_json.h"
 
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/util/json_util.h>
 
 #include <cctype>
 
 #include "common/base/ids.h"
+#include "common/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -86,6 +88,11 @@ Json ToJson(const Message& message) {
     json[field.name()] = FieldReader(message, field).Read();
   }
   return json;
+}
+
+Status FromJson(std::string_view json, google::protobuf::Message* message) {
+  const auto parsed = google::protobuf::util::JsonStringToMessage({json.data(), json.size()}, message);
+  return parsed.ok() ? OkStatus() : Status(ErrorCode::kProtocol, CleanText(parsed.ToString(), 256));
 }
 
 std::string Dump(const Json& json) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/status.h"
+
 namespace lockstep::rpc {
 
 using Json = nlohmann::ordered_json;
@@ -15,6 +17,9 @@ using Json = nlohmann::ordered_json;
 // are numbers, enum values lower-case without their prefix: SESSION_STATE_PULLING is "pulling". So the JSON is as
 // stable as the protos are.
 Json ToJson(const google::protobuf::Message& message);
+
+// The other way, of trainers' questions: fields may be left out. kProtocol says what is wrong.
+Status FromJson(std::string_view json, google::protobuf::Message* message);
 
 // One document on one line. Text that is not UTF-8 is repaired.
 std::string Dump(const Json& json);

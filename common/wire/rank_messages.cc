@@ -15,9 +15,9 @@ constexpr os::MessageKind kKinds[] = {
     {"OPEN", kMaxRankBody},    {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody},        {"BEGUN", kMaxRankBody},
     {"BATCHES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody},        {"DONE", kMaxRankBody},
     {"ERROR", kMaxRankBody},   {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes}, {"AWAIT_SERVED", 1 << 20},
-    {"SERVED", kMaxRankBody},
+    {"ANSWER", kMaxRankBody},  {"AWAIT_CHANGES", 1 << 20},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(RankMessageType::kServed));
+static_assert(std::size(kKinds) == static_cast<size_t>(RankMessageType::kAwaitChanges));
 
 constexpr os::Protocol kProtocol{
     .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};

@@ -28,7 +28,7 @@ inline constexpr uint32_t kMaxRanks = 4096;
 enum class RankMessageType : uint16_t {
   kOpen = 1,          // OpenBody, model name, encoded layout, share; on reconnection the three segments' descriptors
   kOpened = 2,        // OpenedBody; descriptors of control, slot 0, slot 1
-  kBegin = 3,         // VersionBody
+  kBegin = 3,         // VersionBody, then the version's guard (trainer_agent/run/guard.h), if it has one
   kBegun = 4,         // BegunBody
   kBatches = 5,       // VersionBody, then numbers of batches of the rank's share, 4 bytes each: their bytes are final
   kCommit = 6,        // VersionBody, then the version's label, if this rank gives one
@@ -37,8 +37,11 @@ enum class RankMessageType : uint16_t {
   kError = 9,         // ErrorBody, then a sentence
   kUnchanged = 10,    // as kBatches: their bytes are final and equal those of the other slot, the version before
   kHello = 11,        // a peer's line (common/peer/peer.h), from either side
-  kAwaitServed = 12,  // in place of kOpen: v1::AwaitServedRequest as JSON; answered by kServed or kError
-  kServed = 13,       // v1::AwaitServedResponse as JSON (common/rpc/message_json.h), also where it is not served
+  // In place of kOpen, a request of the trainer's process as JSON (common/rpc/message_json.h), answered by kAnswer or
+  // kError.
+  kAwaitServed = 12,   // v1::AwaitServedRequest
+  kAnswer = 13,        // v1::AwaitServedResponse, also where it is not served; or v1::VersionChanges
+  kAwaitChanges = 14,  // v1::AwaitChangesRequest
 };
 static_assert(sizeof(StridedRange) == 32);
 

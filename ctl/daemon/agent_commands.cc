@@ -21,6 +21,7 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
     if (options_.command == Command::kDrop) return Drop();
     if (options_.command == Command::kWatch) return Watch();
     if (options_.command == Command::kServed) return WaitServed();
+    if (options_.command == Command::kDiff) return Diff();
     if (options_.command == Command::kLayout) return ShowLayout<v1::GetLayoutRequest>(&Stub::GetLayout);
     return DaemonCommands::Run();
   }
@@ -83,6 +84,23 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
       request.set_run(answer->run());
       if (request.label().empty()) request.set_version(answer->version());
     }
+  }
+
+  // Backwards: each version says which was before it.
+  Status Diff() const {
+    LS_RETURN_IF_ERROR(CheckDiff(options_.diff));
+    v1::AwaitChangesRequest request;
+    LS_ASSIGN_OR_RETURN(*request.mutable_model(), Model());
+    request.set_version(Last(options_.diff));
+    std::vector<v1::VersionChanges> versions;
+    do {
+      LS_ASSIGN_OR_RETURN(v1::VersionChanges changes,
+                          client_.Call(&Stub::AwaitChanges, request, Timeout(kQuickTimeout)));
+      request.set_run(Hex(changes.version().run()));
+      request.set_version(changes.base());
+      versions.insert(versions.begin(), std::move(changes));
+    } while (After(options_.diff) != 0 && request.version() > After(options_.diff));
+    return PrintChanges(request.model(), versions, options_.diff, output_);
   }
 
   static std::string ServedText(const std::string& model, const v1::AwaitServedResponse& answer) {

@@ -11,11 +11,25 @@
 #include "common/base/status.h"
 #include "common/os/places.h"
 #include "common/rpc/tls.h"
+#include "ctl/changes/changes.h"
 #include "ctl/output/output.h"
 
 namespace lockstep::ctl {
 
-enum class Command { kStatus, kTop, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kDrop, kHealth, kServed };
+enum class Command {
+  kStatus,
+  kTop,
+  kVersions,
+  kPull,
+  kVerify,
+  kWatch,
+  kLayout,
+  kRollback,
+  kDrop,
+  kHealth,
+  kServed,
+  kDiff
+};
 enum class Daemon { kAgent, kReceiver };
 
 struct DaemonOptions {
@@ -27,17 +41,18 @@ struct DaemonOptions {
   std::string model;                        // empty: the only one there is
   std::string health_service;               // full name; empty: the server as a whole
   bool force_full = false;
-  uint64_t to_version = 0;                           // of a rollback; 0: the version before
-  uint64_t not_version = 0;                          // of a rollback; 0: none is skipped
-  uint64_t served_version = 0;                       // that wait-served waits for; 0: the newest, or the label's
-  std::string label;                                 // of that version
-  uint32_t receivers = 0;                            // how many must serve it
-  uint32_t engines = 0;                              // how many engines must
-  std::vector<std::string> names;                    // of all that must
-  bool needs_engines = false;                        // verify fails where no engine's memory was compared
-  uint64_t count = 0;                                // of records to watch, or looks of top; 0: no end
-  uint64_t every_s = 1;                              // between two looks of top
-  bool changes_only = false;                         // top looks often, and prints what differs
+  uint64_t to_version = 0;         // of a rollback; 0: the version before
+  uint64_t not_version = 0;        // of a rollback; 0: none is skipped
+  uint64_t served_version = 0;     // that wait-served waits for; 0: the newest, or the label's
+  std::string label;               // of that version
+  uint32_t receivers = 0;          // how many must serve it
+  uint32_t engines = 0;            // how many engines must
+  std::vector<std::string> names;  // of all that must
+  bool needs_engines = false;      // verify fails where no engine's memory was compared
+  uint64_t count = 0;              // of records to watch, or looks of top; 0: no end
+  uint64_t every_s = 1;            // between two looks of top
+  bool changes_only = false;       // top looks often, and prints what differs
+  DiffOptions diff;
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch and wait-served have none
 };
 

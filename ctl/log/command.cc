@@ -46,6 +46,8 @@ class LogCommand {
         return Verify();
       case LogOptions::Command::kFetch:
         return Fetch();
+      case LogOptions::Command::kDiff:
+        return Diff();
       case LogOptions::Command::kPrune:
         return Prune();
     }
@@ -192,6 +194,25 @@ class LogCommand {
     return OkStatus();
   }
 
+  Status Diff() {
+    LS_RETURN_IF_ERROR(CheckDiff(options_.diff));
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    versionlog::LogReader reader = Reader(model);
+    LS_ASSIGN_OR_RETURN(const versionlog::Head head, WholeHead(reader, model));
+    const v1::LogHistory& history = head->history();
+    const Version last = Last(options_.diff) == 0 ? history.newest().version() : Last(options_.diff);
+    const auto end =
+        std::ranges::find_if(history.steps(), [&](const v1::LogStep& step) { return step.target().version() == last; });
+    if (end == history.steps().end() || std::max(end->base(), After(options_.diff)) < history.oldest()) {
+      return {ErrorCode::kNotFound, Cat(store_->url(), ": model ", model, " has versions ", history.oldest(), " to ",
+                                        history.newest().version(), ", and not the changes that lead to ", last)};
+    }
+    const Version first = After(options_.diff) == 0 ? end->base() : After(options_.diff);
+    LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(history, /*whole=*/true, {}));
+    LS_ASSIGN_OR_RETURN(const auto changes, CountSteps(reader, history, layout, first, last, workers_));
+    return PrintChanges(model, changes, options_.diff, output_);
+  }
+
   Status Prune() {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     versionlog::LogReader reader = Reader(model);
@@ -237,11 +258,12 @@ class LogCommand {
 }  // namespace
 
 void AddLogOptions(CLI::App& command, LogOptions& options) {
-  const auto add = [&](LogOptions::Command which, const char* name, const char* about) {
+  const auto add = [&](LogOptions::Command which, const char* name, const char* about,
+                       const char* model = "model,--model") {
     CLI::App* added = command.add_subcommand(name, about)->fallthrough();
     added->callback([&options, which] { options.command = which; });
     added->add_option("url", options.url, "Where the log is: file:///DIRECTORY or s3://BUCKET/PREFIX")->required();
-    added->add_option("model,--model", options.model, "The model; may be left out when there is only one");
+    added->add_option(model, options.model, "The model; may be left out when there is only one");
     added->add_option("--keys", options.keys, "Read only what one of these Ed25519 public keys (PEM) has signed")
         ->type_name("FILE");
     added
@@ -257,6 +279,10 @@ void AddLogOptions(CLI::App& command, LogOptions& options) {
   CLI::App* fetch = add(LogOptions::Command::kFetch, "fetch", "Write one version as a HuggingFace directory");
   fetch->add_option("--version", options.version, "Which [the newest]")->type_name("N")->check(CLI::PositiveNumber);
   fetch->add_option("--out", options.out, "The directory, which is made")->required()->type_name("DIR");
+  AddDiffOptions(
+      *add(LogOptions::Command::kDiff, "diff",
+           "What versions changed, as lockstepctl diff; takes memory for one version of the model", "--model"),
+      options.diff);
   CLI::App* prune = add(LogOptions::Command::kPrune, "prune", "Remove what a writer that was killed has left");
   prune->add_option("--grace", options.grace_s, "Keep what was written in the last so many seconds [900]")
       ->type_name("S");

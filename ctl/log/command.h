@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "ctl/changes/changes.h"
 #include "ctl/output/output.h"
 
 namespace CLI {
@@ -15,7 +16,7 @@ class App;
 namespace lockstep::ctl {
 
 struct LogOptions {
-  enum class Command { kList, kVerify, kFetch, kPrune };
+  enum class Command { kList, kVerify, kFetch, kDiff, kPrune };
   Command command = Command::kList;
   std::string url;
   std::string model;               // empty: the only one there is; of kList: all
@@ -23,6 +24,7 @@ struct LogOptions {
   std::string keys;                // PEM file of public keys; empty: what is not signed is read, too
   uint64_t version = 0;            // of kFetch; 0: the newest
   std::string out;                 // of kFetch: a directory that is not there yet
+  DiffOptions diff;                // of kDiff
   uint64_t grace_s = 900;          // of kPrune
   uint64_t connections = 8;
 };

@@ -5,6 +5,8 @@
 
 #include "common/base/mutex.h"
 #include "common/base/text.h"
+#include "common/changes/version_changes.h"
+#include "common/changes/version_changes_proto.h"
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
 #include "common/versionlog/head.h"
@@ -44,14 +46,18 @@ class Replay {
     return CheckChunks(oldest);
   }
 
-  Status Step(const v1::LogStep& step) {
+  // `seen` is given each block that changes, as it was and as it is; by any thread.
+  using SeenBlock = std::function<void(BlockIndex block, ByteView before, ByteView now)>;
+  Status Step(const v1::LogStep& step, const SeenBlock& seen = {}) {
     const v1::LogStep* const one = &step;
     LS_ASSIGN_OR_RETURN(const payload::DeltaChain chain, reader_.ReadSteps(history_, *layout_, {&one, 1}, {}));
     const auto entries = chain[0]->entries();
     LS_RETURN_IF_ERROR(workers_.ParallelTry(entries.size(), [&](size_t i) -> Status {
       const payload::EntryData entry{&entries[i], chain[0]->data(entries[i])};
-      LS_ASSIGN_OR_RETURN(hashes_[entry.entry->block],
-                          payload::ApplyEntries({&entry, 1}, BlockOf(*layout_, data_, entry.entry->block)));
+      const std::span<std::byte> bytes = BlockOf(*layout_, data_, entry.entry->block);
+      const Bytes before(seen ? bytes.begin() : bytes.end(), bytes.end());
+      LS_ASSIGN_OR_RETURN(hashes_[entry.entry->block], payload::ApplyEntries({&entry, 1}, bytes));
+      if (seen) seen(entry.entry->block, before, bytes);
       if (hashes_[entry.entry->block] == entry.entry->target_hash) return OkStatus();
       return {ErrorCode::kCorrupt, Cat("block ", entry.entry->block, " of version ", step.target().version(),
                                        " does not come out as its delta promises")};
@@ -59,6 +65,8 @@ class Replay {
     LS_RETURN_IF_ERROR(CheckDigest(history_, *layout_, step.target().version(), hashes_));
     return CheckChunks(step.target().version());
   }
+
+  ByteView data() const { return data_; }
 
   Status CheckManifest() const {
     LS_ASSIGN_OR_RETURN(const std::vector<uint64_t> manifest, reader_.ReadManifest(history_, {}));
@@ -123,6 +131,35 @@ Result<std::vector<uint64_t>> MakeVersion(versionlog::LogReader& reader, const v
   LS_RETURN_IF_ERROR(reader.MakeBlocks(history, layout, version, wanted, {}));
   LS_RETURN_IF_ERROR(CheckDigest(history, layout, version, hashes));
   return hashes;
+}
+
+Result<std::vector<v1::VersionChanges>> CountSteps(versionlog::LogReader& reader, const v1::LogHistory& history,
+                                                   std::shared_ptr<const model::ModelLayout> layout, Version first,
+                                                   Version last, WorkerPool& workers) {
+  Replay replay(reader, history, layout, workers);
+  LS_RETURN_IF_ERROR(replay.Begin(first));
+  Mutex mutex;
+  std::vector<changes::TensorChange> counted(layout->tensors().size());
+  const auto add = [&](const changes::BlockChange& changes) {
+    MutexLock lock(mutex);
+    for (const auto& [tensor, change] : changes) counted[tensor].Add(change);
+  };
+  workers.ParallelFor(layout->block_count(), [&](size_t block) {
+    const ByteRange range = layout->block_range(static_cast<BlockIndex>(block));
+    add(changes::CountNonfinite(*layout, static_cast<BlockIndex>(block),
+                                replay.data().subspan(range.offset, range.bytes)));
+  });
+  std::vector<v1::VersionChanges> all;
+  for (const v1::LogStep& step : history.steps()) {
+    if (step.base() < first || step.target().version() > last) continue;
+    for (changes::TensorChange& change : counted) change = {.nonfinite = change.nonfinite};
+    LS_RETURN_IF_ERROR(replay.Step(step, [&](BlockIndex block, ByteView before, ByteView now) {
+      add(changes::CountChanges(*layout, block, before, now));
+    }));
+    all.push_back(changes::ToProto(*layout, RunId{*Bytes16(history.run())}, step.target().label(),
+                                   {step.target().version(), step.base(), counted}));
+  }
+  return all;
 }
 
 Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head, WorkerPool& transfers,

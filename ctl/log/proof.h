@@ -10,6 +10,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/versionlog/log_reader.h"
+#include "proto/lockstep/v1/agent.pb.h"
 
 namespace lockstep::ctl {
 
@@ -27,5 +28,10 @@ Result<LogProof> ProveLog(versionlog::LogReader& reader, const v1::LogHead& head
 // Makes `version` in `data`, the whole data section. Returns the hashes of its blocks; their digest is the head's.
 Result<std::vector<uint64_t>> MakeVersion(versionlog::LogReader& reader, const v1::LogHistory& history,
                                           const model::ModelLayout& layout, Version version, std::span<std::byte> data);
+
+// What each version after `first` up to `last` changed. Both are made, and all in between.
+Result<std::vector<v1::VersionChanges>> CountSteps(versionlog::LogReader& reader, const v1::LogHistory& history,
+                                                   std::shared_ptr<const model::ModelLayout> layout, Version first,
+                                                   Version last, WorkerPool& workers);
 
 }  // namespace lockstep::ctl

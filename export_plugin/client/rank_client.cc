@@ -152,7 +152,7 @@ Status RankClient::Replay() {
     }
   }
   LS_ASSIGN_OR_RETURN(const wire::RankMessage begun,
-                      CallOnce(wire::RankMessageType::kBegin, AsBytes(wire::VersionBody{reported_.version})));
+                      CallOnce(wire::RankMessageType::kBegin, BeginBody(reported_.version)));
   const auto body = BodyAs<wire::BegunBody>(begun, wire::RankMessageType::kBegun);
   // It was aborted, or the others have gone on without it: another version may begin.
   if (const ErrorCode code = body.status().code(); code == ErrorCode::kAborted || code == ErrorCode::kState) {
@@ -199,7 +199,7 @@ Result<std::byte*> RankClient::Begin(Version version) {
                   Cat("version ", reported_.version, " is still being written; commit or abort it first"));
   }
   LS_ASSIGN_OR_RETURN(const wire::RankMessage reply,
-                      Call(wire::RankMessageType::kBegin, AsBytes(wire::VersionBody{version})));
+                      Call(wire::RankMessageType::kBegin, BeginBody(version)));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<wire::BegunBody>(reply, wire::RankMessageType::kBegun));
   if (begun.slot > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no slot ", begun.slot));
   reported_ = ReportedVersion{.version = version, .slot = begun.slot};
@@ -252,6 +252,13 @@ Status RankClient::SetLabel(std::string_view label) {
   LS_RETURN_IF_ERROR(model::CheckLabel(label));
   reported_.label = label;
   return OkStatus();
+}
+
+Bytes RankClient::BeginBody(Version version) const {
+  Bytes body;
+  Append(body, wire::VersionBody{version});
+  AppendBytes(body, AsBytes(std::string_view(options_.guard)));
+  return body;
 }
 
 Bytes RankClient::CommitBody() const {

@@ -33,6 +33,7 @@ struct RankOptions {
   uint32_t ranks = 1;
   wire::Share share;  // what this rank writes of every version
   RunId run;          // zero: a new run
+  std::string guard;  // that every version is to keep (trainer_agent/run/guard.h); empty: none
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
@@ -124,6 +125,7 @@ class RankClient {
   Result<wire::RankMessage> Exchange(wire::RankMessageType type, ByteView body);
   Status Done(const wire::RankMessage& reply);
   Status TryCommit();
+  Bytes BeginBody(Version version) const;
   Bytes CommitBody() const;
   Status Report(wire::RankMessageType type, std::span<const uint32_t> batches, Batches& reported);
   // Sends what waits; reconnects, which sends everything again, when the connection is lost.

@@ -41,6 +41,7 @@ from lockstep.core.errors import (
     StateError,
     UnavailableError,
 )
+from lockstep.core.guard import Guard
 from lockstep.core.peer import RELEASE as __version__
 from lockstep.core.publication import Publication
 from lockstep.core.tensors import TensorMeta
@@ -80,6 +81,7 @@ __all__ = [
     "Fp8BlockUe8m0",
     "Fp8Channel",
     "Fp8Tensor",
+    "Guard",
     "Importer",
     "InternalError",
     "IoError",

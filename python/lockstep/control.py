@@ -15,7 +15,7 @@ import os
 import select
 import subprocess
 import time
-from typing import Any, ClassVar, Generator, Sequence, TypeVar
+from typing import Any, ClassVar, Generator, Sequence, Tuple, TypeVar
 
 from lockstep import programs
 from lockstep.core import arguments, places
@@ -23,11 +23,14 @@ from lockstep.core.answers import (
     AgentModel,
     AgentStatus,
     Archive,
+    Change,
     Delta,
     Engine,
     ReceiverModel,
     ReceiverStatus,
     Sync,
+    TensorChange,
+    VersionChanges,
     decoded,
     parsed,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "AgentModel",
     "AgentStatus",
     "Archive",
+    "Change",
     "Delta",
     "Engine",
     "EngineServed",
@@ -49,7 +53,9 @@ __all__ = [
     "ReceiverModel",
     "ReceiverStatus",
     "Sync",
+    "TensorChange",
     "Tls",
+    "VersionChanges",
 ]
 
 _Model = TypeVar("_Model", AgentModel, ReceiverModel)
@@ -168,6 +174,15 @@ class Agent(_Daemon):
     def model(self, name: "str | None" = None) -> AgentModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
         return _only(self.status().models, name, "agent")
+
+    def changes(
+        self, version: "int | None" = None, *, after: "int | None" = None, model: "str | None" = None
+    ) -> "Tuple[VersionChanges, ...]":
+        """What ``version`` (None: the newest) changed of the one before, or each version after ``after`` up to it, tensor by
+        tensor. The agent knows the newest versions of a run. NotFoundError: not that one."""
+        newest = self.model(model).newest_version if version is None else arguments.version_number(version)
+        words = ([] if after is None else [str(arguments.version_number(after))]) + [str(newest)]
+        return tuple(decoded(VersionChanges, one) for one in self._ask("diff", *_named(model), *words))
 
     def drop(self, model: str) -> int:
         """Has the agent forget a model after its trainer ended; receivers keep what they hold. Returns the number of

@@ -28,6 +28,7 @@ AGENT_CALLS = {
     "DropModel": "operator",
     "Report": "receiver",
     "AwaitServed": "operator observer",
+    "AwaitChanges": "operator observer",
     "GetTimeline": "operator observer",
 }
 RECEIVER_CALLS = {

@@ -21,6 +21,7 @@ common/base:
 common/os: common/base
 common/peer: common/base
 common/model: common/base kernels @nlohmann_json
+common/changes: common/base common/model proto
 common/layout: common/base common/model kernels
 common/derive: common/base common/model kernels @nlohmann_json
 common/json: common/base common/model common/layout @nlohmann_json
@@ -48,10 +49,10 @@ export_plugin/exporter: common/base common/os common/model common/layout common/
 export_plugin: common/base common/os common/model common/layout kernels export_plugin/client export_plugin/exporter
     export_plugin/plan @nlohmann_json
 # The agent.
-trainer_agent/run: common/base common/derive common/os common/peer common/model common/payload common/telemetry common/wire
-    kernels
+trainer_agent/run: common/base common/changes common/derive common/os common/peer common/model common/payload common/telemetry common/wire
+    kernels @nlohmann_json
 trainer_agent/derive: common/base common/derive common/model common/os common/telemetry trainer_agent/run
-trainer_agent/serve: common/access common/base common/os common/peer common/telemetry common/model common/payload
+trainer_agent/serve: common/access common/base common/changes common/os common/peer common/telemetry common/model common/payload
     common/wire common/net common/rpc kernels proto trainer_agent/run
 # The inference side.
 raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
@@ -75,10 +76,11 @@ raas_receiver/session: common/base common/os common/model common/payload common/
     raas_receiver/engine raas_receiver/origin raas_receiver/pull raas_receiver/replica @nlohmann_json
 # The tool.
 ctl/output: common/base common/model common/rpc
-ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/output proto @grpc @nlohmann_json
+ctl/changes: common/base ctl/output proto @cli11
+ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/changes ctl/output proto @grpc @nlohmann_json
 ctl/plan: common/base common/derive common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
-ctl/log: common/base common/model common/objects common/os common/payload common/telemetry common/versionlog
-    ctl/output proto @cli11
+ctl/log: common/base common/changes common/model common/objects common/os common/payload common/telemetry common/versionlog
+    ctl/changes ctl/output proto @cli11
 ctl/doctor: common/base common/net common/os common/rpc ctl/output @asio @cli11
 ctl/timeline: common/base common/net common/telemetry kernels ctl/daemon ctl/output proto @cli11 @grpc @nlohmann_json
 ctl: common/base common/config common/net common/telemetry ctl/daemon ctl/doctor ctl/log ctl/output ctl/plan

@@ -16,6 +16,7 @@
 #include "common/wire/frame.h"
 #include "trainer_agent/agent/agent_metrics.h"
 #include "trainer_agent/serve/served_wait.h"
+#include "trainer_agent/serve/version_changes.h"
 
 namespace lockstep::agent {
 namespace {
@@ -127,11 +128,13 @@ Status Agent::Listen() {
                  .admit = [this](const rpc::PeerCertificate& peer) { return access_->Admit(access::IdentityOf(peer)); },
                  .health_services = {kLiveness, kReadiness},
                  .health_address = net::ToString(options_.health_address)}));
-  const auto await_served = [this](std::string_view question, const std::function<bool()>& gone) {
-    return serve::AwaitServedJson(catalog_, pulls_.reports(), question, gone);
+  const auto answer = [this](wire::RankMessageType type, std::string_view question, const std::function<bool()>& gone) {
+    return type == wire::RankMessageType::kAwaitServed
+               ? serve::AwaitServedJson(catalog_, pulls_.reports(), question, gone)
+               : serve::AwaitChangesJson(catalog_, question, gone);
   };
   LS_ASSIGN_OR_RETURN(ranks_,
-                      run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), await_served));
+                      run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), answer));
   if (options_.metrics_address) {
     LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(options_.metrics_address),
                                                                     [this] { return MetricsPage(); }));

@@ -249,7 +249,7 @@ Status Deriver::MakeVersion(Derived& derived, const run::ServedVersion& version)
   ModelPublisher::Turn turn;
   while (!turn.slot) {
     turn_->Reset();
-    LS_ASSIGN_OR_RETURN(turn, publisher.Begin(0, number, turn_, Sets(turn_)));
+    LS_ASSIGN_OR_RETURN(turn, publisher.Begin(0, number, "", turn_, Sets(turn_)));
     if (stopping_) return {ErrorCode::kCancelled, "the agent is shutting down"};
     if (!turn.slot) (void)turn_->Wait(os::kForever);
   }

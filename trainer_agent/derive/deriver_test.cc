@@ -150,7 +150,7 @@ TEST_CASE("A derived version is derived again, and what does not follow from its
   const auto open =
       std::find_if(models.begin(), models.end(), [](const auto& model) { return model.source != nullptr; });
   const auto event = std::make_shared<os::Event>();
-  const auto turn = open->publisher->Begin(0, 1, event, [] {});
+  const auto turn = open->publisher->Begin(0, 1, "", event, [] {});
   REQUIRE(turn.ok());
   std::vector<std::byte> bytes = fixture.weights.Derived(fixture.derived()->layout());
   const auto& tensors = fixture.derived()->layout().tensors();

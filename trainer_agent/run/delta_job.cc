@@ -30,14 +30,21 @@ struct BlockDiff {
   uint64_t target_hash;
 };
 
-BlockDiff Compare(const std::byte* base, ByteView target, uint32_t unit, BlockScratch& scratch) {
+BlockDiff Compare(const std::byte* base, ByteView target, uint32_t unit, BlockScratch& scratch,
+                  changes::ChangeCounter& counter) {
   const size_t elements = target.size() / unit;
   if (scratch.positions.size() < elements) {
     scratch.positions.resize(elements);
     scratch.steps.resize(elements);
   }
-  const kernels::Diff diff = kernels::FindChangesAndHash(base, target.data(), target.size(), unit,
-                                                         scratch.positions.data(), scratch.steps.data());
+  auto count = [&](size_t first, size_t last) {
+    counter.Take(std::span(scratch.positions).subspan(first, last - first));
+  };
+  const auto take = [](void* context, size_t first, size_t last) {
+    (*static_cast<decltype(count)*>(context))(first, last);
+  };
+  const kernels::Diff diff = kernels::FindChangesAndHash(
+      base, target.data(), target.size(), unit, scratch.positions.data(), scratch.steps.data(), {take, &count});
   return {{std::span(scratch.positions).first(diff.changes), std::span(scratch.steps).first(diff.changes)}, diff.hash};
 }
 
@@ -66,7 +73,8 @@ DeltaJob::DeltaJob(WorkerPool* pool, DeltaInput input)
     : pool_(pool),
       input_(std::move(input)),
       hashes_(input_.layout->block_count()),
-      deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()) {}
+      deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()),
+      changes_(input_.layout->block_count()) {}
 
 DeltaJob::~DeltaJob() {
   MutexLock lock(mutex_);
@@ -122,13 +130,17 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   const ByteView target(input_.target + range.offset, range.bytes);
   if (input_.base == nullptr) {
     hashes_[block] = model::BlockHash(target);
+    changes_[block] = changes::CountNonfinite(*input_.layout, block, target);
     return;
   }
   BlockScratch& scratch = ThreadScratch();
   const uint32_t unit = input_.layout->block_unit(block);
-  const BlockDiff diff = Compare(input_.base + range.offset, target, unit, scratch);
+  changes::ChangeCounter counter(*input_.layout, block, input_.base + range.offset, target.data());
+  const BlockDiff diff = Compare(input_.base + range.offset, target, unit, scratch, counter);
   hashes_[block] = diff.target_hash;
-  if (diff.changes.size() == 0 || too_dense()) return;
+  if (diff.changes.size() == 0) return;
+  changes_[block] = counter.Finish();
+  if (too_dense()) return;
   const auto delta =
       std::make_shared<payload::DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
   coded_bytes_ += delta->bytes().size();
@@ -154,6 +166,11 @@ void DeltaJob::Complete(const std::function<void(DeltaOutput)>& done, size_t blo
     if (delta != nullptr && !output.too_dense) output.blocks.push_back(std::move(delta));
   }
   deltas_.clear();
+  output.changes.resize(input_.layout->tensors().size());
+  for (const changes::BlockChange& block : changes_) {
+    for (const auto& [tensor, change] : block) output.changes[tensor].Add(change);
+  }
+  changes_.clear();
   done(std::move(output));
 }
 

@@ -17,6 +17,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/worker_pool.h"
+#include "common/changes/version_changes.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 
@@ -27,6 +28,8 @@ struct DeltaOutput {
   // The blocks that differ from the base; none without a base, or when too dense. Raw ones may lend bytes of the
   // target.
   std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks;
+  std::vector<changes::TensorChange>
+      changes;               // of each tensor, against the base; without a base: its NaN and Inf alone
   size_t blocks_unread = 0;  // hashes taken from the base, as reported unchanged
   bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
@@ -98,6 +101,7 @@ class DeltaJob {
   // Slots per block, each written by the one task that works it, or by the caller that reports it unchanged.
   std::vector<uint64_t> hashes_;
   std::vector<std::shared_ptr<const payload::DeltaBlock>> deltas_;
+  std::vector<changes::BlockChange> changes_;
 };
 
 }  // namespace lockstep::run

@@ -1,5 +1,6 @@
 // What becomes of a version after its commit: its manifest and delta are made of the comparison, and it is served.
 #include <algorithm>
+#include <cmath>
 
 #include "common/base/text.h"
 #include "common/os/filesystem.h"
@@ -24,6 +25,50 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
     finishing = draft_.get();
   }
   Draft& draft = *finishing;  // no other thread touches it in kFinishing
+  const auto changes = ChangesOf(draft.version, draft.base.get(), std::move(output.changes));
+  std::vector<Wake> wakes;
+  Status ended = draft.guard.empty() ? OkStatus() : Judge(draft, *changes);
+  if (ended.ok()) ended = ServeDraft(draft, std::move(output), changes, &wakes);
+  MutexLock lock(mutex_);
+  if (!ended.ok()) {
+    NoteAborted(draft, ended);
+    buffer_->Drop(draft.slot);
+  }
+  draft.streaming.reset();
+  state_ = State::kIdle;
+  finished_.notify_all();
+  WakeRanks();
+  lock.unlock();
+  CallAll(wakes);  // of a thousand receivers' streams: no rank waits for them
+}
+
+std::shared_ptr<const changes::VersionChanges> ModelPublisher::ChangesOf(
+    Version version, const model::Manifest* base, std::vector<changes::TensorChange> changes) const {
+  auto all = std::make_shared<changes::VersionChanges>(
+      changes::VersionChanges{version, base == nullptr ? 0 : base->held.version, std::move(changes)});
+  const auto before = base == nullptr ? nullptr : served_->ChangesOf(base->held.version);
+  for (size_t tensor = 0; before != nullptr && tensor < all->tensors.size(); ++tensor) {
+    all->tensors[tensor].nonfinite += before->tensors[tensor].nonfinite;
+  }
+  return all;
+}
+
+Status ModelPublisher::Judge(const Draft& draft, const changes::VersionChanges& changes) {
+  LS_ASSIGN_OR_RETURN(const Guard guard, ReadGuard(draft.guard));
+  const Status kept = CheckGuard(guard, *buffer().layout(), changes)
+                          .WithContext(Cat("version ", draft.version, " of model ", buffer().model()));
+  MutexLock lock(mutex_);
+  if (kept.ok()) {
+    NoteCommitted();
+    WakeRanks();
+  } else {
+    AbortStreaming(draft, kept);
+  }
+  return kept;
+}
+
+Status ModelPublisher::ServeDraft(const Draft& draft, DeltaOutput output,
+                                  std::shared_ptr<const changes::VersionChanges> changes, std::vector<Wake>* wakes) {
   const auto manifest = MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
   EndStreaming(draft, output);
@@ -33,20 +78,11 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
     RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
-  std::vector<Wake> wakes;
-  const Status served = ServeVersion({manifest, draft.committed_unix_ns, draft.label}, draft.base.get(), &wakes);
-  if (served.ok()) LogCommitted(draft, output);
-  MutexLock lock(mutex_);
-  if (!served.ok()) {
-    NoteAborted(draft, served);
-    buffer_->Drop(draft.slot);
-  }
-  draft.streaming.reset();
-  state_ = State::kIdle;
-  finished_.notify_all();
-  WakeRanks();
-  lock.unlock();
-  CallAll(wakes);  // of a thousand receivers' streams: no rank waits for them
+  const changes::VersionChanges& counted = *changes;
+  LS_RETURN_IF_ERROR(
+      ServeVersion({manifest, draft.committed_unix_ns, draft.label, std::move(changes)}, draft.base.get(), wakes));
+  LogCommitted(draft, output, counted);
+  return OkStatus();
 }
 
 DeltaInput ModelPublisher::InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const {
@@ -109,7 +145,9 @@ Status ModelPublisher::ServeVersion(ServedVersion version, const model::Manifest
   return status;
 }
 
-void ModelPublisher::LogCommitted(const Draft& draft, const DeltaOutput& output) const {
+void ModelPublisher::LogCommitted(const Draft& draft, const DeltaOutput& output,
+                                  const changes::VersionChanges& changes) const {
+  const changes::TensorChange all = Sum(changes);
   telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
                  {{"model", buffer().model()},
                   {"run", ToHex(buffer().run())},
@@ -117,7 +155,19 @@ void ModelPublisher::LogCommitted(const Draft& draft, const DeltaOutput& output)
                   {"label", draft.label},
                   {"changed_blocks", output.blocks.size()},
                   {"unread_blocks", output.blocks_unread},
+                  {"changed_elements", all.elements},
+                  {"nonfinite_elements", all.nonfinite},
+                  {"change_norm", std::sqrt(all.squares)},
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
+  if (all.nonfinite == 0) return;
+  telemetry::Log(telemetry::LogLevel::kWarn, "version_not_finite",
+                 {{"model", buffer().model()},
+                  {"version", draft.version},
+                  {"nonfinite_elements", all.nonfinite},
+                  {"tensors", NamesOfNonfinite(*buffer().layout(), changes)},
+                  {"message",
+                   "elements of this version are NaN or Inf; a guard refuses such versions "
+                   "(docs/howto/guards.md)"}});
 }
 
 void ModelPublisher::EndStreaming(const Draft& draft, const DeltaOutput& output) {

@@ -55,13 +55,17 @@ void ModelPublisher::Stop() {
   WakeRanks();
 }
 
-Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting,
-                                                   Wake wake) {
+Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version version, const std::string& guard,
+                                                   std::weak_ptr<const void> waiting, Wake wake) {
   MutexLock lock(mutex_);
   if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
   if (version > kMaxVersion) {
     return Status(ErrorCode::kBadData,
                   Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
+  }
+  if (!guard.empty()) {
+    const Result<Guard> read = ReadGuard(guard);
+    LS_RETURN_IF_ERROR(read);
   }
   LS_RETURN_IF_ERROR(misfit_);
   LS_RETURN_IF_ERROR(CheckNotDropped(version));
@@ -78,11 +82,12 @@ Result<ModelPublisher::Turn> ModelPublisher::Begin(uint32_t rank, Version versio
   // If the process of a lost connection turns out to have ended, this rank is told. Else the other may come back.
   if (MayHaveEnded()) return WaitForTurn(std::move(waiting), std::move(wake));
   LS_RETURN_IF_ERROR(CheckGreater(version));
-  if (Writes(version)) return JoinDraft(rank);
+  if (Writes(version)) return JoinDraft(rank, guard);
   LS_RETURN_IF_ERROR(CheckNotAborted(rank, version));
   if (state_ != State::kIdle) return WaitForTurn(std::move(waiting), std::move(wake));
   StartDraft(version);
-  return JoinDraft(rank);
+  draft_->guard = guard;
+  return JoinDraft(rank, guard);
 }
 
 Status ModelPublisher::CheckGreater(Version version) const {
@@ -100,7 +105,12 @@ Status ModelPublisher::CheckNotAborted(uint32_t rank, Version version) {
   return untold ? aborted_.reason : OkStatus();
 }
 
-Result<ModelPublisher::Turn> ModelPublisher::JoinDraft(uint32_t rank) {
+Result<ModelPublisher::Turn> ModelPublisher::JoinDraft(uint32_t rank, const std::string& guard) {
+  if (draft_->guard != guard) {
+    AbortDraft({ErrorCode::kBadData, Cat("rank ", rank, " gives version ", draft_->version,
+                                         " another guard than the others; give one on all ranks")});
+    return aborted_.reason;
+  }
   if (draft_->joined.insert(rank).second) return Turn{.slot = draft_->slot, .processes = {}};
   return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", draft_->version, " already"));
 }
@@ -185,14 +195,17 @@ void ModelPublisher::Skip(Version version, const std::string& reason) {
 
 void ModelPublisher::DropDraft(const Status& reason) {
   const size_t slot = draft_->slot;
-  if (draft_->streaming != nullptr) {
-    draft_->streaming->Abort({ErrorCode::kAborted, reason.ToString()});
-    served_->feed().SetNewest(draft_->base->held.version);
-  }
+  AbortStreaming(*draft_, reason);
   draft_.reset();  // waits for the blocks at work, which read the slot
   buffer_->Drop(slot);
   state_ = State::kIdle;
   WakeRanks();
+}
+
+void ModelPublisher::AbortStreaming(const Draft& draft, const Status& reason) {
+  if (draft.streaming == nullptr) return;
+  draft.streaming->Abort({ErrorCode::kAborted, reason.ToString()});
+  served_->feed().SetNewest(draft.base->held.version);
 }
 
 void ModelPublisher::BatchesDone(uint32_t rank, Version version, std::span<const uint32_t> batches, Content content) {
@@ -236,7 +249,8 @@ Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string&
   }
   if (version == aborted_.version) return aborted_.reason;
   LS_RETURN_IF_ERROR(CheckNotDropped(version));
-  if (version == newest_ && version != 0) return OkStatus();  // committed again after a reconnection
+  // Committed again after a reconnection.
+  if ((version == newest_ && version != 0) || IsJudged(rank, version)) return OkStatus();
   return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
 }
 
@@ -246,15 +260,35 @@ Status ModelPublisher::SealDraft() {
     return reason;
   }
   draft_->committed_unix_ns = telemetry::UnixNanos();
-  buffer_->Commit(draft_->slot, draft_->committed_unix_ns, draft_->label);
-  newest_ = draft_->version;
-  ++status_.versions_committed;
-  status_.last_error.clear();
+  if (draft_->guard.empty()) NoteCommitted();
   state_ = State::kFinishing;
   draft_->spans->Committed(buffer().layout()->data_bytes());
   draft_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
   WakeRanks();
   return OkStatus();
+}
+
+void ModelPublisher::NoteCommitted() {
+  buffer_->Commit(draft_->slot, draft_->committed_unix_ns, draft_->label);
+  newest_ = draft_->version;
+  ++status_.versions_committed;
+  status_.last_error.clear();
+}
+
+Result<ModelPublisher::Turn> ModelPublisher::Outcome(uint32_t rank, Version version, std::weak_ptr<const void> waiting,
+                                                     Wake wake) {
+  MutexLock lock(mutex_);
+  if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+  if (version <= newest_) return Turn{.slot = 0, .processes = {}};
+  const bool is_written = Writes(version) && draft_->done.contains(rank);
+  if (is_written && draft_->guard.empty()) return Turn{.slot = 0, .processes = {}};  // the others commit by themselves
+  if (is_written || IsJudged(rank, version)) return WaitForTurn(std::move(waiting), std::move(wake));
+  if (version == aborted_.version) return aborted_.reason;
+  return Status(ErrorCode::kState, Cat("rank ", rank, " has not committed version ", version));
+}
+
+bool ModelPublisher::IsJudged(uint32_t rank, Version version) const {
+  return state_ == State::kFinishing && draft_->version == version && newest_ < version && draft_->done.contains(rank);
 }
 
 Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& reason) {

@@ -26,6 +26,7 @@
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/run/delta_job.h"
 #include "trainer_agent/run/double_buffer.h"
+#include "trainer_agent/run/guard.h"
 #include "trainer_agent/run/publish_spans.h"
 #include "trainer_agent/run/shares.h"
 #include "trainer_agent/run/version_catalog.h"
@@ -76,9 +77,11 @@ class ModelPublisher {
   //   kState: `version` is not greater than every version of the run, or the rank has joined it already.
   //   kAborted: a rank's process has ended and no other has taken its place; `version` was aborted before this rank
   //     joined it (told once); or it was committed once and lost with an earlier agent.
-  //   kBadData: another rank was not let in, because its share does not fit; no version could be whole.
+  //   kBadData: another rank was not let in, because its share does not fit; no version could be whole. Or `guard`
+  //     (guard.h; empty: none) is not one, or another than another rank's.
   //   kCancelled: after Stop().
-  Result<Turn> Begin(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
+  Result<Turn> Begin(uint32_t rank, Version version, const std::string& guard, std::weak_ptr<const void> waiting,
+                     Wake wake);
   // Reports the bytes of these batches of the rank's share as final. A batch that is wrong aborts the draft, and Commit
   // returns why. A block whose every byte is kUnchanged is not read, provided that the draft has a base.
   void BatchesDone(uint32_t rank, Version version, std::span<const uint32_t> batches, Content content);
@@ -88,6 +91,10 @@ class ModelPublisher {
   //   kAborted: another rank aborted the version, or its base was withdrawn.
   //   kState: the rank has not begun the version.
   Status Commit(uint32_t rank, Version version, const std::string& label = {});
+  // What became of a version that the rank has committed. With a guard the version is committed only once all ranks are
+  // done and it was compared: until then the turn has no slot. Without a guard, and afterwards, the slot is 0.
+  //   As Commit; and kBadData: the version breaks the guard, and is aborted.
+  Result<Turn> Outcome(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
   Status Abort(uint32_t rank, Version version, const std::string& reason);
   // Ends a draft that is not wanted any more, as Abort() does, but as no error. Does nothing when it is not being
   // written.
@@ -113,6 +120,7 @@ class ModelPublisher {
     int64_t committed_unix_ns = 0;
     std::string label;
     uint32_t labelled_by = 0;  // the first rank that gave it
+    std::string guard;         // as all ranks gave it; empty: none
     DraftProgress progress;
     std::shared_ptr<PublishSpans> spans;
     std::shared_ptr<StreamingDelta> streaming;  // null: no receiver follows, or there is no base
@@ -132,7 +140,7 @@ class ModelPublisher {
   // kAborted, once for each rank, when `version` was aborted before `rank` joined it.
   Status CheckNotAborted(uint32_t rank, Version version) LS_REQUIRES(mutex_);
   void StartDraft(Version version) LS_REQUIRES(mutex_);
-  Result<Turn> JoinDraft(uint32_t rank) LS_REQUIRES(mutex_);
+  Result<Turn> JoinDraft(uint32_t rank, const std::string& guard) LS_REQUIRES(mutex_);
   Turn WaitForTurn(std::weak_ptr<const void> waiting, Wake wake) LS_REQUIRES(mutex_);
   // Whether a connection was lost a moment ago: its process may have ended, and not be seen to.
   bool MayHaveEnded() const LS_REQUIRES(mutex_);
@@ -145,6 +153,8 @@ class ModelPublisher {
   Status Gone(uint32_t rank, std::string_view outcome) const LS_REQUIRES(mutex_);
   // Whether the draft of `version` is being written.
   bool Writes(Version version) const LS_REQUIRES(mutex_);
+  // Whether the rank has committed the version, which is compared now and not committed before it keeps its guard.
+  bool IsJudged(uint32_t rank, Version version) const LS_REQUIRES(mutex_);
   // Whether a draft is being written, and lacks `rank`'s commit.
   bool Lacks(uint32_t rank) const LS_REQUIRES(mutex_);
   // Whether nothing goes on without `rank`: not so when it has committed the draft.
@@ -157,11 +167,20 @@ class ModelPublisher {
   Status LabelDraft(uint32_t rank, const std::string& label) LS_REQUIRES(mutex_);
   void GiveBlocks(CompletedBlocks completed) LS_REQUIRES(mutex_);
   Status SealDraft() LS_REQUIRES(mutex_);
+  void NoteCommitted() LS_REQUIRES(mutex_);
+  void AbortStreaming(const Draft& draft, const Status& reason) LS_REQUIRES(mutex_);
   void BeginStreaming(DeltaInput& input) LS_REQUIRES(mutex_);
 
   // --- finish_version.cc ---
   void FinishVersion(DeltaOutput output);
-  void LogCommitted(const Draft& draft, const DeltaOutput& output) const;
+  // Commits a draft that has a guard, or says what it breaks.
+  Status Judge(const Draft& draft, const changes::VersionChanges& changes);
+  // `changes`: since `base`, or of all there is.
+  std::shared_ptr<const changes::VersionChanges> ChangesOf(Version version, const model::Manifest* base,
+                                                           std::vector<changes::TensorChange> changes) const;
+  Status ServeDraft(const Draft& draft, DeltaOutput output, std::shared_ptr<const changes::VersionChanges> changes,
+                    std::vector<Wake>* wakes);
+  void LogCommitted(const Draft& draft, const DeltaOutput& output, const changes::VersionChanges& changes) const;
   void EndStreaming(const Draft& draft, const DeltaOutput& output);
   // Returns the input of the diff of `slot` against the other slot, which holds `base` (null: hash only).
   DeltaInput InputOf(size_t slot, const std::shared_ptr<const model::Manifest>& base) const;

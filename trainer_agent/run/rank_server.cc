@@ -75,9 +75,9 @@ Status AwaitTurn(const os::UnixConnection& connection, os::Event& woken, const M
   return OkStatus();
 }
 
-// Joins the rank to the version, once it is its turn, and returns the slot.
-Result<size_t> BeginVersion(const os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
-                            Version version) {
+// Asks until it is the rank's turn, and returns the slot.
+Result<size_t> AwaitSlot(const os::UnixConnection& connection,
+                         const std::function<Result<ModelPublisher::Turn>(std::weak_ptr<const void>, Wake)>& ask) {
   const auto woken = std::make_shared<os::Event>();
   if (woken->fd() < 0) {
     return Status(ErrorCode::kResourceExhausted, "the agent has no descriptor left; raise its LimitNOFILE");
@@ -86,7 +86,7 @@ Result<size_t> BeginVersion(const os::UnixConnection& connection, ModelPublisher
     if (const auto event = weak.lock()) event->Set();
   };
   while (true) {
-    LS_ASSIGN_OR_RETURN(const ModelPublisher::Turn turn, publisher.Begin(rank, version, woken, wake));
+    LS_ASSIGN_OR_RETURN(const ModelPublisher::Turn turn, ask(woken, wake));
     if (turn.slot) return *turn.slot;
     LS_RETURN_IF_ERROR(AwaitTurn(connection, *woken, turn));
   }
@@ -100,7 +100,10 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
     case wire::RankMessageType::kBegin: {
-      const Result<size_t> slot = BeginVersion(connection, publisher, rank, body.version);
+      const std::string guard(AsText(reader.rest()));
+      const Result<size_t> slot = AwaitSlot(connection, [&](std::weak_ptr<const void> waiting, Wake wake) {
+        return publisher.Begin(rank, body.version, guard, std::move(waiting), std::move(wake));
+      });
       // A draining agent closes: to the rank it is an agent that will be back.
       const ErrorCode why = slot.status().code();
       if (why == ErrorCode::kCancelled || why == ErrorCode::kUnavailable) {
@@ -119,7 +122,16 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
       return OkStatus();
     }
     case wire::RankMessageType::kCommit: {
-      const Status done = publisher.Commit(rank, body.version, std::string(AsText(reader.rest())));
+      Status done = publisher.Commit(rank, body.version, std::string(AsText(reader.rest())));
+      if (done.ok()) {
+        const auto outcome = AwaitSlot(connection, [&](std::weak_ptr<const void> waiting, Wake wake) {
+          return publisher.Outcome(rank, body.version, std::move(waiting), std::move(wake));
+        });
+        done = outcome.status();
+      }
+      if (done.code() == ErrorCode::kCancelled || done.code() == ErrorCode::kUnavailable) {
+        return {ErrorCode::kUnavailable, done.message()};
+      }
       if (done.ok()) LogVersion("rank_finished", publisher, rank, body.version);
       return SendOutcome(connection, publisher, done);
     }
@@ -151,19 +163,21 @@ Result<wire::RankMessage> ReceiveFirst(os::UnixConnection& connection) {
   return wire::ReceiveRankMessage(connection, kMessageTimeout);
 }
 
-Status AnswerAwait(os::UnixConnection& connection, const wire::RankMessage& message, const AwaitServed& await_served) {
-  const auto answer = await_served(AsText(message.body), [&] { return connection.PeerGone(); });
-  if (!answer.ok()) return SendError(connection, answer.status());
-  return wire::SendRankMessage(connection, wire::RankMessageType::kServed, AsBytes(std::string_view(*answer)), {},
+Status Answer(os::UnixConnection& connection, const wire::RankMessage& message, const AnswerQuestion& answer) {
+  const auto answered = answer(message.type, AsText(message.body), [&] { return connection.PeerGone(); });
+  if (!answered.ok()) return SendError(connection, answered.status());
+  return wire::SendRankMessage(connection, wire::RankMessageType::kAnswer, AsBytes(std::string_view(*answered)), {},
                                kMessageTimeout);
 }
 
 Status ServeConnection(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,
-                       const AwaitServed& await_served) {
+                       const AnswerQuestion& answer) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent", group));
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
   LS_ASSIGN_OR_RETURN(wire::RankMessage first, ReceiveFirst(connection));
-  if (first.type == wire::RankMessageType::kAwaitServed) return AnswerAwait(connection, first, await_served);
+  if (first.type == wire::RankMessageType::kAwaitServed || first.type == wire::RankMessageType::kAwaitChanges) {
+    return Answer(connection, first, answer);
+  }
   LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
   const uint32_t rank = request.rank;
   request.gone = [&connection] { return connection.PeerGone(); };
@@ -183,8 +197,8 @@ Status ServeConnection(os::UnixConnection& connection, std::optional<gid_t> grou
 }
 
 void Serve(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegistry& registry,
-           const AwaitServed& await_served, telemetry::PeerLog& log) {
-  const Status status = ServeConnection(connection, group, registry, await_served);
+           const AnswerQuestion& answer, telemetry::PeerLog& log) {
+  const Status status = ServeConnection(connection, group, registry, answer);
   if (status.ok() || status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
   log.Failed(connection, status);
   (void)SendError(connection, status);
@@ -193,12 +207,12 @@ void Serve(os::UnixConnection& connection, std::optional<gid_t> group, ModelRegi
 }  // namespace
 
 Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, std::optional<gid_t> group,
-                                                        ModelRegistry* registry, AwaitServed await_served) {
+                                                        ModelRegistry* registry, AnswerQuestion answer) {
   const auto log = std::make_shared<telemetry::PeerLog>("rank_connection_failed", socket_path);
   return os::UnixServer::Start(
       {.path = socket_path, .option = "--socket", .max_connections = kMaxSessions, .group = group},
-      [registry, group, log, await_served = std::move(await_served)](os::UnixServer&, os::UnixConnection& connection) {
-        Serve(connection, group, *registry, await_served, *log);
+      [registry, group, log, answer = std::move(answer)](os::UnixServer&, os::UnixConnection& connection) {
+        Serve(connection, group, *registry, answer, *log);
       },
       [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }

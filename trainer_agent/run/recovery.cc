@@ -33,22 +33,27 @@ Version ModelPublisher::Recover() {
   if (!newest_slot) return 0;
   const size_t older_slot = 1 - *newest_slot;
   DeltaOutput output;
+  DeltaOutput older_output;
   std::shared_ptr<const model::Manifest> older;
-  if (buffer.control().state(older_slot) == SlotState::kCommitted) older = RecoverSlot(older_slot, nullptr, output);
+  if (buffer.control().state(older_slot) == SlotState::kCommitted) {
+    older = RecoverSlot(older_slot, nullptr, older_output);
+  }
   const auto newest = RecoverSlot(*newest_slot, older, output);
   const int64_t committed_unix_ns = buffer.control().committed_unix_ns(*newest_slot);
   // The chain on disk may end at either version, by when the agent was killed; the last delta is made again from the
   // slots.
   if (older != nullptr) {
     served_->deltas().Load(*older);
-    (void)ServeVersion({older, buffer.control().committed_unix_ns(older_slot), buffer.control().label(older_slot)},
+    (void)ServeVersion({older, buffer.control().committed_unix_ns(older_slot), buffer.control().label(older_slot),
+                        ChangesOf(older->held.version, nullptr, std::move(older_output.changes))},
                        nullptr);
   } else if (newest != nullptr) {
     served_->deltas().Load(*newest);
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
   if (older != nullptr) RetainDelta(*older, *newest, committed_unix_ns, output);
-  (void)ServeVersion({newest, committed_unix_ns, buffer.control().label(*newest_slot)},
+  (void)ServeVersion({newest, committed_unix_ns, buffer.control().label(*newest_slot),
+                      ChangesOf(newest->held.version, older.get(), std::move(output.changes))},
                      nullptr);  // the run is not scrubbed yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});

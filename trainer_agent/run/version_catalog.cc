@@ -65,6 +65,23 @@ Version ServedRun::NewestLabelled(const std::string& label) const {
   return source == nullptr ? newest : std::max(newest, source->NewestLabelled(label));
 }
 
+std::shared_ptr<const changes::VersionChanges> ServedRun::ChangesOf(Version version) const {
+  MutexLock lock(mutex_);
+  for (auto at = changes_.rbegin(); at != changes_.rend() && (*at)->version >= version; ++at) {
+    if (version == 0 || (*at)->version == version) return *at;
+  }
+  return nullptr;
+}
+
+void ServedRun::Remember(const ServedVersion& version) {
+  if (!version.label.empty()) labels_.emplace_back(version.manifest->held.version, version.label);
+  if (labels_.size() > kRememberedLabels) labels_.pop_front();
+  if (version.changes != nullptr) changes_.push_back(version.changes);
+  const size_t most = std::max<size_t>(
+      kRememberedChanges / (std::max<size_t>(layout_->tensors().size(), 1) * sizeof(changes::TensorChange)), 2);
+  if (changes_.size() > most) changes_.pop_front();
+}
+
 void ServedRun::SetSource(const std::shared_ptr<ServedRun>& source) {
   MutexLock lock(mutex_);
   source_ = source;
@@ -141,8 +158,7 @@ Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVers
     MutexLock run_lock(run->mutex_);
     LS_RETURN_IF_ERROR(run->CheckBaseLocked(base));
     if (run->newest_) run->previous_ = run->newest_->manifest;
-    if (!version.label.empty()) run->labels_.emplace_back(version.manifest->held.version, version.label);
-    if (run->labels_.size() > ServedRun::kRememberedLabels) run->labels_.pop_front();
+    run->Remember(version);
     run->newest_ = std::move(version);
     run->withdrawn_ = OkStatus();
     waiting_.Take(wakes != nullptr ? *wakes : called_here);

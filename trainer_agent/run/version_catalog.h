@@ -13,6 +13,7 @@
 #include <string>
 
 #include "common/base/mutex.h"
+#include "common/changes/version_changes.h"
 #include "common/model/manifest.h"
 #include "trainer_agent/run/delta_store.h"
 #include "trainer_agent/run/double_buffer.h"
@@ -24,7 +25,8 @@ namespace lockstep::run {
 struct ServedVersion {
   std::shared_ptr<const model::Manifest> manifest;  // its `held` is the version
   int64_t committed_unix_ns = 0;
-  std::string label = {};  // empty: none (common/model/label.h)
+  std::string label = {};                                       // empty: none (common/model/label.h)
+  std::shared_ptr<const changes::VersionChanges> changes = {};  // null: not counted
 };
 
 // ServedRun: one run of one model, as receivers get it. Thread-safe.
@@ -55,6 +57,11 @@ class ServedRun {
   // skipped the version itself.
   Version NewestLabelled(const std::string& label) const;
 
+  // What `version` (0: the newest that was counted) changed; null: not known any more, or not yet. As many are
+  // remembered as have kRememberedChanges bytes.
+  static constexpr size_t kRememberedChanges = 64 << 20;
+  std::shared_ptr<const changes::VersionChanges> ChangesOf(Version version) const;
+
   // Calls `use` with `count` blocks from `first` on, and with the manifest of their version. That is `wanted`, or the
   // newest version when `wanted` is gone and `exact` is false. `use` must keep the rules of DoubleBuffer::UseBytes.
   // kState when no such version is in memory; `use` is not called then.
@@ -81,6 +88,7 @@ class ServedRun {
   friend class VersionCatalog;
   std::shared_ptr<DoubleBuffer> Buffer() const;
   Status CheckBaseLocked(const model::Manifest* base) const LS_REQUIRES(mutex_);
+  void Remember(const ServedVersion& version) LS_REQUIRES(mutex_);
 
   const std::string model_;
   const RunId run_;
@@ -93,7 +101,8 @@ class ServedRun {
   Status withdrawn_ LS_GUARDED_BY(mutex_);  // why there is no newest_ any more
   std::shared_ptr<const model::Manifest> previous_ LS_GUARDED_BY(mutex_);
   std::weak_ptr<ServedRun> source_ LS_GUARDED_BY(mutex_);
-  std::deque<std::pair<Version, std::string>> labels_ LS_GUARDED_BY(mutex_);  // versions rise
+  std::deque<std::pair<Version, std::string>> labels_ LS_GUARDED_BY(mutex_);                  // versions rise
+  std::deque<std::shared_ptr<const changes::VersionChanges>> changes_ LS_GUARDED_BY(mutex_);  // likewise
 };
 
 // Thread-safe.

@@ -3,10 +3,12 @@
 #include <array>
 
 #include "common/base/text.h"
+#include "common/changes/version_changes_proto.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/log.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/served_wait.h"
+#include "trainer_agent/serve/version_changes.h"
 #include "trainer_agent/serve/version_stream.h"
 
 namespace lockstep::serve {
@@ -120,6 +122,10 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     model.set_newest_digest(ToBytes(newest->manifest->digest));
     model.set_newest_committed_unix_ns(newest->committed_unix_ns);
     model.set_newest_label(newest->label);
+    if (newest->changes != nullptr) {
+      *model.mutable_newest_change() = changes::SumOf(run->layout(), *newest->changes);
+      model.set_newest_unchanged_tensors(changes::UnchangedTensors(run->layout(), *newest->changes));
+    }
   } else if (newest.status().code() == ErrorCode::kCorrupt) {
     model.set_last_error(newest.status().ToString());
     model.set_last_error_unix_ns(0);
@@ -284,6 +290,15 @@ grpc::Status AgentService::AwaitServed(grpc::ServerContext* context, const v1::A
   LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, waits_.Take(caller.name));
   LS_GRPC_ASSIGN_OR_RETURN(*response, serve::AwaitServed(*catalog_, pulls_->reports(), *request,
                                                          [context] { return context->IsCancelled(); }));
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::AwaitChanges(grpc::ServerContext* context, const v1::AwaitChangesRequest* request,
+                                        v1::VersionChanges* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, waits_.Take(caller.name));
+  LS_GRPC_ASSIGN_OR_RETURN(*response,
+                           serve::AwaitChanges(*catalog_, *request, [context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
 }
 

@@ -52,6 +52,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status DropModel(grpc::ServerContext*, const v1::DropModelRequest*, v1::DropModelResponse*) override;
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
   grpc::Status AwaitServed(grpc::ServerContext*, const v1::AwaitServedRequest*, v1::AwaitServedResponse*) override;
+  grpc::Status AwaitChanges(grpc::ServerContext*, const v1::AwaitChangesRequest*, v1::VersionChanges*) override;
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:

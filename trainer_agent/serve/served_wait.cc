@@ -1,7 +1,5 @@
 #include "trainer_agent/serve/served_wait.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -231,8 +229,7 @@ Result<v1::AwaitServedResponse> AwaitServed(const run::VersionCatalog& catalog, 
 Result<std::string> AwaitServedJson(const run::VersionCatalog& catalog, ReceiverReports& reports,
                                     std::string_view request, const std::function<bool()>& gone) {
   v1::AwaitServedRequest asked;
-  const auto parsed = google::protobuf::util::JsonStringToMessage({request.data(), request.size()}, &asked);
-  if (!parsed.ok()) return Status(ErrorCode::kProtocol, Cat("AWAIT_SERVED: ", CleanText(parsed.ToString(), 256)));
+  LS_RETURN_IF_ERROR(rpc::FromJson(request, &asked).WithContext("AWAIT_SERVED"));
   LS_ASSIGN_OR_RETURN(const v1::AwaitServedResponse answer, AwaitServed(catalog, reports, asked, gone));
   return rpc::Dump(rpc::ToJson(answer));
 }

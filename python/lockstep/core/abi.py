@@ -82,6 +82,7 @@ class COptions(ctypes.Structure):
         ("call_timeout_ms", ctypes.c_uint32),
         ("run", ctypes.c_char_p),
         ("attachments", ctypes.c_char_p),
+        ("guard", ctypes.c_char_p),
         ("interrupted", INTERRUPTED),
         ("context", ctypes.c_void_p),
         ("tensors", ctypes.POINTER(CTensor)),
@@ -130,6 +131,19 @@ class CServedQuery(ctypes.Structure):
     ]
 
 
+class CChangesQuery(ctypes.Structure):
+    _fields_ = [
+        ("abi_version", ctypes.c_uint32),
+        ("socket_path", ctypes.c_char_p),
+        ("model", ctypes.c_char_p),
+        ("run", ctypes.c_char_p),
+        ("version", ctypes.c_uint64),
+        ("timeout_ms", ctypes.c_uint32),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
+    ]
+
+
 _PUBLISHER = ctypes.c_void_p
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 _DESCRIPTIONS = ctypes.POINTER(ctypes.c_char_p)
@@ -160,6 +174,10 @@ _SIGNATURES = {
     "lockstep_wait_served": (
         ctypes.c_int,
         [ctypes.POINTER(CServedQuery), ctypes.POINTER(ctypes.c_void_p)],
+    ),
+    "lockstep_wait_changes": (
+        ctypes.c_int,
+        [ctypes.POINTER(CChangesQuery), ctypes.POINTER(ctypes.c_void_p)],
     ),
     "lockstep_free": (None, [ctypes.c_void_p]),
     "lockstep_has_cuda": (ctypes.c_int, []),

@@ -21,6 +21,41 @@ class Delta:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """Of elements: how many there are, how many of them changed, and how many are NaN or Inf in the version; the Euclidean
+    norm of the differences and the largest of them, absolute, of elements that are finite in both versions."""
+
+    elements: int = 0
+    changed: int = 0
+    nonfinite: int = 0
+    norm: float = 0.0
+    largest: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorChange:
+    """Of a tensor. ``kind``: its name with * for each number in it; ``indices``: these numbers, the layer and the expert."""
+
+    name: str = ""
+    kind: str = ""
+    indices: Tuple[int, ...] = ()
+    change: Change = Change()
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionChanges:
+    """Of a version against ``base``, the version before; 0: there was none, and only NaN and Inf are counted. ``tensors``:
+    all of the model, in its order. ``unchanged_tensors``: of how many no element changed."""
+
+    version: VersionRef = VersionRef()
+    base: int = 0
+    label: str = ""
+    all: Change = Change()
+    unchanged_tensors: int = 0
+    tensors: Tuple[TensorChange, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentModel:
     """A model that an agent serves; ``newest_version`` 0: none yet."""
 
@@ -39,6 +74,8 @@ class AgentModel:
     deltas: Tuple[Delta, ...] = ()
     receivers: Tuple[Peer, ...] = ()
     last_error: str = ""
+    newest_change: Change = Change()
+    newest_unchanged_tensors: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,6 +58,11 @@ def replica_root(given: "str | os.PathLike[str] | None") -> str:
     return os.fspath(given or os.environ.get("LOCKSTEP_ROOT") or places.replicas())
 
 
+def wait_milliseconds(timeout: "float | None") -> int:
+    """Of a wait: None is no limit, and 0 or less a look."""
+    return milliseconds("timeout", timeout) if timeout is None or timeout > 0 else 0
+
+
 def milliseconds(what: str, seconds: "float | None") -> int:
     """A time limit in seconds as the library takes it; None: no limit."""
     if seconds is None:

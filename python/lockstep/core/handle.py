@@ -13,10 +13,13 @@ import weakref
 from typing import Any, Callable, Mapping, Tuple, TypedDict
 
 from lockstep.core import abi, arguments
+from lockstep.core.answers import VersionChanges
+from lockstep.core.changes import wait_changes
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.derive import Quantised, with_requests
 from lockstep.core.errors import BadDataError, Error, StateError, UnavailableError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
+from lockstep.core.guard import Guard
 from lockstep.core.interruption import Interruption
 from lockstep.core.publication import Publication
 from lockstep.core.served import Receivers, Served, wait_served
@@ -35,6 +38,7 @@ class CommonOptions(TypedDict, total=False):
     call_timeout: "float | None"
     skip_while_away: bool
     derive: "Mapping[str, Quantised] | None"
+    guard: "Guard | None"
 
 
 class Handle:
@@ -63,6 +67,7 @@ class Handle:
         call_timeout: "float | None" = 600.0,
         skip_while_away: bool = False,
         derive: "Mapping[str, Quantised] | None" = None,
+        guard: "Guard | None" = None,
     ) -> None:
         self.library = abi.load()
         self.lock = threading.RLock()
@@ -82,6 +87,7 @@ class Handle:
             "connect_timeout_ms": arguments.milliseconds("connect_timeout", connect_timeout),
             "reconnect_timeout_ms": arguments.milliseconds("reconnect_timeout", reconnect_timeout),
             "call_timeout_ms": arguments.milliseconds("call_timeout", call_timeout),
+            "guard": None if guard is None else guard.text().encode(),
         }
         self._pointer: "ctypes.c_void_p | None" = None
         self._finalizer: "weakref.finalize[Any, Any] | None" = None
@@ -238,6 +244,13 @@ class Handle:
         served = wait_served(os.fspath(self.socket), self._model, self.run, name, number, receivers, engines, timeout)
         self._served_stats = self._stats_of(served, began)
         return served.version
+
+    def changes(self, version: int, timeout: "float | None") -> VersionChanges:
+        """As ``Publication.stats``."""
+        self.pointer()
+        if not self.on_agent_host:
+            raise StateError("stats: this rank is not on the agent's host; call it on one that is")
+        return wait_changes(os.fspath(self.socket), self._model, self.run, version, timeout)
 
     def _close(self) -> None:
         for _, reference in self._lent:

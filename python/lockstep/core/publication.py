@@ -3,6 +3,7 @@
 import weakref
 from typing import Any, Callable
 
+from lockstep.core.answers import VersionChanges
 from lockstep.core.errors import StateError
 from lockstep.core.served import Receivers
 
@@ -47,16 +48,29 @@ class Publication:
         """Waits until the fleet serves it, or a newer version of its run; arguments and errors as ``wait_served``: a
         DeadlineError's ``lacking`` are the receivers that lack it.
         StateError also where it was skipped, or this rank does not talk to the agent. Returns this."""
-        handle = self._handle()
-        if self.skipped or handle is None:
-            why = (
-                "was skipped"
-                if self.skipped
-                else "has no open publisher on this rank: keep it in a variable, and wait where the agent is"
-            )
-            raise StateError(f"wait: version {self.version} {why}")
-        handle.wait_served(version=self.version, receivers=receivers, engines=engines, timeout=timeout)
+        self._open_handle("wait").wait_served(
+            version=self.version, receivers=receivers, engines=engines, timeout=timeout
+        )
         return self
+
+    def stats(self, *, timeout: "float | None" = 60.0) -> VersionChanges:
+        """What this version changed of the one before it, tensor by tensor, with NaN and Inf. It waits until the agent has
+        compared the two, which all ranks must have committed for.
+        DeadlineError: not within ``timeout`` seconds; None: no limit. NotFoundError: the agent has forgotten it, or the version was
+        aborted. StateError as ``wait``."""
+        changes: VersionChanges = self._open_handle("stats").changes(self.version, timeout)
+        return changes
+
+    def _open_handle(self, call: str) -> Any:
+        handle = self._handle()
+        if not self.skipped and handle is not None:
+            return handle
+        why = (
+            "was skipped"
+            if self.skipped
+            else "has no open publisher on this rank: keep it in a variable, and wait where the agent is"
+        )
+        raise StateError(f"{call}: version {self.version} {why}")
 
     def __bool__(self) -> bool:
         return not self.skipped

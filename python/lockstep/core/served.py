@@ -55,7 +55,7 @@ def wait_served(
         engines=of_engines,
         names=(ctypes.c_char_p * len(names))(*(name.encode() for name in names)),
         name_count=len(names),
-        timeout_ms=arguments.milliseconds("timeout", timeout) if timeout is None or timeout > 0 else 0,
+        timeout_ms=arguments.wait_milliseconds(timeout),
         interrupted=interruption.callback,
     )
     library = abi.load()

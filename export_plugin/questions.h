@@ -1,4 +1,4 @@
-// What lockstep_wait_served does.
+// What a trainer's process asks the agent: what lockstep_wait_served and lockstep_wait_changes do.
 #pragma once
 
 #include <string>
@@ -10,5 +10,7 @@ namespace lockstep::abi {
 
 // Errors as lockstep_wait_served. `*answer` is the agent's last one, as JSON; empty: it gave none.
 Status WaitServed(const lockstep_served_query& query, std::string* answer);
+// Likewise.
+Status WaitChanges(const lockstep_changes_query& query, std::string* answer);
 
 }  // namespace lockstep::abi
