@@ -116,6 +116,31 @@ void AddCommands(CLI::App& app, RawArguments& raw) {
           "What versions changed of the one before: elements, norms, NaN and Inf, by tensor, layer and expert");
   diff->add_option("--model", options.model, "The model; may be left out when there is only one");
   AddDiffOptions(*diff, options.diff);
+  CLI::App* receipt = add(Command::kReceipt, Daemon::kReceiver, "receipt",
+                          "Which weights engines served, from when to when: by digests, and signed by --archive-key");
+  AddModel(*receipt, options);
+  receipt
+      ->add_option_function<std::string>(
+          "--engine", [&options](const std::string& name) { options.receipts.set_engine(name); }, "Of this engine")
+      ->type_name("NAME");
+  receipt
+      ->add_option_function<uint64_t>(
+          "--version", [&options](uint64_t version) { options.receipts.set_version(version); }, "Of this version")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber.description(""));
+  const auto add_time = [&](const char* name, auto set, const char* about) {
+    receipt
+        ->add_option_function<double>(
+            name, [&options, set](double unix_s) { (options.receipts.*set)(static_cast<int64_t>(unix_s * 1e9)); },
+            about)
+        ->type_name("UNIX_SECONDS")
+        ->check(CLI::Range(0.0, 9e9).description(""));
+  };
+  add_time("--from", &v1::GetReceiptsRequest::set_from_unix_ns, "That were served then, or later");
+  add_time("--until", &v1::GetReceiptsRequest::set_to_unix_ns, "That were served then, or before");
+  receipt->add_option("--keys", options.keys, "Fail where one of these Ed25519 public keys (PEM) has not signed")
+      ->type_name("FILE");
+  receipt->add_option("--file", options.receipts_file, "Read what --json printed; asks no daemon")->type_name("FILE");
   add(Command::kHealth, {}, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", raw.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(

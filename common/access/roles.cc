@@ -44,6 +44,7 @@ constexpr Row kRows[] = {
     {"lockstep.v1.RaasReceiver.Rollback", kSteers},
     {"lockstep.v1.RaasReceiver.Verify", kSteers},
     {"lockstep.v1.RaasReceiver.GetReceiverLayout", kSees},
+    {"lockstep.v1.RaasReceiver.GetReceipts", kSees},
     {"lockstep.v1.RaasReceiver.GetTimeline", kSees},
 };
 

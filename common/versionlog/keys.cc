@@ -14,7 +14,6 @@
 namespace lockstep::versionlog {
 namespace {
 
-constexpr std::string_view kSigned = "lockstep log head\n";
 constexpr uint64_t kMaxPemBytes = 1 << 20;
 constexpr size_t kIdBytes = 8;
 constexpr size_t kSignatureBytes = 64;
@@ -30,9 +29,10 @@ std::string IdOf(const EVP_PKEY* key) {
 }
 
 // What is signed cannot be taken for anything else that the key may sign.
-Bytes Prefixed(ByteView bytes) {
+Bytes Prefixed(ByteView bytes, Signed what) {
   Bytes prefixed;
-  AppendBytes(prefixed, AsBytes(kSigned));
+  AppendBytes(prefixed,
+              AsBytes(std::string_view(what == Signed::kLogHead ? "lockstep log head\n" : "lockstep receipt\n")));
   AppendBytes(prefixed, bytes);
   return prefixed;
 }
@@ -59,8 +59,8 @@ Result<SigningKey> SigningKey::Read(const std::string& path) {
   return SigningKey(std::move(key));
 }
 
-v1::LogSignature SigningKey::Sign(ByteView bytes) const {
-  const Bytes prefixed = Prefixed(bytes);
+v1::LogSignature SigningKey::Sign(ByteView bytes, Signed what) const {
+  const Bytes prefixed = Prefixed(bytes, what);
   std::string signature(kSignatureBytes, '\0');
   size_t length = signature.size();
   const Digest digest(EVP_MD_CTX_new());
@@ -98,10 +98,10 @@ Result<TrustedKeys> TrustedKeys::Current() const {
   return Read(path_);
 }
 
-Status TrustedKeys::Check(ByteView bytes,
-                          const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const {
+Status TrustedKeys::Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures,
+                          Signed what) const {
   if (empty()) return OkStatus();
-  const Bytes prefixed = Prefixed(bytes);
+  const Bytes prefixed = Prefixed(bytes, what);
   for (const v1::LogSignature& given : signatures) {
     for (const Key& trusted : keys_) {
       if (given.key() != trusted.id || given.signature().size() != kSignatureBytes) continue;

@@ -15,6 +15,9 @@
 
 namespace lockstep::versionlog {
 
+// What is signed: a signature of one is none of the other.
+enum class Signed { kLogHead, kReceipt };
+
 // A private key. Thread-safe.
 class SigningKey {
  public:
@@ -22,7 +25,7 @@ class SigningKey {
   // and what to do.
   static Result<SigningKey> Read(const std::string& path);
 
-  v1::LogSignature Sign(ByteView bytes) const;
+  v1::LogSignature Sign(ByteView bytes, Signed what = Signed::kLogHead) const;
   // Returns the trusted keys of a reader that trusts this key alone.
   class TrustedKeys Verifier() const;
 
@@ -45,7 +48,8 @@ class TrustedKeys {
   // Reads the file again and returns its keys. Errors as Read.
   Result<TrustedKeys> Current() const;
   // kPermission: none of `signatures` is that of a trusted key over `bytes`. OK where there are no keys.
-  Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures) const;
+  Status Check(ByteView bytes, const google::protobuf::RepeatedPtrField<v1::LogSignature>& signatures,
+               Signed what = Signed::kLogHead) const;
 
  private:
   friend class SigningKey;

@@ -13,6 +13,7 @@
 #include "common/rpc/tls.h"
 #include "ctl/changes/changes.h"
 #include "ctl/output/output.h"
+#include "proto/lockstep/v1/receiver.pb.h"
 
 namespace lockstep::ctl {
 
@@ -28,7 +29,8 @@ enum class Command {
   kDrop,
   kHealth,
   kServed,
-  kDiff
+  kDiff,
+  kReceipt
 };
 enum class Daemon { kAgent, kReceiver };
 
@@ -53,6 +55,9 @@ struct DaemonOptions {
   uint64_t every_s = 1;            // between two looks of top
   bool changes_only = false;       // top looks often, and prints what differs
   DiffOptions diff;
+  v1::GetReceiptsRequest receipts;                   // but for the model
+  std::string receipts_file;                         // to be read in place of asking; empty: a receiver is asked
+  std::string keys;                                  // that are to have signed receipts; empty: any, or none
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch and wait-served have none
 };
 

@@ -1,6 +1,7 @@
 #include <set>
 
 #include "ctl/daemon/daemon_commands.h"
+#include "ctl/daemon/receipts.h"
 
 namespace lockstep::ctl {
 namespace {
@@ -32,6 +33,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     }
     if (options_.command == Command::kLayout) return ShowLayout<v1::GetReceiverLayoutRequest>(&Stub::GetReceiverLayout);
     if (options_.command == Command::kRollback) return Rollback();
+    if (options_.command == Command::kReceipt) return Receipts();
     return DaemonCommands::Run();
   }
 
@@ -96,6 +98,17 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const v1::Manifest manifest,
                         agent.Call(&AgentClient::Stub::GetManifest, request, Timeout(kQuickTimeout)));
     return AgentProof{.address = address, .held = manifest.held(), .digest = manifest.digest()};
+  }
+
+  Status Receipts() const {
+    if (!options_.receipts_file.empty()) {
+      LS_ASSIGN_OR_RETURN(const auto read, ReadReceipts(options_.receipts_file));
+      return PrintReceipts(read, options_.keys, output_);
+    }
+    v1::GetReceiptsRequest request = options_.receipts;
+    LS_ASSIGN_OR_RETURN(*request.mutable_model(), Model());
+    LS_ASSIGN_OR_RETURN(const v1::Receipts found, client_.Call(&Stub::GetReceipts, request, Timeout(kQuickTimeout)));
+    return PrintReceipts({found.receipts().begin(), found.receipts().end()}, options_.keys, output_);
   }
 
   Status Rollback() const {

@@ -25,7 +25,7 @@ library's sentence.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lockstep import control
+from lockstep import control, receipts
 from lockstep.core.abi import library_version
 from lockstep.core.errors import (
     AbortedError,
@@ -107,6 +107,7 @@ __all__ = [
     "library_version",
     "megatron",
     "named_tensors",
+    "receipts",
     "saved_tensors",
     "tensors_meta",
     "without_ties",

@@ -26,6 +26,7 @@ from lockstep.core.answers import (
     Change,
     Delta,
     Engine,
+    Receipt,
     ReceiverModel,
     ReceiverStatus,
     Sync,
@@ -49,6 +50,7 @@ __all__ = [
     "EngineServed",
     "VersionRef",
     "Peer",
+    "Receipt",
     "Receiver",
     "ReceiverModel",
     "ReceiverStatus",
@@ -243,6 +245,33 @@ class Receiver(_Daemon):
     def model(self, name: "str | None" = None) -> ReceiverModel:
         """One model; None: the only one. NotFoundError, BadDataError where there are several."""
         return _only(self.status().models, name, "receiver")
+
+    def receipts(
+        self,
+        model: "str | None" = None,
+        *,
+        engine: "str | None" = None,
+        version: "int | None" = None,
+        began: "float | None" = None,
+        ended: "float | None" = None,
+        keys: "str | os.PathLike[str] | None" = None,
+    ) -> "Tuple[Receipt, ...]":
+        """What engines served, the newest 1,000 of what is asked for, in the order of time.
+
+        Args:
+            engine, version: None: any. began, ended: those of a time that overlaps, in seconds as of ``time.time()``.
+            keys: a PEM file of Ed25519 public keys, one of which must have signed each receipt (``--archive-key``).
+
+        Raises:
+            PermissionDeniedError: a receipt is not signed by one of ``keys``.
+        """
+        words = ["receipt", *_named(model)]
+        words += [] if engine is None else ["--engine", arguments.text("engine", engine, "an engine's name").decode()]
+        words += [] if version is None else ["--version", str(arguments.version_number(version))]
+        words += [] if began is None else ["--from", f"{began:.6f}"]
+        words += [] if ended is None else ["--until", f"{ended:.6f}"]
+        words += [] if keys is None else ["--keys", os.fspath(keys)]
+        return tuple(decoded(Receipt, one["says"]) for one in self._ask(*words))
 
     def pull(self, model: "str | None" = None, *, full: bool = False, timeout: float = _WORK_SECONDS) -> Sync:
         """Has it pull the newest version now, which ends what a rollback holds. AbortedError: the sync failed, or an

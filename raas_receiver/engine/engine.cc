@@ -332,6 +332,7 @@ milliseconds Engine::UntilDue() const {
 // Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
 // what failed, such as ranks that are refused, until it works.
 void Engine::Track() {
+  NoteServing();
   const replica::PublishedVersion current = context_.replicas.current();
   if (current.damaged) return;  // there is nothing that it could take
   if (failed_ && !Behind()) {

@@ -40,6 +40,7 @@
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/engine/drivers/driver.h"
 #include "raas_receiver/engine/ranks/engine_ranks.h"
+#include "raas_receiver/receipts/serving_ledger.h"
 #include "raas_receiver/replica/replica_pair.h"
 
 namespace lockstep::engine {
@@ -48,9 +49,11 @@ namespace lockstep::engine {
 struct EngineContext {
   std::string model;
   replica::ReplicaPair& replicas;
-  size_t engine_threads = 2;                // that write into the ranks of each engine in place
-  telemetry::Timeline* timeline = nullptr;  // null: no spans
-  std::function<void()> changed;            // called when ranks come and go, and when attempts end
+  size_t engine_threads = 2;                  // that write into the ranks of each engine in place
+  telemetry::Timeline* timeline = nullptr;    // null: no spans
+  std::function<void()> changed;              // called when ranks come and go, and when attempts end
+  std::string receiver = {};                  // its name, for receipts
+  receipts::ServingLedger* ledger = nullptr;  // of what engines serve; null: none
 };
 
 struct EngineConfig {
@@ -194,6 +197,10 @@ class Engine {
   bool AskDue() const LS_REQUIRES(mutex_);
   std::chrono::milliseconds UntilDue() const;
   void Track();
+  // For the ledger: what it serves now; and that it is about to be paused, or loaded.
+  void NoteServing();
+  void EndServing();
+  std::optional<v1::Receipt> WhatIsServed() const;
   void TakeDoubts(bool attempt_ended);
   void Ask();
   void Compare();

@@ -31,6 +31,7 @@ VersionRef ServedAfter(Serving outcome, const EngineAttempt& attempt, const Vers
 EngineOutcome Engine::Load(const EngineAttempt& attempt) {
   std::optional<EngineVersion> last_good;
   if (attempt.before && !attempt.before->version.path.empty() && over_http()) last_good = attempt.before->version;
+  EndServing();
   LoadOutcome outcome = driver_->Load(attempt.current.version, last_good);
   return {.status = std::move(outcome.status),
           .version = {},

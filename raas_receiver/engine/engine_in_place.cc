@@ -24,6 +24,7 @@ EngineOutcome Engine::WriteRanks(const EngineAttempt& attempt) {
   if (!ranks_.prepared() || ranks_.apart()) {
     // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
     if (!owes_resume_ || !ranks_.AllAt(InMemory()) || (!outcome.status.ok() && !ranks_.apart())) return outcome;
+    EndServing();
     Status resumed = driver_->Pause(attempt.current.version);
     if (resumed.ok()) resumed = Resume(attempt.current.version);
     if (outcome.status.ok()) outcome.status = resumed;
@@ -58,6 +59,7 @@ Status Engine::PrepareRanks(const EngineAttempt& attempt) {
 }
 
 Status Engine::WritePaused(const EngineAttempt& attempt) {
+  EndServing();
   const EngineVersion& version = attempt.current.version;
   EngineVersion before = attempt.before ? attempt.before->version : version;
   before.mode = "resumed";

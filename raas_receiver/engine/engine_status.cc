@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "common/base/text.h"
+#include "kernels/hash.h"
 #include "raas_receiver/engine/engine.h"
 #include "raas_receiver/origin/version_ref_proto.h"
 
@@ -26,11 +27,21 @@ void Fill(const RankGroupReport& report, v1::RankGroup& proto) {
   proto.set_commits(report.commits);
   proto.set_failures(report.failures);
   proto.set_last_error(report.last_error);
+  proto.set_plan_digest(report.plan_digest);
   proto.set_unused(static_cast<uint32_t>(report.unused.size()));
   for (const std::string& name : report.unused) {
     if (proto.unused_tensors_size() == kMostUnusedNamed) break;
     proto.add_unused_tensors(name);
   }
+}
+
+// Of several groups it is the hash of theirs, by name.
+std::string PlanDigest(const std::vector<RankGroupReport>& groups) {
+  std::string all;
+  for (const RankGroupReport& group : groups) all += group.plan_digest;
+  if (groups.size() == 1) return all;
+  const auto hash = Hash128(AsBytes(std::string_view(all)));
+  return {hash.begin(), hash.end()};
 }
 
 }  // namespace
@@ -43,6 +54,36 @@ std::string Engine::LateAttempt() const {
   const std::string engine = in_place() && !over_http() ? "ranks in place" : "engine " + driver_->label();
   return Cat(engine, ": version ", attempt_->with.current.version.held.version, " is not served after ",
              std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
+}
+
+void Engine::NoteServing() {
+  if (context_.ledger != nullptr && notifies()) context_.ledger->Note(name(), WhatIsServed());
+}
+
+void Engine::EndServing() {
+  if (context_.ledger != nullptr) context_.ledger->Note(name(), std::nullopt);
+}
+
+// Nothing also of a version that is not held any more, where it was not noted while it was.
+std::optional<v1::Receipt> Engine::WhatIsServed() const {
+  const VersionRef served = owes_resume_ ? VersionRef() : this->served();
+  if (served.nothing()) return std::nullopt;
+  const auto open = context_.ledger->Open(name());
+  if (open && open->version() == served.version && open->run() == ToBytes(served.run)) return open;
+  for (const replica::PublishedVersion& version : {context_.replicas.current(), context_.replicas.previous()}) {
+    if (version.held != served) continue;
+    v1::Receipt receipt;
+    receipt.set_model(context_.model);
+    receipt.set_receiver(context_.receiver);
+    receipt.set_run(ToBytes(served.run));
+    receipt.set_version(served.version);
+    receipt.set_label(version.label);
+    receipt.set_manifest_digest(ToBytes(version.digest));
+    receipt.set_layout_digest(ToBytes(version.layout->digest()));
+    if (in_place()) receipt.set_plan_digest(PlanDigest(ranks_.Describe()));
+    return receipt;
+  }
+  return std::nullopt;
 }
 
 v1::EngineState Engine::Shown(const std::vector<RankGroupReport>& groups, const VersionRef& served,

@@ -93,7 +93,7 @@ Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl>
       io_(std::min(config_.threads, config_.lanes), LogException),
       instance_(ToBytes(RandomId<RunId>())),
       engine_health_(config_.follow, config_.unready_after),
-      service_(config_.name, instance_, access_.get(), sessions_, feed_, timeline_) {}
+      service_(config_.name, instance_, access_.get(), sessions_, feed_, timeline_, config_.archive.key) {}
 
 Receiver::~Receiver() {
   metrics_port_.reset();
@@ -139,7 +139,9 @@ Status Receiver::OpenModels() {
                                     .unready_after = config_.unready_after,
                                     .admission = config_.admission,
                                     .engine_threads = std::min(workers_.size(), kMostEngineThreads),
-                                    .timeline = &timeline_};
+                                    .timeline = &timeline_,
+                                    .receiver = config_.name,
+                                    .ledger_path = Cat(config_.state_dir, "/served/", model)};
     std::vector<std::unique_ptr<origin::Origin>> origins;
     for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model));
     LS_ASSIGN_OR_RETURN(auto archiver, OpenArchive(model, *replicas));

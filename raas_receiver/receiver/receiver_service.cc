@@ -32,14 +32,16 @@ v1::VerifyResult ToProto(const replica::VerifyReport& report) {
 }  // namespace
 
 ReceiverService::ReceiverService(std::string name, std::string instance, access::AccessControl* access,
-                                 const Sessions& sessions, session::SyncFeed& feed, const telemetry::Timeline& timeline)
+                                 const Sessions& sessions, session::SyncFeed& feed, const telemetry::Timeline& timeline,
+                                 std::optional<versionlog::SigningKey> key)
     : name_(std::move(name)),
       instance_(std::move(instance)),
       gate_(v1::RaasReceiver::service_full_name(), access),
       watchers_("streams of syncs", kWatchers),
       sessions_(sessions),
       feed_(feed),
-      timeline_(timeline) {}
+      timeline_(timeline),
+      key_(std::move(key)) {}
 
 Result<session::Session*> ReceiverService::Find(const std::string& model) const {
   const auto found = sessions_.find(model);
@@ -134,6 +136,19 @@ grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext* context,
   LS_GRPC_ASSIGN_OR_RETURN(const auto layout, session->layout());
   response->set_digest(ToBytes(layout->digest()));
   response->set_encoded(std::string(AsText(layout->encoded())));
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::GetReceipts(grpc::ServerContext* context, const v1::GetReceiptsRequest* request,
+                                          v1::Receipts* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
+  for (const v1::Receipt& receipt : session->ledger().Find(*request)) {
+    v1::SignedReceipt& one = *response->add_receipts();
+    one.set_receipt(receipt.SerializeAsString());
+    if (!key_) continue;
+    *one.add_signatures() = key_->Sign(AsBytes(std::string_view(one.receipt())), versionlog::Signed::kReceipt);
+  }
   return grpc::Status::OK;
 }
 

@@ -8,6 +8,7 @@
 #include "common/access/access.h"
 #include "common/access/quota.h"
 #include "common/telemetry/timeline.h"
+#include "common/versionlog/keys.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/session/session.h"
 
@@ -20,8 +21,10 @@ class ReceiverService final : public v1::RaasReceiver::Service {
 
   // `instance`: 16 bytes, of this process. `access` decides which peer may call what; it, `sessions`, `feed` and
   // `timeline` outlive the service. The map does not change.
+  // `key` signs receipts; nothing: they are not signed.
   ReceiverService(std::string name, std::string instance, access::AccessControl* access, const Sessions& sessions,
-                  session::SyncFeed& feed, const telemetry::Timeline& timeline);
+                  session::SyncFeed& feed, const telemetry::Timeline& timeline,
+                  std::optional<versionlog::SigningKey> key);
 
   // Makes status say that the receiver drains.
   void SetDraining() { draining_ = true; }
@@ -40,6 +43,8 @@ class ReceiverService final : public v1::RaasReceiver::Service {
                       v1::VerifyResult* response) override;
   grpc::Status GetReceiverLayout(grpc::ServerContext* context, const v1::GetReceiverLayoutRequest* request,
                                  v1::Layout* response) override;
+  grpc::Status GetReceipts(grpc::ServerContext* context, const v1::GetReceiptsRequest* request,
+                           v1::Receipts* response) override;
   grpc::Status GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
                            v1::TimelineSpans* response) override;
 
@@ -53,6 +58,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   const Sessions& sessions_;
   session::SyncFeed& feed_;
   const telemetry::Timeline& timeline_;
+  const std::optional<versionlog::SigningKey> key_;
   std::atomic<bool> draining_ = false;
 };
 

@@ -82,6 +82,8 @@ struct SessionOptions {
   engine::EngineAdmission admission;           // of engines that are not in the table
   size_t engine_threads = 2;                   // that write into the ranks of each engine in place
   telemetry::Timeline* timeline = nullptr;     // where spans go, when not null; outlives the session
+  std::string receiver = {};                   // its name, for receipts
+  std::string ledger_path = {};                // of what engines served; empty: in memory only
 };
 
 class Session {
@@ -117,6 +119,7 @@ class Session {
   Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
   engine::Engines& engines() { return engines_; }
+  const receipts::ServingLedger& ledger() const { return ledger_; }
   // That of the current version; before there is one, that of the version to come. kNotFound: neither is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
@@ -206,6 +209,7 @@ class Session {
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;
+  receipts::ServingLedger ledger_;
   const engine::EngineContext engine_context_;
   engine::Engines engines_;
   Reporter reporter_;

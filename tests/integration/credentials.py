@@ -38,3 +38,12 @@ class Ca:
         self.directory.mkdir(parents=True, exist_ok=True)
         fresh.write_text(text)
         fresh.replace(self.policy)
+
+
+def key_pair(directory, name: str):
+    """An Ed25519 key that signs logs and receipts, and its public key: PEM files."""
+    private, public = directory / f"{name}.pem", directory / f"{name}.pub"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    private.chmod(0o600)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    return private, public

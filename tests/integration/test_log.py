@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from credentials import key_pair
 from harness import LOCKSTEPCTL, wait_until
 from process_memory import PeakMemory
 from replicas import ToyModel, differing_tensor
@@ -31,14 +32,6 @@ def archive_of(receiver) -> dict:
 
 def wait_archived(receiver, version: int) -> None:
     wait_until(lambda: archive_of(receiver).get("newest", {}).get("version") == version, f"{version} is in the log")
-
-
-def key_pair(directory, name: str):
-    private, public = directory / f"{name}.pem", directory / f"{name}.pub"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
-    private.chmod(0o600)
-    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-    return private, public
 
 
 def test_receivers_that_read_the_log_have_what_the_trainer_published_and_need_no_agent(cluster, agent, log):

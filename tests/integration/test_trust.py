@@ -38,6 +38,7 @@ RECEIVER_CALLS = {
     "Rollback": "operator",
     "Verify": "operator",
     "GetReceiverLayout": "operator observer",
+    "GetReceipts": "operator observer",
     "GetTimeline": "operator observer",
 }
 

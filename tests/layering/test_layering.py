@@ -58,7 +58,7 @@ trainer_agent/serve: common/access common/base common/changes common/os common/p
 raas_receiver/pull: common/base common/os common/model common/payload common/wire common/net
 raas_receiver/replica: common/base common/os common/model common/payload kernels
 raas_receiver/engine/placement/description: common/base common/json common/model common/layout @nlohmann_json
-raas_receiver/engine/placement/plan: common/base common/model common/layout raas_receiver/engine/placement/description
+raas_receiver/engine/placement/plan: common/base common/model common/layout kernels raas_receiver/engine/placement/description
 raas_receiver/engine/placement/writes: common/base common/os common/model common/layout common/payload kernels
     raas_receiver/engine/placement/plan
 raas_receiver/engine/ranks: common/base common/os common/peer common/model common/payload common/telemetry
@@ -69,15 +69,16 @@ raas_receiver/archive: common/base common/model common/net common/objects common
     common/versionlog proto raas_receiver/replica
 raas_receiver/origin: common/base common/model common/net common/objects common/os common/payload common/peer
     common/rpc common/telemetry common/versionlog common/wire kernels proto raas_receiver/pull
-raas_receiver/engine: common/base common/net common/telemetry proto raas_receiver/engine/drivers
-    raas_receiver/engine/ranks raas_receiver/origin raas_receiver/replica
+raas_receiver/receipts: common/base common/os common/telemetry proto
+raas_receiver/engine: common/base common/net common/telemetry kernels proto raas_receiver/engine/drivers
+    raas_receiver/engine/ranks raas_receiver/origin raas_receiver/receipts raas_receiver/replica
 # It knows no agent, lane or ticket: what it does with an origin, it does with every one.
 raas_receiver/session: common/base common/os common/model common/payload common/telemetry proto raas_receiver/archive
-    raas_receiver/engine raas_receiver/origin raas_receiver/pull raas_receiver/replica @nlohmann_json
+    raas_receiver/engine raas_receiver/origin raas_receiver/pull raas_receiver/receipts raas_receiver/replica @nlohmann_json
 # The tool.
 ctl/output: common/base common/model common/rpc
 ctl/changes: common/base ctl/output proto @cli11
-ctl/daemon: common/base common/model common/os common/peer common/rpc ctl/changes ctl/output proto @grpc @nlohmann_json
+ctl/daemon: common/base common/model common/os common/peer common/rpc common/versionlog ctl/changes ctl/output proto @grpc @nlohmann_json
 ctl/plan: common/base common/derive common/layout common/model common/os ctl/output export_plugin/plan @cli11 @nlohmann_json
 ctl/log: common/base common/changes common/model common/objects common/os common/payload common/telemetry common/versionlog
     ctl/changes ctl/output proto @cli11

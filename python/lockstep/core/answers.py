@@ -177,6 +177,27 @@ class Sync:
     engine_error: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    """An engine served these weights, and nothing else, from one moment to another, by the receiver's clock. Digests are hex:
+    of the version's bytes (as in logs and in ``lockstepctl verify``), of its layout, and of where these bytes are in the
+    memory of the engine's ranks, "" where it loads the directory. ``ended``: it was paused or lost at ``to_unix_ns``; else it
+    still served them when it was asked for."""
+
+    model: str = ""
+    receiver: str = ""
+    engine: str = ""
+    run: str = ""
+    version: int = 0
+    label: str = ""
+    manifest_digest: str = ""
+    layout_digest: str = ""
+    plan_digest: str = ""
+    from_unix_ns: int = 0
+    to_unix_ns: int = 0
+    ended: bool = False
+
+
 def parsed(text: bytes) -> Any:
     try:
         return json.loads(text)

@@ -54,6 +54,8 @@ Status RankGroup::Compile(const model::ModelLayout& layout) {
   const Looked looked = world() == world_ ? Looked::kAll : Looked::kSome;
   LS_ASSIGN_OR_RETURN(std::vector<std::string> unused, UnusedTensors(layout, described, looked));
   LS_ASSIGN_OR_RETURN(plan_, CompilePlacement(layout, described, unused, looked));
+  const auto digest = DigestOf(*plan_);
+  report_.plan_digest.assign(digest.begin(), digest.end());
   plan_layout_ = layout.digest();
   plan_changes_ = changes_;
   if (looked == Looked::kAll) SetUnused(std::move(unused));

@@ -72,6 +72,7 @@ struct RankGroupReport {  // for status and records
   uint32_t comparing = 0;           // of those that are there
   VersionRef at;                    // what all of its ranks are there and wholly at; nothing: not all are
   std::vector<std::string> unused;  // tensors of the model that no rank takes
+  std::string plan_digest;          // 16 bytes: where the model's bytes are in their memory; empty: not worked out yet
   uint64_t parameters = 0;          // of all ranks
   uint64_t target_bytes = 0;        // of all ranks
   std::chrono::microseconds last_prepare{0};

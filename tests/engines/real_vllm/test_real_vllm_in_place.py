@@ -1,11 +1,15 @@
 """A whole vLLM server that is written in place, under load. One server for all tests, in this order."""
 
 import functools
+import json
+import shutil
+import subprocess
 import time
 
 import pytest
+from credentials import key_pair
 from engine_program import ask_all
-from harness import MODEL, ROOT, wait_until
+from harness import LOCKSTEPCTL, MODEL, ROOT, wait_until
 from real_fleet import (
     daemons_end_at_random_moments,
     dies_in_a_pause,
@@ -13,9 +17,11 @@ from real_fleet import (
     follows_under_load,
     restarted_server_is_not_ready_before_it_has_the_version,
 )
-from real_server import Judge, expected_http_error
+from real_server import Judge, expected_http_error, greedy
 from vllm_process import VllmProgram
 from vllm_server import VllmServer
+
+import lockstep
 
 fleet = fleet_of(VllmServer, "vllm", in_place=True)
 
@@ -31,6 +37,36 @@ def test_these_pauses_give_every_answer_one_version(mode, fleet):
     answers = follows_under_load(fleet, versions=3)
     assert all(len(answer.spans) <= 1 for answer in answers)
     assert mode == "abort" or all(answer.finish == "length" for answer in answers)
+
+
+def test_an_answer_is_computed_again_on_the_weights_of_its_receipt(fleet, tmp_path):
+    """docs/howto/replay.md"""
+    (tmp_path / "log").mkdir()
+    log = f"file://{tmp_path}/log"
+    private, public = key_pair(tmp_path, "log")
+    fleet.receive(archive=log, archive_key=private, archive_keep_bytes=1 << 30)
+    fleet.serve()
+    receiver, prompt = lockstep.control.Receiver(fleet.receiver.address), [3, 1, 4, 1, 5]
+    version = fleet.version
+    wait_until(lambda: receiver.receipts(version=version), "it has a receipt")
+    began = time.time()
+    answer = fleet.server.ask(prompt, 16)
+    receipt = lockstep.receipts.of_sample(receiver, began, time.time(), keys=public)
+    assert [span.version for span in answer.spans] == [receipt.version]
+    fleet.serve()
+    replay = tmp_path / "replay"
+    fetch = [LOCKSTEPCTL, "log", "fetch", log, MODEL, "--version", str(version), "--out", replay]
+    wait_until(lambda: subprocess.run(fetch, capture_output=True).returncode == 0, "the log has it")
+    assert json.loads((replay / "lockstep.json").read_text())["manifest_digest"] == receipt.manifest_digest
+    shutil.copy(fleet.start / "config.json", replay)
+    assert greedy(Judge({version: replay}).model(version), prompt, 16) == answer.tokens
+    server = VllmServer(replay, tmp_path / "server")
+    try:
+        server.start()
+        assert server.ask(prompt, 16).tokens == answer.tokens
+    finally:
+        server.kill()
+    fleet.receive()
 
 
 def test_vllms_own_calls_confirm_a_version_that_is_there(fleet):

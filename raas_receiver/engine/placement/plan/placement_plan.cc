@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "kernels/hash.h"
 #include "raas_receiver/engine/placement/plan/copies.h"
 #include "raas_receiver/engine/placement/plan/coverage.h"
 #include "raas_receiver/engine/placement/plan/parameter_parts.h"
@@ -50,6 +51,21 @@ Result<std::shared_ptr<const PlacementPlan>> CompilePlacement(const model::Model
   }
   if (looked == Looked::kAll) LS_RETURN_IF_ERROR(CheckAllTaken(tensors, layout, parts));
   return std::shared_ptr<const PlacementPlan>(plan);
+}
+
+std::array<uint8_t, 16> DigestOf(const PlacementPlan& plan) {
+  std::vector<uint64_t> words;
+  for (const RankPlacement& rank : plan) {
+    words.insert(words.end(), {rank.copies().size(), rank.zeros().size()});
+    for (const auto& [memory, copy] : rank.copies()) {
+      words.insert(words.end(), {memory, copy.source_offset, copy.target_offset, copy.rows, copy.row_bytes,
+                                 copy.source_pitch, copy.target_pitch});
+    }
+    for (const auto& [memory, range] : rank.zeros()) {
+      words.insert(words.end(), {memory, range.offset, range.row_bytes, range.rows, range.pitch});
+    }
+  }
+  return Hash128(std::as_bytes(std::span(words)));
 }
 
 }  // namespace lockstep::engine

@@ -2,6 +2,8 @@
 // then run for whole versions and looked up for changes. Pure data.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,5 +35,8 @@ Result<std::shared_ptr<const PlacementPlan>> CompilePlacement(const model::Model
                                                               const std::vector<RankDescription>& ranks,
                                                               const std::vector<std::string>& unused,
                                                               Looked looked = Looked::kAll);
+
+// Names the plan: two with equal digests put the same bytes into the same places of the same ranks.
+std::array<uint8_t, 16> DigestOf(const PlacementPlan& plan);
 
 }  // namespace lockstep::engine
