@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace lockstep::changes {
 namespace {
@@ -49,6 +50,20 @@ float OfF8E4M3(uint8_t bits) {
   return Widened(uint32_t{bits & 0x80U} << 24, uint32_t{bits & 0x7fU} << 20, 0x1p120F);
 }
 
+// Of the types without infinities and -0, the byte of -0 is NaN.
+constexpr uint8_t kFnuzNan = 0x80;
+float OfF8E4M3FNUZ(uint8_t bits) {
+  if (bits == kFnuzNan) return std::numeric_limits<float>::quiet_NaN();
+  return Widened(uint32_t{bits & 0x80U} << 24, uint32_t{bits & 0x7fU} << 20, 0x1p119F);
+}
+float OfF8E5M2FNUZ(uint8_t bits) {
+  if (bits == kFnuzNan) return std::numeric_limits<float>::quiet_NaN();
+  return Widened(uint32_t{bits & 0x80U} << 24, uint32_t{bits & 0x7fU} << 21, 0x1p111F);
+}
+double OfF8E8M0(uint8_t bits) {
+  return bits == 0xff ? std::nan("") : std::ldexp(1.0, int{bits} - 127);
+}
+
 // Calls work(Numbers) of the dtype. False: its elements have no value here.
 template <typename Work>
 bool WithNumbers(DType dtype, const Work& work) {
@@ -70,6 +85,24 @@ bool WithNumbers(DType dtype, const Work& work) {
       return true;
     case DType::kF8E5M2:
       work(Numbers<uint8_t, OfF8E5M2>());
+      return true;
+    case DType::kF8E4M3FNUZ:
+      work(Numbers<uint8_t, OfF8E4M3FNUZ>());
+      return true;
+    case DType::kF8E5M2FNUZ:
+      work(Numbers<uint8_t, OfF8E5M2FNUZ>());
+      return true;
+    case DType::kF8E8M0:
+      work(Numbers<uint8_t, OfF8E8M0>());
+      return true;
+    case DType::kU16:
+      work(Numbers<uint16_t, Itself<uint16_t>>());
+      return true;
+    case DType::kU32:
+      work(Numbers<uint32_t, Itself<uint32_t>>());
+      return true;
+    case DType::kU64:
+      work(Numbers<uint64_t, Itself<uint64_t>>());
       return true;
     case DType::kU8:
       work(Numbers<uint8_t, Itself<uint8_t>>());
@@ -148,6 +181,17 @@ TensorChange CountValues(const std::byte* base, const std::byte* target, uint64_
   return CountValues<Number>(base, target, elements.size(), [from = elements.data()](size_t i) { return from[i]; });
 }
 
+// Of elements of `bytes` bytes, one of which begins at `origin`.
+uint64_t CountElements(uint64_t origin, uint32_t unit, std::span<const uint32_t> positions, uint64_t bytes) {
+  uint64_t count = 0;
+  uint64_t last = std::numeric_limits<uint64_t>::max();
+  for (const uint32_t position : positions) {
+    const uint64_t element = (uint64_t{position} * unit - origin) / bytes;
+    count += element != std::exchange(last, element) ? 1 : 0;
+  }
+  return count;
+}
+
 }  // namespace
 
 void TensorChange::Add(const TensorChange& more) {
@@ -157,10 +201,16 @@ void TensorChange::Add(const TensorChange& more) {
   largest = std::max(largest, more.largest);
 }
 
-TensorChange Sum(const VersionChanges& changes) {
-  TensorChange all;
-  for (const TensorChange& change : changes.tensors) all.Add(change);
-  return all;
+VersionChanges SumUp(const model::ModelLayout& layout, Version version, Version base,
+                     std::vector<TensorChange> tensors) {
+  VersionChanges changes{version, base, std::move(tensors), {}};
+  for (size_t tensor = 0; tensor < changes.tensors.size(); ++tensor) {
+    const uint64_t elements = ElementsOf(layout, tensor);
+    changes.all.Add(changes.tensors[tensor]);
+    changes.elements += elements;
+    changes.unchanged_tensors += base != 0 && elements > 0 && changes.tensors[tensor].elements == 0 ? 1 : 0;
+  }
+  return changes;
 }
 
 uint64_t ElementsOf(const model::ModelLayout& layout, size_t tensor) {
@@ -187,10 +237,10 @@ void ChangeCounter::Take(std::span<const uint32_t> positions) {
     const std::span<const uint32_t> own(positions.begin(), last);
     if (changes_.empty() || changes_.back().first != tensor_) changes_.emplace_back(tensor_, TensorChange());
     TensorChange& change = changes_.back().second;
-    const bool counted = WithNumbers(layout_.tensors()[tensor_].dtype, [&]<typename Number>(Number) {
-      change.Add(CountValues<Number>(base_, target_, begin, unit_, own));
-    });
-    if (!counted) change.elements += own.size();
+    const DType dtype = layout_.tensors()[tensor_].dtype;
+    const bool counted = WithNumbers(
+        dtype, [&]<typename Number>(Number) { change.Add(CountValues<Number>(base_, target_, begin, unit_, own)); });
+    if (!counted) change.elements += CountElements(begin, unit_, own, std::max(model::FindDType(dtype)->bits / 8, 1U));
     positions = positions.subspan(own.size());
   }
 }
@@ -210,12 +260,15 @@ BlockChange CountNonfinite(const model::ModelLayout& layout, BlockIndex block, B
   BlockChange counts;
   ForEachTensor(layout, layout.block_range(block), [&](size_t tensor, uint64_t from, uint64_t to) {
     int64_t nonfinite = 0;
-    const auto count = [&]<typename Bits>(Bits exponent) {
+    const auto count_where = [&]<typename Bits>(Bits, const auto& is_nonfinite) {
       for (uint64_t at = from; at < to; at += sizeof(Bits)) {
         Bits bits;
         std::memcpy(&bits, target.data() + at, sizeof bits);
-        nonfinite += (bits & exponent) == exponent;
+        nonfinite += is_nonfinite(bits) ? 1 : 0;
       }
+    };
+    const auto count = [&]<typename Bits>(Bits exponent) {
+      count_where(exponent, [exponent](Bits bits) { return (bits & exponent) == exponent; });
     };
     switch (layout.tensors()[tensor].dtype) {
       case DType::kBF16:
@@ -235,6 +288,13 @@ BlockChange CountNonfinite(const model::ModelLayout& layout, BlockIndex block, B
         break;
       case DType::kF8E4M3:
         count(uint8_t{0x7f});  // it has NaN, and no infinity
+        break;
+      case DType::kF8E4M3FNUZ:
+      case DType::kF8E5M2FNUZ:
+        count_where(kFnuzNan, [](uint8_t bits) { return bits == kFnuzNan; });
+        break;
+      case DType::kF8E8M0:
+        count(uint8_t{0xff});
         break;
       default:
         break;

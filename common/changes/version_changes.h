@@ -2,8 +2,8 @@
 // the agent, which has the changed elements of each block at hand (trainer_agent/run/delta_job.h), and by
 // `lockstepctl log diff`.
 //
-// Only elements that change are looked at. So the counts cost next to nothing, and a tensor's NaN and Inf are those of
-// the version before, more or less.
+// Only elements that change are looked at. So a tensor's NaN and Inf are those of the version before, plus those that
+// came, less those that went.
 #pragma once
 
 #include <cstdint>
@@ -32,16 +32,20 @@ struct VersionChanges {
   Version base = 0;  // 0: there is none, and of `tensors` only `nonfinite` counts
   // Of each tensor. `nonfinite` is all that the version has.
   std::vector<TensorChange> tensors;
+  TensorChange all;                // of all tensors together
+  uint64_t elements = 0;           // that the model has
+  uint64_t unchanged_tensors = 0;  // that have elements, of which none changed; 0 without a base
 };
 
-TensorChange Sum(const VersionChanges& changes);
+VersionChanges SumUp(const model::ModelLayout& layout, Version version, Version base,
+                     std::vector<TensorChange> tensors);
 uint64_t ElementsOf(const model::ModelLayout& layout, size_t tensor);
 
 // Of each tensor that a block has a changed element of: its index, and what changed.
 using BlockChange = std::vector<std::pair<uint32_t, TensorChange>>;
 
-// Counts the changes of `block` between `base` and `target`. An element that is packed or complex counts as changed,
-// and has no value.
+// Counts the changes of `block` between `base` and `target`. Elements of complex types have no value here: neither a
+// norm nor NaN. Nor have packed ones (FP4, FP6), of which each byte that differs counts as one that changed.
 class ChangeCounter {
  public:
   ChangeCounter(const model::ModelLayout& layout, BlockIndex block, const std::byte* base, const std::byte* target);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace lockstep::changes {
 namespace {
@@ -11,7 +12,7 @@ v1::Change ChangeOf(uint64_t elements, const TensorChange& counted) {
   change.set_elements(elements);
   change.set_changed(counted.elements);
   change.set_nonfinite(static_cast<uint64_t>(std::max<int64_t>(counted.nonfinite, 0)));
-  change.set_norm(std::sqrt(counted.squares));
+  change.set_norm(std::min(std::sqrt(counted.squares), std::numeric_limits<double>::max()));
   change.set_largest(counted.largest);
   return change;
 }
@@ -33,18 +34,8 @@ void PlaceByName(v1::TensorChange& tensor) {
 
 }  // namespace
 
-v1::Change SumOf(const model::ModelLayout& layout, const VersionChanges& changes) {
-  uint64_t elements = 0;
-  for (size_t tensor = 0; tensor < changes.tensors.size(); ++tensor) elements += ElementsOf(layout, tensor);
-  return ChangeOf(elements, Sum(changes));
-}
-
-uint64_t UnchangedTensors(const model::ModelLayout& layout, const VersionChanges& changes) {
-  uint64_t unchanged = 0;
-  for (size_t tensor = 0; changes.base != 0 && tensor < changes.tensors.size(); ++tensor) {
-    unchanged += changes.tensors[tensor].elements == 0 && layout.tensor_bytes(tensor) > 0 ? 1 : 0;
-  }
-  return unchanged;
+v1::Change SumOf(const VersionChanges& changes) {
+  return ChangeOf(changes.elements, changes.all);
 }
 
 v1::VersionChanges ToProto(const model::ModelLayout& layout, const RunId& run, const std::string& label,
@@ -54,8 +45,8 @@ v1::VersionChanges ToProto(const model::ModelLayout& layout, const RunId& run, c
   out.mutable_version()->set_version(changes.version);
   out.set_base(changes.base);
   out.set_label(label);
-  *out.mutable_all() = SumOf(layout, changes);
-  out.set_unchanged_tensors(UnchangedTensors(layout, changes));
+  *out.mutable_all() = SumOf(changes);
+  out.set_unchanged_tensors(changes.unchanged_tensors);
   for (size_t i = 0; i < changes.tensors.size(); ++i) {
     v1::TensorChange& tensor = *out.add_tensors();
     tensor.set_name(layout.tensors()[i].name);

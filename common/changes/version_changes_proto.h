@@ -10,9 +10,7 @@
 namespace lockstep::changes {
 
 // All tensors together.
-v1::Change SumOf(const model::ModelLayout& layout, const VersionChanges& changes);
-// How many tensors did not change at all; 0 without a base.
-uint64_t UnchangedTensors(const model::ModelLayout& layout, const VersionChanges& changes);
+v1::Change SumOf(const VersionChanges& changes);
 
 v1::VersionChanges ToProto(const model::ModelLayout& layout, const RunId& run, const std::string& label,
                            const VersionChanges& changes);

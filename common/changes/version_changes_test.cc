@@ -77,26 +77,28 @@ TEST_CASE("NaN and Inf are counted as they come and go, and are in no norm") {
 }
 
 // Every value of a type with few bits, against its definition.
-double ByDefinition(uint32_t bits, int exponent_bits, int mantissa_bits, bool has_inf) {
-  const int bias = (1 << (exponent_bits - 1)) - 1;
+enum class Ends { kInf, kNan, kFnuz };  // of the largest exponents: infinities and NaN; NaN; neither, but NaN for -0
+double ByDefinition(uint32_t bits, int exponent_bits, int mantissa_bits, Ends ends) {
+  if (ends == Ends::kFnuz && bits == 1U << (exponent_bits + mantissa_bits)) return std::nan("");
+  const int bias = (1 << (exponent_bits - 1)) - (ends == Ends::kFnuz ? 0 : 1);
   const uint32_t mantissa = bits & ((1U << mantissa_bits) - 1);
   const uint32_t exponent = bits >> mantissa_bits & ((1U << exponent_bits) - 1);
   const double sign = (bits >> (mantissa_bits + exponent_bits) & 1) != 0 ? -1 : 1;
   const bool top = exponent == (1U << exponent_bits) - 1;
-  if (has_inf && top) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
-  if (!has_inf && top && mantissa == (1U << mantissa_bits) - 1) return std::nan("");
+  if (ends == Ends::kInf && top) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
+  if (ends == Ends::kNan && top && mantissa == (1U << mantissa_bits) - 1) return std::nan("");
   const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
   return sign *
          (exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, static_cast<int>(exponent) - bias));
 }
 
 template <typename Stored>
-void CheckEveryValue(DType dtype, int exponent_bits, int mantissa_bits, bool has_inf) {
+void CheckEveryValue(DType dtype, int exponent_bits, int mantissa_bits, Ends ends) {
   Images images{Layout({{"a", dtype, {1}}})};
   for (uint32_t bits = 1; bits <= std::numeric_limits<Stored>::max(); ++bits) {
     images.Set<Stored>(0, 0, 0, static_cast<Stored>(bits));
     const TensorChange change = images.CountAll()[0];
-    const double value = ByDefinition(bits, exponent_bits, mantissa_bits, has_inf);
+    const double value = ByDefinition(bits, exponent_bits, mantissa_bits, ends);
     const bool finite = std::isfinite(value);
     const auto whole = CountNonfinite(*images.layout, 0, images.target);
     const bool right = change.elements == 1 && change.nonfinite == int{!finite} && whole.empty() == finite &&
@@ -106,10 +108,29 @@ void CheckEveryValue(DType dtype, int exponent_bits, int mantissa_bits, bool has
 }
 
 TEST_CASE("Every value of the floating-point types of 8 and 16 bits is what it is defined to be") {
-  CheckEveryValue<uint16_t>(DType::kBF16, 8, 7, true);
-  CheckEveryValue<uint16_t>(DType::kF16, 5, 10, true);
-  CheckEveryValue<uint8_t>(DType::kF8E5M2, 5, 2, true);
-  CheckEveryValue<uint8_t>(DType::kF8E4M3, 4, 3, false);
+  CheckEveryValue<uint16_t>(DType::kBF16, 8, 7, Ends::kInf);
+  CheckEveryValue<uint16_t>(DType::kF16, 5, 10, Ends::kInf);
+  CheckEveryValue<uint8_t>(DType::kF8E5M2, 5, 2, Ends::kInf);
+  CheckEveryValue<uint8_t>(DType::kF8E4M3, 4, 3, Ends::kNan);
+  CheckEveryValue<uint8_t>(DType::kF8E5M2FNUZ, 5, 2, Ends::kFnuz);
+  CheckEveryValue<uint8_t>(DType::kF8E4M3FNUZ, 4, 3, Ends::kFnuz);
+}
+
+TEST_CASE("Scales are powers of two, and the last of them is NaN") {
+  Images images{Layout({{"a", DType::kF8E8M0, {2}}})};
+  images.Set<uint8_t>(0, 0, 127, 128);
+  images.Set<uint8_t>(0, 1, 3, 255);
+  const TensorChange change = images.CountAll()[0];
+  CHECK((change.elements == 2 && change.largest == 1 && change.nonfinite == 1));
+  CHECK(CountNonfinite(*images.layout, 0, images.target)[0].second.nonfinite == 1);
+}
+
+TEST_CASE("Elements without a value count once, whatever they are compared by") {
+  Images images{Layout({{"a", DType::kC64, {4}}, {"b", DType::kU8, {3}}, {"c", DType::kBool, {2}}})};
+  REQUIRE(images.layout->block_unit(0) == 1);
+  images.Set<uint64_t>(0, 1, 0, ~uint64_t{0});
+  images.Set<uint8_t>(2, 1, 0, 1);
+  CHECK((images.CountAll()[0].elements == 1 && images.CountAll()[2].elements == 1));
 }
 
 TEST_CASE("An element that is compared in several units counts once") {

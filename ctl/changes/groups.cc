@@ -21,7 +21,7 @@ GroupKey Prefix(const v1::TensorChange& tensor, size_t numbers) {
 
 void GroupChange::Add(const v1::Change& change) {
   ++tensors;
-  unchanged += change.changed() == 0 ? 1 : 0;
+  unchanged += change.changed() == 0 && change.elements() > 0 ? 1 : 0;
   elements += change.elements();
   changed += change.changed();
   nonfinite += change.nonfinite();

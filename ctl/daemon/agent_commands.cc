@@ -99,7 +99,13 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
       request.set_run(Hex(changes.version().run()));
       request.set_version(changes.base());
       versions.insert(versions.begin(), std::move(changes));
-    } while (After(options_.diff) != 0 && request.version() > After(options_.diff));
+    } while (request.version() > After(options_.diff) && After(options_.diff) != 0);
+    if (request.version() == 0 && After(options_.diff) != 0) {
+      return {
+          ErrorCode::kNotFound,
+          Cat(client_.name(), ": model ", request.model(), ": version ", versions[0].version().version(),
+              " was compared with none: the agent began there, or what was before it was damaged; name a later V1")};
+    }
     return PrintChanges(request.model(), versions, options_.diff, output_);
   }
 

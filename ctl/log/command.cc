@@ -201,15 +201,19 @@ class LogCommand {
     LS_ASSIGN_OR_RETURN(const versionlog::Head head, WholeHead(reader, model));
     const v1::LogHistory& history = head->history();
     const Version last = Last(options_.diff) == 0 ? history.newest().version() : Last(options_.diff);
-    const auto end =
-        std::ranges::find_if(history.steps(), [&](const v1::LogStep& step) { return step.target().version() == last; });
-    if (end == history.steps().end() || std::max(end->base(), After(options_.diff)) < history.oldest()) {
+    const auto& steps = history.steps();
+    const auto end = std::ranges::find_if(steps, [&](const auto& step) { return step.target().version() == last; });
+    auto begin = end;
+    if (After(options_.diff) != 0) {  // which may be a number that was skipped
+      begin =
+          std::ranges::find_if(steps, [&](const auto& step) { return step.target().version() > After(options_.diff); });
+    }
+    if (end == steps.end() || begin->base() < history.oldest()) {
       return {ErrorCode::kNotFound, Cat(store_->url(), ": model ", model, " has versions ", history.oldest(), " to ",
                                         history.newest().version(), ", and not the changes that lead to ", last)};
     }
-    const Version first = After(options_.diff) == 0 ? end->base() : After(options_.diff);
     LS_ASSIGN_OR_RETURN(const auto layout, reader.ReadLayout(history, /*whole=*/true, {}));
-    LS_ASSIGN_OR_RETURN(const auto changes, CountSteps(reader, history, layout, first, last, workers_));
+    LS_ASSIGN_OR_RETURN(const auto changes, CountSteps(reader, history, layout, begin->base(), last, workers_));
     return PrintChanges(model, changes, options_.diff, output_);
   }
 

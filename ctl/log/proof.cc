@@ -157,7 +157,7 @@ Result<std::vector<v1::VersionChanges>> CountSteps(versionlog::LogReader& reader
       add(changes::CountChanges(*layout, block, before, now));
     }));
     all.push_back(changes::ToProto(*layout, RunId{*Bytes16(history.run())}, step.target().label(),
-                                   {step.target().version(), step.base(), counted}));
+                                   changes::SumUp(*layout, step.target().version(), step.base(), counted)));
   }
   return all;
 }

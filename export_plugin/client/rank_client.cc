@@ -142,7 +142,7 @@ Status RankClient::Reconnect() {
 
 Status RankClient::Replay() {
   if (reported_.version == 0 || !reported_.aborted.ok() || reported_.version <= newest_version_) return OkStatus();
-  if (reported_.committed) {
+  if (reported_.committed || reported_.commit_sent) {
     // Only the connection was lost, and this agent knows what became of the version; else it was another that did.
     LS_ASSIGN_OR_RETURN(const wire::RankMessage done, CallOnce(wire::RankMessageType::kCommit, CommitBody()));
     const Status known = Done(done);
@@ -198,8 +198,7 @@ Result<std::byte*> RankClient::Begin(Version version) {
     return Status(ErrorCode::kState,
                   Cat("version ", reported_.version, " is still being written; commit or abort it first"));
   }
-  LS_ASSIGN_OR_RETURN(const wire::RankMessage reply,
-                      Call(wire::RankMessageType::kBegin, BeginBody(version)));
+  LS_ASSIGN_OR_RETURN(const wire::RankMessage reply, Call(wire::RankMessageType::kBegin, BeginBody(version)));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<wire::BegunBody>(reply, wire::RankMessageType::kBegun));
   if (begun.slot > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no slot ", begun.slot));
   reported_ = ReportedVersion{.version = version, .slot = begun.slot};

@@ -42,21 +42,22 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   CallAll(wakes);  // of a thousand receivers' streams: no rank waits for them
 }
 
+// A tensor's count is never negative: of bytes that were wrongly reported unchanged more may go than came.
 std::shared_ptr<const changes::VersionChanges> ModelPublisher::ChangesOf(
-    Version version, const model::Manifest* base, std::vector<changes::TensorChange> changes) const {
-  auto all = std::make_shared<changes::VersionChanges>(
-      changes::VersionChanges{version, base == nullptr ? 0 : base->held.version, std::move(changes)});
+    Version version, const model::Manifest* base, std::vector<changes::TensorChange> tensors) const {
   const auto before = base == nullptr ? nullptr : served_->ChangesOf(base->held.version);
-  for (size_t tensor = 0; before != nullptr && tensor < all->tensors.size(); ++tensor) {
-    all->tensors[tensor].nonfinite += before->tensors[tensor].nonfinite;
+  for (size_t tensor = 0; before != nullptr && tensor < tensors.size(); ++tensor) {
+    tensors[tensor].nonfinite = std::max<int64_t>(tensors[tensor].nonfinite + before->tensors[tensor].nonfinite, 0);
   }
-  return all;
+  return std::make_shared<changes::VersionChanges>(
+      changes::SumUp(*buffer().layout(), version, base == nullptr ? 0 : base->held.version, std::move(tensors)));
 }
 
 Status ModelPublisher::Judge(const Draft& draft, const changes::VersionChanges& changes) {
   LS_ASSIGN_OR_RETURN(const Guard guard, ReadGuard(draft.guard));
-  const Status kept = CheckGuard(guard, *buffer().layout(), changes)
-                          .WithContext(Cat("version ", draft.version, " of model ", buffer().model()));
+  Status kept = CheckGuard(guard, *buffer().layout(), changes)
+                    .WithContext(Cat("version ", draft.version, " of model ", buffer().model()));
+  if (kept.ok()) kept = served_->CheckBase(draft.base.get());
   MutexLock lock(mutex_);
   if (kept.ok()) {
     NoteCommitted();
@@ -147,7 +148,7 @@ Status ModelPublisher::ServeVersion(ServedVersion version, const model::Manifest
 
 void ModelPublisher::LogCommitted(const Draft& draft, const DeltaOutput& output,
                                   const changes::VersionChanges& changes) const {
-  const changes::TensorChange all = Sum(changes);
+  const changes::TensorChange& all = changes.all;
   telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
                  {{"model", buffer().model()},
                   {"run", ToHex(buffer().run())},
@@ -159,7 +160,8 @@ void ModelPublisher::LogCommitted(const Draft& draft, const DeltaOutput& output,
                   {"nonfinite_elements", all.nonfinite},
                   {"change_norm", std::sqrt(all.squares)},
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
-  if (all.nonfinite == 0) return;
+  const auto before = draft.base == nullptr ? nullptr : served_->ChangesOf(draft.base->held.version);
+  if (all.nonfinite == (before == nullptr ? 0 : before->all.nonfinite)) return;  // a buffer may have them for ever
   telemetry::Log(telemetry::LogLevel::kWarn, "version_not_finite",
                  {{"model", buffer().model()},
                   {"version", draft.version},

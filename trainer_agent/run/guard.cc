@@ -67,13 +67,12 @@ std::string NamesOfNonfinite(const model::ModelLayout& layout, const changes::Ve
 }
 
 Status CheckGuard(const Guard& guard, const model::ModelLayout& layout, const changes::VersionChanges& changes) {
-  const changes::TensorChange all = Sum(changes);
+  const changes::TensorChange& all = changes.all;
   if (guard.refuse_nonfinite && all.nonfinite > 0) {
     return Bad(Cat(all.nonfinite, " elements are NaN or Inf, in ", NamesOfNonfinite(layout, changes)));
   }
   if (changes.base == 0) return OkStatus();
-  uint64_t elements = 0;
-  for (size_t tensor = 0; tensor < changes.tensors.size(); ++tensor) elements += changes::ElementsOf(layout, tensor);
+  const uint64_t elements = changes.elements;
   const double density = elements == 0 ? 0 : static_cast<double>(all.elements) / static_cast<double>(elements);
   if (density < guard.least_density || density > guard.most_density) {
     const std::string most = Names(

@@ -109,6 +109,7 @@ Result<ModelPublisher::Turn> ModelPublisher::JoinDraft(uint32_t rank, const std:
   if (draft_->guard != guard) {
     AbortDraft({ErrorCode::kBadData, Cat("rank ", rank, " gives version ", draft_->version,
                                          " another guard than the others; give one on all ranks")});
+    aborted_.known_by.insert(rank);
     return aborted_.reason;
   }
   if (draft_->joined.insert(rank).second) return Turn{.slot = draft_->slot, .processes = {}};
@@ -247,10 +248,10 @@ Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string&
     draft_->done.insert(rank);
     return draft_->done.size() < buffer().ranks() ? OkStatus() : SealDraft();
   }
-  if (version == aborted_.version) return aborted_.reason;
-  LS_RETURN_IF_ERROR(CheckNotDropped(version));
   // Committed again after a reconnection.
   if ((version == newest_ && version != 0) || IsJudged(rank, version)) return OkStatus();
+  if (version == aborted_.version) return aborted_.reason;
+  LS_RETURN_IF_ERROR(CheckNotDropped(version));
   return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
 }
 
@@ -275,16 +276,40 @@ void ModelPublisher::NoteCommitted() {
   status_.last_error.clear();
 }
 
+bool ModelPublisher::IsSettled(uint32_t rank, Version version) const {
+  MutexLock lock(mutex_);
+  return !AwaitsVerdict(rank, version);
+}
+
+// A draft that has a guard, which the rank has committed: others write it, or it is compared.
+bool ModelPublisher::AwaitsVerdict(uint32_t rank, Version version) const {
+  return IsJudged(rank, version) || (Writes(version) && draft_->done.contains(rank) && !draft_->guard.empty());
+}
+
 Result<ModelPublisher::Turn> ModelPublisher::Outcome(uint32_t rank, Version version, std::weak_ptr<const void> waiting,
                                                      Wake wake) {
   MutexLock lock(mutex_);
-  if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
   if (version <= newest_) return Turn{.slot = 0, .processes = {}};
-  const bool is_written = Writes(version) && draft_->done.contains(rank);
-  if (is_written && draft_->guard.empty()) return Turn{.slot = 0, .processes = {}};  // the others commit by themselves
-  if (is_written || IsJudged(rank, version)) return WaitForTurn(std::move(waiting), std::move(wake));
-  if (version == aborted_.version) return aborted_.reason;
-  return Status(ErrorCode::kState, Cat("rank ", rank, " has not committed version ", version));
+  if (!AwaitsVerdict(rank, version)) {
+    if (version == aborted_.version) return aborted_.reason;
+    if (version < aborted_.version) return Status(ErrorCode::kAborted, Cat("version ", version, " was aborted, too"));
+    return Status(ErrorCode::kState, Cat("rank ", rank, " has not committed version ", version));
+  }
+  if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+  // A rank that will never commit it: nobody else asks for that while all others wait here.
+  if (Writes(version)) {
+    if (const auto dead = DeadRank()) {
+      GiveUpDraft(*dead);
+      return aborted_.reason;
+    }
+    if (!misfit_.ok()) {
+      AbortDraft(misfit_);
+      return aborted_.reason;
+    }
+    return WaitForTurn(std::move(waiting), std::move(wake));
+  }
+  waiting_.Add(std::move(waiting), std::move(wake));
+  return Turn();
 }
 
 bool ModelPublisher::IsJudged(uint32_t rank, Version version) const {

@@ -91,9 +91,12 @@ class ModelPublisher {
   //   kAborted: another rank aborted the version, or its base was withdrawn.
   //   kState: the rank has not begun the version.
   Status Commit(uint32_t rank, Version version, const std::string& label = {});
+  // False: the version that the rank has committed has a guard, and Outcome is to be asked.
+  bool IsSettled(uint32_t rank, Version version) const;
   // What became of a version that the rank has committed. With a guard the version is committed only once all ranks are
   // done and it was compared: until then the turn has no slot. Without a guard, and afterwards, the slot is 0.
-  //   As Commit; and kBadData: the version breaks the guard, and is aborted.
+  //   As Commit. kBadData: the version breaks the guard, and is aborted. kAborted: also when a rank that it lacks is
+  //   dead. kCancelled: after Stop().
   Result<Turn> Outcome(uint32_t rank, Version version, std::weak_ptr<const void> waiting, Wake wake);
   Status Abort(uint32_t rank, Version version, const std::string& reason);
   // Ends a draft that is not wanted any more, as Abort() does, but as no error. Does nothing when it is not being
@@ -155,6 +158,7 @@ class ModelPublisher {
   bool Writes(Version version) const LS_REQUIRES(mutex_);
   // Whether the rank has committed the version, which is compared now and not committed before it keeps its guard.
   bool IsJudged(uint32_t rank, Version version) const LS_REQUIRES(mutex_);
+  bool AwaitsVerdict(uint32_t rank, Version version) const LS_REQUIRES(mutex_);
   // Whether a draft is being written, and lacks `rank`'s commit.
   bool Lacks(uint32_t rank) const LS_REQUIRES(mutex_);
   // Whether nothing goes on without `rank`: not so when it has committed the draft.

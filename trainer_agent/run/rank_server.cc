@@ -123,7 +123,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
     }
     case wire::RankMessageType::kCommit: {
       Status done = publisher.Commit(rank, body.version, std::string(AsText(reader.rest())));
-      if (done.ok()) {
+      if (done.ok() && !publisher.IsSettled(rank, body.version)) {
         const auto outcome = AwaitSlot(connection, [&](std::weak_ptr<const void> waiting, Wake wake) {
           return publisher.Outcome(rank, body.version, std::move(waiting), std::move(wake));
         });

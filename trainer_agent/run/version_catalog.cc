@@ -67,18 +67,17 @@ Version ServedRun::NewestLabelled(const std::string& label) const {
 
 std::shared_ptr<const changes::VersionChanges> ServedRun::ChangesOf(Version version) const {
   MutexLock lock(mutex_);
-  for (auto at = changes_.rbegin(); at != changes_.rend() && (*at)->version >= version; ++at) {
-    if (version == 0 || (*at)->version == version) return *at;
-  }
-  return nullptr;
+  const auto found = std::ranges::lower_bound(changes_, version, {}, [](const auto& each) { return each->version; });
+  return found == changes_.end() || (*found)->version != version ? nullptr : *found;
 }
 
 void ServedRun::Remember(const ServedVersion& version) {
   if (!version.label.empty()) labels_.emplace_back(version.manifest->held.version, version.label);
   if (labels_.size() > kRememberedLabels) labels_.pop_front();
   if (version.changes != nullptr) changes_.push_back(version.changes);
-  const size_t most = std::max<size_t>(
-      kRememberedChanges / (std::max<size_t>(layout_->tensors().size(), 1) * sizeof(changes::TensorChange)), 2);
+  const size_t most = std::max<size_t>(kRememberedChanges / (sizeof(changes::VersionChanges) +
+                                                             layout_->tensors().size() * sizeof(changes::TensorChange)),
+                                       2);
   if (changes_.size() > most) changes_.pop_front();
 }
 

@@ -57,7 +57,7 @@ class ServedRun {
   // skipped the version itself.
   Version NewestLabelled(const std::string& label) const;
 
-  // What `version` (0: the newest that was counted) changed; null: not known any more, or not yet. As many are
+  // What `version` changed; null: not known any more, or not yet. As many are
   // remembered as have kRememberedChanges bytes.
   static constexpr size_t kRememberedChanges = 64 << 20;
   std::shared_ptr<const changes::VersionChanges> ChangesOf(Version version) const;

@@ -123,8 +123,8 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     model.set_newest_committed_unix_ns(newest->committed_unix_ns);
     model.set_newest_label(newest->label);
     if (newest->changes != nullptr) {
-      *model.mutable_newest_change() = changes::SumOf(run->layout(), *newest->changes);
-      model.set_newest_unchanged_tensors(changes::UnchangedTensors(run->layout(), *newest->changes));
+      *model.mutable_newest_change() = changes::SumOf(*newest->changes);
+      model.set_newest_unchanged_tensors(newest->changes->unchanged_tensors);
     }
   } else if (newest.status().code() == ErrorCode::kCorrupt) {
     model.set_last_error(newest.status().ToString());

@@ -16,23 +16,36 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLook{10};
 
-// kDeadline: not compared yet.
+// Of a model that has more, what a version changed is too long to tell.
+constexpr size_t kMostTensors = 200'000;
+
+// kDeadline: not compared yet. A model that is not open may be opened again in the run that is named.
 Result<v1::VersionChanges> Look(const run::VersionCatalog& catalog, const v1::AwaitChangesRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto run, catalog.FindOpen(request.model()));
+  const auto run = catalog.Find(request.model());
+  if (run == nullptr && !request.run().empty()) {
+    return Status(ErrorCode::kDeadline, Cat("model ", CleanText(request.model(), 128), " is not open here yet"));
+  }
+  if (run == nullptr) return catalog.FindOpen(request.model()).status();
   if (!request.run().empty() && request.run() != ToHex(run->run())) {
     return Status(ErrorCode::kNotFound, Cat("model ", request.model(), ": run ", CleanText(request.run(), 64),
                                             " has ended; the agent has run ", ToHex(run->run()), " now"));
   }
-  if (const auto changes = run->ChangesOf(request.version())) {
-    return changes::ToProto(run->layout(), run->run(), run->LabelOf(changes->version), *changes);
+  if (run->layout().tensors().size() > kMostTensors) {
+    return Status(ErrorCode::kResourceExhausted, Cat("model ", request.model(), " has more than ", kMostTensors,
+                                                     " tensors; what its versions change is in metrics alone"));
   }
   const auto newest = run->Newest();
-  if (newest && request.version() != 0 && request.version() <= newest->manifest->held.version) {
-    return Status(ErrorCode::kNotFound, Cat("model ", request.model(), ": what version ", request.version(),
+  const Version held = newest ? newest->manifest->held.version : 0;
+  const Version wanted = request.version() == 0 ? held : request.version();
+  if (const auto changes = run->ChangesOf(wanted)) {
+    return changes::ToProto(run->layout(), run->run(), run->LabelOf(wanted), *changes);
+  }
+  if (wanted == 0) return Status(ErrorCode::kDeadline, Cat("model ", request.model(), " has no version yet"));
+  if (wanted <= held) {
+    return Status(ErrorCode::kNotFound, Cat("model ", request.model(), ": what version ", wanted,
                                             " changed is not known any more, or there was no such version"));
   }
-  return Status(ErrorCode::kDeadline,
-                Cat("model ", request.model(), ": version ", request.version(), " is not compared yet"));
+  return Status(ErrorCode::kDeadline, Cat("model ", request.model(), ": version ", wanted, " is not compared yet"));
 }
 
 }  // namespace
