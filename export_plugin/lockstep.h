@@ -111,8 +111,9 @@ typedef struct lockstep_options {
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
   const char* guard; /* null, or a JSON object: what every version is to keep before it is committed
-                        (trainer_agent/run/guard.h). A commit waits for the comparison with the version before, and is
-                        LOCKSTEP_BAD_DATA on every rank where the version breaks the guard. The same on every rank */
+                        (trainer_agent/run/guard.h). A commit waits until all ranks have committed and for the comparison
+                        with the version before. Where the version breaks the guard, it is LOCKSTEP_BAD_DATA on ranks of
+                        the agent's host, and LOCKSTEP_ABORTED on those of others. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
                                         for the exchange, how often it was interrupted, until it returns. 1 ends it as
                                         a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version being written is

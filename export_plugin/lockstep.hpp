@@ -194,6 +194,7 @@ struct Options {
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
   Exchange* exchange = nullptr;  // outlives the publisher; null when all ranks are on the agent's host
   std::string attachments;       // a JSON object, file name to text; none: empty
+  std::string guard;             // as of lockstep_options; none: empty
   std::string run;               // none: a new run
   uint32_t connect_timeout_ms = 0;
   uint32_t reconnect_timeout_ms = 0;
@@ -276,6 +277,7 @@ class Publisher {
     converted.bucket_bytes = options.bucket_bytes;
     converted.exchange = opened.callbacks_ == nullptr ? nullptr : &opened.callbacks_->table;
     converted.attachments = options.attachments.empty() ? nullptr : options.attachments.c_str();
+    converted.guard = options.guard.empty() ? nullptr : options.guard.c_str();
     converted.run = options.run.empty() ? nullptr : options.run.c_str();
     converted.connect_timeout_ms = options.connect_timeout_ms;
     converted.reconnect_timeout_ms = options.reconnect_timeout_ms;

@@ -40,6 +40,9 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.timeout(2 * 3600))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -182,8 +182,9 @@ class Agent(_Daemon):
     ) -> "Tuple[VersionChanges, ...]":
         """What ``version`` (None: the newest) changed of the one before, or each version after ``after`` up to it, tensor by
         tensor. The agent knows the newest versions of a run. NotFoundError: not that one."""
-        newest = self.model(model).newest_version if version is None else arguments.version_number(version)
-        words = ([] if after is None else [str(arguments.version_number(after))]) + [str(newest)]
+        words = [] if version is None else [str(arguments.version_number(version))]
+        if after is not None:
+            words = [str(arguments.version_number(after)), *(words or [str(self.model(model).newest_version)])]
         return tuple(decoded(VersionChanges, one) for one in self._ask("diff", *_named(model), *words))
 
     def drop(self, model: str) -> int:

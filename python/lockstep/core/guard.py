@@ -11,8 +11,8 @@ from lockstep.core.errors import BadDataError
 @dataclasses.dataclass(frozen=True)
 class Guard:
     """What a version is to keep. The agent compares it with the version before, and ``publish`` waits for that. Where the version
-    breaks the guard, ``publish`` raises BadDataError with the names of tensors on every rank, no receiver gets it, and the next
-    version is compared with the one before.
+    breaks the guard, ``publish`` raises BadDataError with the names of tensors, no receiver gets it, and the next version is
+    compared with the one before. Publishers that all ranks make together raise on every rank.
 
     Attributes:
         nonfinite: "refuse": a version with NaN or Inf; "count": they are counted only.

@@ -207,6 +207,10 @@ class Handle:
             return published
 
     @property
+    def guarded(self) -> bool:
+        return self._options["guard"] is not None
+
+    @property
     def committed_version(self) -> int:
         with self.lock:
             return int(self.library.lockstep_committed_version(self.pointer())) if self.run else 0

@@ -54,10 +54,10 @@ class Publication:
         return self
 
     def stats(self, *, timeout: "float | None" = 60.0) -> VersionChanges:
-        """What this version changed of the one before it, tensor by tensor, with NaN and Inf. It waits until the agent has
-        compared the two, which all ranks must have committed for.
-        DeadlineError: not within ``timeout`` seconds; None: no limit. NotFoundError: the agent has forgotten it, or the version was
-        aborted. StateError as ``wait``."""
+        """What this version changed of the one before it, tensor by tensor, with NaN and Inf. It waits until all ranks have
+        committed, and the agent has compared the two.
+        DeadlineError: not within ``timeout`` seconds (None: no limit), as of a version that was aborted. NotFoundError: the
+        agent has forgotten it. StateError as ``wait``."""
         changes: VersionChanges = self._open_handle("stats").changes(self.version, timeout)
         return changes
 

@@ -84,8 +84,8 @@ class Publisher:
             ``{"actor-fp8": lockstep.Fp8Block()}``: of each version it makes the same version of those, away from the
             trainer. The same on every rank.
         guard: what every version is to keep (``lockstep.Guard``); None: versions are counted, and not refused. ``publish``
-            then waits until all ranks have committed and the agent has compared the version with the one before. It
-            raises BadDataError on every rank where the version breaks the guard. The same on every rank.
+            then waits until all ranks have committed and the agent has compared the version with the one before. Where the
+            version breaks the guard, ``publish`` raises BadDataError on every rank. The same on every rank.
 
     Publishers that all ranks of a group make together exchange what they hold, whether they are ready, and the number
     of each version, by ``all_gather_object``. They compile a plan of what each rank copies, and prove it. They take

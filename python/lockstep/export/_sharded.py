@@ -121,7 +121,26 @@ class Sharded:
                     with contextlib.suppress(Error):
                         handle.call("abort", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self.handle.publish_or_skip(lambda: self._publish(number, name, _addresses(current)), number, name)
+            publish = lambda: self._publish(number, name, _addresses(current))  # noqa: E731
+            return self._told_together(lambda: self.handle.publish_or_skip(publish, number, name))
+
+    def _told_together(self, publish: "Callable[[], Publication]") -> Publication:
+        """With a guard every rank raises what one was told: also a rank that writes nothing, or on another host."""
+        if not self.handle.guarded:
+            return publish()
+        published: "Publication | None" = None
+        failure: "BaseException | None" = None
+        try:
+            published = publish()
+        except BaseException as error:  # the other ranks wait for this one's answer
+            failure = error
+        refused = all_gather(str(failure) if isinstance(failure, BadDataError) else "", self._group)
+        if any(refused):
+            raise BadDataError(next(filter(None, refused))) from failure
+        if failure is not None:
+            raise failure
+        assert published is not None
+        return published
 
     def _publish(self, number: int, label: bytes, addresses: Any) -> Publication:
         """This rank's share of every part. Ranks take the parts in one order: they exchange buckets."""
