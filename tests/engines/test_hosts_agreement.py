@@ -4,9 +4,9 @@ test_engine_hosts.py has them as processes."""
 
 import random
 import threading
-import time
 
 import pytest
+from harness import wait_until
 from torch.distributed import HashStore
 
 import lockstep
@@ -166,7 +166,7 @@ def test_a_store_that_does_not_answer_is_an_error():
 
 
 def test_a_store_that_takes_for_ever_is_an_error_in_time():
-    goes_on = threading.Event()
+    goes_on, others = threading.Event(), set(threading.enumerate())
 
     class Frozen(HashStore):
         def compare_set(self, *arguments):
@@ -179,6 +179,5 @@ def test_a_store_that_takes_for_ever_is_an_error_in_time():
         with pytest.raises(lockstep.UnavailableError, match="does not answer"):
             agreement.leave()
     goes_on.set()
-    while threading.active_count() > 1:
-        time.sleep(0.01)
+    wait_until(lambda: set(threading.enumerate()) <= others, "calls that were given up end")
     assert agreement.ask(Step.HELD, Served(RUN, 1)) == Answer.YES
