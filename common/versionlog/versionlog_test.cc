@@ -288,6 +288,11 @@ TEST_CASE("A head that a trusted key has signed is taken, and no other where the
   forged.mutable_signatures(0)->set_key(ours->Sign({}).key());
   const std::string text = forged.SerializeAsString();
   CHECK(DecodeHead(AsBytes(std::string_view(text)), "actor", *trusted).status().code() == ErrorCode::kPermission);
+  // Signed as something else.
+  google::protobuf::RepeatedPtrField<v1::LogSignature> of_receipt;
+  *of_receipt.Add() = ours->Sign(encoded, Signed::kReceipt);
+  CHECK(trusted->Check(encoded, of_receipt, Signed::kReceipt).ok());
+  CHECK(trusted->Check(encoded, of_receipt).code() == ErrorCode::kPermission);
   // Both keys in one file.
   const std::string both = *os::ReadFile(dir.File("ours.pub")) + *os::ReadFile(dir.File("other.pub"));
   REQUIRE(os::WriteFileAtomic(dir.File("both.pub"), both).ok());

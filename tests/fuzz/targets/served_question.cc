@@ -1,7 +1,9 @@
-// The JSON with which a trainer's process asks whether a version is served (trainer_agent/serve/served_wait.h).
+// The JSON with which a trainer's process asks whether a version is served (trainer_agent/serve/served_wait.h), and
+// what it changed (version_changes.h).
 #include "common/base/text.h"
 #include "tests/fuzz/fuzz.h"
 #include "trainer_agent/serve/served_wait.h"
+#include "trainer_agent/serve/version_changes.h"
 
 namespace lockstep::fuzz {
 
@@ -17,6 +19,11 @@ std::vector<Bytes> Seeds() {
 void TestInput(ByteView input) {
   static run::VersionCatalog catalog;
   static serve::ReceiverReports reports;
+  const auto changes = serve::AwaitChangesJson(catalog, AsText(input), [] { return true; });
+  LS_FUZZ_RULE(!changes.ok());
+  if (changes.status().code() != ErrorCode::kCancelled) {
+    CheckRefusal(changes.status(), {ErrorCode::kProtocol, ErrorCode::kNotFound, ErrorCode::kDeadline});
+  }
   const auto answer = serve::AwaitServedJson(catalog, reports, AsText(input), [] { return true; });
   LS_FUZZ_RULE(!answer.ok());
   if (answer.status().code() != ErrorCode::kCancelled) {
