@@ -52,10 +52,10 @@ TEST_CASE("A version with a guard is committed once it was compared, and its ran
     committed = rank->Commit();
     returned = true;
   });
-  const auto publisher = host.registry().Snapshot().at(0).publisher;
-  REQUIRE(Eventually([&] { return publisher->status().writing_version == 0; }));  // the agent has its commit
+  const auto publisher = [&] { return host.registry().Snapshot().at(0).publisher; };
+  REQUIRE(Eventually([&] { return publisher()->status().writing_version == 0; }));  // the agent has its commit
   std::this_thread::sleep_for(milliseconds(50));
-  CHECK(publisher->newest_version() == 1);
+  CHECK(publisher()->newest_version() == 1);
   CHECK_FALSE(returned);
 
   SECTION("by the agent") {
