@@ -110,10 +110,10 @@ typedef struct lockstep_options {
                       that died while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
-  const char* guard; /* null, or a JSON object: what every version is to keep before it is committed
-                        (trainer_agent/run/guard.h). A commit waits until all ranks have committed and for the comparison
-                        with the version before. Where the version breaks the guard, it is LOCKSTEP_BAD_DATA on ranks of
-                        the agent's host, and LOCKSTEP_ABORTED on those of others. The same on every rank */
+  const char* guard; /* null, or a JSON object: what every version is to keep (trainer_agent/run/guard.h). A commit
+                        waits until all ranks have committed and the version was compared with the one before. Where
+                        the version breaks the guard, the commit is LOCKSTEP_BAD_DATA on ranks of the agent's host, and
+                        LOCKSTEP_ABORTED on those of others. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent, not
                                         for the exchange, how often it was interrupted, until it returns. 1 ends it as
                                         a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version being written is
@@ -295,9 +295,9 @@ typedef struct lockstep_changes_query {
 } lockstep_changes_query;
 
 /* What the version changed of the one before it, tensor by tensor, once the agent has compared the two. Any thread may
- * call this. *json is a VersionChanges (proto/lockstep/v1/agent.proto) as lockstepctl --json prints it, or null; free it
- * with lockstep_free. LOCKSTEP_DEADLINE and LOCKSTEP_UNAVAILABLE: the time is up. LOCKSTEP_NOT_FOUND: the agent has no
- * such model or run, or has forgotten the version. */
+ * call this. *json is a VersionChanges (proto/lockstep/v1/agent.proto) as lockstepctl --json prints it, or null; free
+ * it with lockstep_free. LOCKSTEP_DEADLINE and LOCKSTEP_UNAVAILABLE: the time is up. LOCKSTEP_NOT_FOUND: the agent has
+ * no such model or run, or has forgotten the version. */
 int lockstep_wait_changes(const lockstep_changes_query* query, char** json);
 void lockstep_free(void* memory);
 

@@ -88,17 +88,18 @@ Status WaitServed(const lockstep_served_query& query, std::string* answer) {
                       {"receivers", query.receivers},
                       {"engines", query.engines},
                       {"names", std::vector<std::string>(query.names, query.names + query.name_count)}};
-  return AskUntil(query, wire::RankMessageType::kAwaitServed, question, [&](const Json& answered, Json& next) -> Status {
-    for (const char* field : {"served", "text", "run", "version"}) {
-      if (!answered.contains(field)) return {ErrorCode::kProtocol, "rank protocol: a malformed ANSWER"};
-    }
-    *answer = answered.dump();
-    if (answered["served"].get<bool>()) return OkStatus();
-    // The first answer's run and version are kept: a newer version must not move the goal.
-    next["run"] = answered["run"];
-    if (TextOrEmpty(query.label).empty()) next["version"] = answered["version"];
-    return {ErrorCode::kDeadline, answered["text"].get<std::string>()};
-  });
+  return AskUntil(query, wire::RankMessageType::kAwaitServed, question,
+                  [&](const Json& answered, Json& next) -> Status {
+                    for (const char* field : {"served", "text", "run", "version"}) {
+                      if (!answered.contains(field)) return {ErrorCode::kProtocol, "rank protocol: a malformed ANSWER"};
+                    }
+                    *answer = answered.dump();
+                    if (answered["served"].get<bool>()) return OkStatus();
+                    // The first answer's run and version are kept: a newer version must not move the goal.
+                    next["run"] = answered["run"];
+                    if (TextOrEmpty(query.label).empty()) next["version"] = answered["version"];
+                    return {ErrorCode::kDeadline, answered["text"].get<std::string>()};
+                  });
 }
 
 Status WaitChanges(const lockstep_changes_query& query, std::string* answer) {

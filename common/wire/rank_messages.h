@@ -26,17 +26,17 @@ inline constexpr uint32_t kMaxRankBody = 256u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 
 enum class RankMessageType : uint16_t {
-  kOpen = 1,          // OpenBody, model name, encoded layout, share; on reconnection the three segments' descriptors
-  kOpened = 2,        // OpenedBody; descriptors of control, slot 0, slot 1
-  kBegin = 3,         // VersionBody, then the version's guard (trainer_agent/run/guard.h), if it has one
-  kBegun = 4,         // BegunBody
-  kBatches = 5,       // VersionBody, then numbers of batches of the rank's share, 4 bytes each: their bytes are final
-  kCommit = 6,        // VersionBody, then the version's label, if this rank gives one
-  kAbort = 7,         // VersionBody, then a sentence: why, for the other ranks
-  kDone = 8,          // VersionBody: the newest version committed in this run, 0 for none
-  kError = 9,         // ErrorBody, then a sentence
-  kUnchanged = 10,    // as kBatches: their bytes are final and equal those of the other slot, the version before
-  kHello = 11,        // a peer's line (common/peer/peer.h), from either side
+  kOpen = 1,        // OpenBody, model name, encoded layout, share; on reconnection the three segments' descriptors
+  kOpened = 2,      // OpenedBody; descriptors of control, slot 0, slot 1
+  kBegin = 3,       // VersionBody, then the version's guard (trainer_agent/run/guard.h), if it has one
+  kBegun = 4,       // BegunBody
+  kBatches = 5,     // VersionBody, then numbers of batches of the rank's share, 4 bytes each: their bytes are final
+  kCommit = 6,      // VersionBody, then the version's label, if this rank gives one
+  kAbort = 7,       // VersionBody, then a sentence: why, for the other ranks
+  kDone = 8,        // VersionBody: the newest version committed in this run, 0 for none
+  kError = 9,       // ErrorBody, then a sentence
+  kUnchanged = 10,  // as kBatches: their bytes are final and equal those of the other slot, the version before
+  kHello = 11,      // a peer's line (common/peer/peer.h), from either side
   // In place of kOpen, a request of the trainer's process as JSON (common/rpc/message_json.h), answered by kAnswer or
   // kError.
   kAwaitServed = 12,   // v1::AwaitServedRequest

@@ -133,8 +133,7 @@ Status Agent::Listen() {
                ? serve::AwaitServedJson(catalog_, pulls_.reports(), question, gone)
                : serve::AwaitChangesJson(catalog_, question, gone);
   };
-  LS_ASSIGN_OR_RETURN(ranks_,
-                      run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), answer));
+  LS_ASSIGN_OR_RETURN(ranks_, run::StartRankServer(options_.socket, options_.trainer_gid, registry_.get(), answer));
   if (options_.metrics_address) {
     LS_ASSIGN_OR_RETURN(metrics_port_, metrics::MetricsPort::Create(net::ToString(options_.metrics_address),
                                                                     [this] { return MetricsPage(); }));

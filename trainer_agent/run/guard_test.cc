@@ -134,6 +134,7 @@ TEST_CASE("NaN is counted as versions come, over blocks that are reported unchan
   CHECK(nonfinite(1) == 60000);
   std::byte* const data = Begin(*rank, 2);
   Write(*rank, data, {0, 4096}, 1);
+  std::memset(data + 4096, 0xff, 115904);
   ReportUnchanged(*rank, {4096, 115904});
   REQUIRE(rank->Commit().ok());
   CHECK(nonfinite(2) == 60000 - 2048);
