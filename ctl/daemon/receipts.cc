@@ -40,6 +40,7 @@ Status CheckSigned(const v1::SignedReceipt& receipt, const versionlog::TrustedKe
 
 Result<std::vector<v1::SignedReceipt>> ReadReceipts(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(path, kMostFileBytes));
+  v1::Receipt says;
   const Json all = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   std::vector<v1::SignedReceipt> receipts;
   try {
@@ -47,6 +48,9 @@ Result<std::vector<v1::SignedReceipt>> ReadReceipts(const std::string& path) {
     for (const Json& object : all) {
       auto receipt = FromJson(object);
       if (!receipt.ok()) return receipt.status().WithContext(path);
+      if (!says.ParseFromString(receipt->receipt()) || object.value("says", Json()) != ToJson(says)) {
+        return Status(ErrorCode::kCorrupt, Cat(path, ": \"says\" of a receipt is not what was signed"));
+      }
       receipts.push_back(*std::move(receipt));
     }
   } catch (const Json::exception& error) {
@@ -72,6 +76,7 @@ Status PrintReceipts(const std::vector<v1::SignedReceipt>& receipts, const std::
     }
     Json object = ToJson(one);
     object["says"] = ToJson(receipt);
+    if (!keys.empty()) object["checked"] = checked.ok();
     document.push_back(std::move(object));
     const auto digest = [](const std::string& bytes) { return bytes.empty() ? "-" : Hex(bytes).substr(0, 12); };
     const char* const is_signed = one.signatures().empty() ? "no"

@@ -28,12 +28,12 @@ def of_sample(
     seconds of a clock that is the receiver's. NotFoundError: it served several, was paused in between, or nobody looked.
     Errors also as ``Receiver.receipts``."""
     found = receiver.receipts(model, engine=engine, began=began, ended=ended, keys=keys)
+    engines = sorted({one.engine for one in found})
+    if len(engines) > 1:
+        raise NotFoundError(f"of_sample: several engines served then, name one: {', '.join(engines)}")
     covering = [one for one in found if one.from_unix_ns <= began * 1e9 and ended * 1e9 <= one.to_unix_ns]
     if len(covering) == 1:
         return covering[0]
-    engines = sorted({one.engine for one in covering})
-    if len(engines) > 1:
-        raise NotFoundError(f"of_sample: several engines served then, name one: {', '.join(engines)}")
     versions = ", ".join(f"{one.version} of {one.engine}" for one in found) or "none"
     raise NotFoundError(
         f"of_sample: no engine served one version from {began:.3f} to {ended:.3f}; versions served meanwhile: {versions}"

@@ -12,6 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kIdle{3'600'000};
+constexpr milliseconds kBetweenNotes{10'000};  // for receipts
 // How often a server that can be asked is asked whether it still serves what it was given, or whether it is there
 // again.
 constexpr milliseconds kCheck{1'000};
@@ -50,6 +51,7 @@ Engine::~Engine() {
   }
   ranks_.Wake();
   thread_.join();
+  if (!retired_) EndServing();
   for (auto& wanted : compares_) wanted.set_value(Status(ErrorCode::kCancelled, "the engine ends"));
 }
 
@@ -209,6 +211,7 @@ void Engine::Cancel() {
 }
 
 void Engine::Retire() {
+  EndServing();  // another of its name may begin
   retired_ = true;
   Cancel();
 }
@@ -317,7 +320,7 @@ bool Engine::AskDue() const {
 
 milliseconds Engine::UntilDue() const {
   MutexLock lock(mutex_);
-  milliseconds idle = kIdle;
+  milliseconds idle = context_.ledger != nullptr ? kBetweenNotes : kIdle;
   const auto sooner = [&](milliseconds left) {
     if (left.count() > 0) idle = std::min(idle, left);
   };
@@ -332,6 +335,10 @@ milliseconds Engine::UntilDue() const {
 // Ranks that read the version before, and cannot be written because one of theirs is missing, are behind, too; as is
 // what failed, such as ranks that are refused, until it works.
 void Engine::Track() {
+  {
+    MutexLock lock(ledger_mutex_);
+    pausing_ = false;
+  }
   NoteServing();
   const replica::PublishedVersion current = context_.replicas.current();
   if (current.damaged) return;  // there is nothing that it could take

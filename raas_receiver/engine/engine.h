@@ -157,6 +157,8 @@ class Engine {
   std::string LateAttempt() const;
   // Why it is not given what it is to serve, now or by the last attempt. Empty: nothing is wrong.
   std::string error() const;
+  // Notes what it serves, for receipts, unless it is paused or about to be.
+  void NoteServing();
   // Adds what a status says of the engine and of its ranks. An engine without ranks is an error only if it `counts`,
   // that is, if it is to serve.
   void Describe(v1::ReceiverModel& model, bool counts) const;
@@ -197,8 +199,6 @@ class Engine {
   bool AskDue() const LS_REQUIRES(mutex_);
   std::chrono::milliseconds UntilDue() const;
   void Track();
-  // For the ledger: what it serves now; and that it is about to be paused, or loaded.
-  void NoteServing();
   void EndServing();
   std::optional<v1::Receipt> WhatIsServed() const;
   void TakeDoubts(bool attempt_ended);
@@ -250,6 +250,8 @@ class Engine {
   // In place: the server may be paused, by this engine or by a receiver before, and is to resume once memory is whole.
   std::atomic<bool> owes_resume_;
 
+  Mutex ledger_mutex_;                                 // taken before mutex_
+  bool pausing_ LS_GUARDED_BY(ledger_mutex_) = false;  // since EndServing, until its thread has ended the attempt
   Mutex note_mutex_;  // one note of what was loaded after the other, in the order of loaded_; taken before mutex_
   mutable Mutex mutex_;
   State state_ LS_GUARDED_BY(mutex_) = State::kResting;

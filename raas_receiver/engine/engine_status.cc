@@ -56,22 +56,33 @@ std::string Engine::LateAttempt() const {
              std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
 }
 
+// Of an engine that a hook tells of versions nobody knows what it serves.
 void Engine::NoteServing() {
-  if (context_.ledger != nullptr && notifies()) context_.ledger->Note(name(), WhatIsServed());
+  if (context_.ledger == nullptr || retired_ || (!in_place() && !over_http())) return;
+  MutexLock lock(ledger_mutex_);
+  if (!pausing_) context_.ledger->Note(name(), WhatIsServed());
 }
 
 void Engine::EndServing() {
-  if (context_.ledger != nullptr) context_.ledger->Note(name(), std::nullopt);
+  if (context_.ledger == nullptr) return;
+  MutexLock lock(ledger_mutex_);
+  pausing_ = true;
+  context_.ledger->End(name());
 }
 
-// Nothing also of a version that is not held any more, where it was not noted while it was.
+// Nothing also of a version that is not held any more, where it was not noted while it was, and of ranks that are not
+// all there.
 std::optional<v1::Receipt> Engine::WhatIsServed() const {
   const VersionRef served = owes_resume_ ? VersionRef() : this->served();
-  if (served.nothing()) return std::nullopt;
-  const auto open = context_.ledger->Open(name());
-  if (open && open->version() == served.version && open->run() == ToBytes(served.run)) return open;
+  if (served.nothing() || (in_place() && (ranks_.lost() || !ranks_.AllAt(served)))) return std::nullopt;
+  const std::string plan = in_place() ? PlanDigest(ranks_.Describe()) : "";
+  if (auto open = context_.ledger->Open(name());
+      open && open->version() == served.version && open->run() == ToBytes(served.run)) {
+    open->set_plan_digest(plan);
+    return open;
+  }
   for (const replica::PublishedVersion& version : {context_.replicas.current(), context_.replicas.previous()}) {
-    if (version.held != served) continue;
+    if (version.held != served || version.damaged) continue;
     v1::Receipt receipt;
     receipt.set_model(context_.model);
     receipt.set_receiver(context_.receiver);
@@ -80,7 +91,7 @@ std::optional<v1::Receipt> Engine::WhatIsServed() const {
     receipt.set_label(version.label);
     receipt.set_manifest_digest(ToBytes(version.digest));
     receipt.set_layout_digest(ToBytes(version.layout->digest()));
-    if (in_place()) receipt.set_plan_digest(PlanDigest(ranks_.Describe()));
+    receipt.set_plan_digest(plan);
     return receipt;
   }
   return std::nullopt;

@@ -213,6 +213,10 @@ void Engines::DescribeUncompared(v1::VerifyResult& result) const {
   }
 }
 
+void Engines::NoteServing() {
+  for (const auto& engine : all()) engine->NoteServing();
+}
+
 void Engines::Cancel() {
   for (const auto& engine : all()) engine->Cancel();
 }

@@ -45,6 +45,8 @@ class Engines {
   std::string LateAttempt() const;
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
+  // As Engine::NoteServing, of all.
+  void NoteServing();
   // Adds which engines Verify passes over, for they have no ranks.
   void DescribeUncompared(v1::VerifyResult& result) const;
   void Cancel();

@@ -9,36 +9,45 @@
 #include <cstring>
 #include <filesystem>
 
+#include "common/base/bytes.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/timeline.h"
+#include "kernels/hash.h"
 
 namespace lockstep::receipts {
 namespace {
 
 using telemetry::UnixNanos;
 
-constexpr int64_t kBetweenTouches = 5'000'000'000;
+constexpr int64_t kBetweenRecords = 60'000'000'000;
 constexpr uint64_t kMostFileBytes = uint64_t{256} << 20;
 constexpr uint32_t kMostRecordBytes = 1 << 20;
 
 void AppendRecord(std::string& bytes, const v1::Receipt& receipt) {
   const std::string encoded = receipt.SerializeAsString();
   const auto length = static_cast<uint32_t>(encoded.size());
+  const uint64_t hash = Hash64(AsBytes(std::string_view(encoded)));
   bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes.append(reinterpret_cast<const char*>(&hash), sizeof hash);
   bytes += encoded;
 }
 
 // The record that `bytes` begins with, which loses it; nothing: none that is whole.
 std::optional<v1::Receipt> TakeRecord(std::string_view& bytes) {
   uint32_t length = 0;
-  if (bytes.size() < sizeof length) return std::nullopt;
+  uint64_t hash = 0;
+  if (bytes.size() < sizeof length + sizeof hash) return std::nullopt;
   std::memcpy(&length, bytes.data(), sizeof length);
-  if (length > kMostRecordBytes || bytes.size() - sizeof length < length) return std::nullopt;
+  std::memcpy(&hash, bytes.data() + sizeof length, sizeof hash);
+  const std::string_view rest = bytes.substr(sizeof length + sizeof hash);
+  if (length == 0 || length > kMostRecordBytes || rest.size() < length) return std::nullopt;
+  const std::string_view encoded = rest.substr(0, length);
   v1::Receipt receipt;
-  if (!receipt.ParseFromArray(bytes.data() + sizeof length, static_cast<int>(length))) return std::nullopt;
-  bytes.remove_prefix(sizeof length + length);
+  if (Hash64(AsBytes(encoded)) != hash) return std::nullopt;
+  if (!receipt.ParseFromArray(encoded.data(), static_cast<int>(length))) return std::nullopt;
+  bytes = rest.substr(length);
   return receipt;
 }
 
@@ -52,7 +61,8 @@ bool SaysTheSame(v1::Receipt one, const v1::Receipt& other) {
 
 }  // namespace
 
-ServingLedger::ServingLedger(std::string path) : path_(std::move(path)) {
+ServingLedger::ServingLedger(std::string path, std::string model, std::string receiver)
+    : path_(std::move(path)), model_(std::move(model)), receiver_(std::move(receiver)) {
   if (!path_.empty()) Load();
 }
 
@@ -63,25 +73,30 @@ void ServingLedger::Load() {
   if (status.ok() && ::stat(path_.c_str(), &found) == 0) {
     const Result<std::string> text = os::ReadFile(path_, kMostFileBytes);
     status = text.status();
-    const int64_t seen = static_cast<int64_t>(found.st_mtim.tv_sec) * 1'000'000'000 + found.st_mtim.tv_nsec;
     std::string_view rest = text.ok() ? std::string_view(*text) : std::string_view();
     while (const std::optional<v1::Receipt> record = TakeRecord(rest)) {
-      if (record->ended()) {
-        open_.erase(record->engine());
-        ended_.push_back(*record);
-      } else {
-        open_[record->engine()] = *record;
+      if (record->model() != model_ || record->receiver() != receiver_) continue;
+      newest_unix_ns_ = std::max({newest_unix_ns_, record->from_unix_ns(), record->to_unix_ns()});
+      const auto open = open_.find(record->engine());
+      if (open != open_.end() && open->second.from_unix_ns() != record->from_unix_ns()) {
+        EndOpen(record->engine(), open->second.to_unix_ns());
       }
+      open_[record->engine()] = *record;
+      if (record->ended()) EndOpen(record->engine(), record->to_unix_ns());
     }
-    for (auto& [engine, receipt] : open_) {
-      receipt.set_to_unix_ns(std::max(receipt.from_unix_ns(), seen));
-      receipt.set_ended(true);
-      ended_.push_back(receipt);
+    if (!rest.empty()) {
+      telemetry::LogWarn("receipts_dropped", {ErrorCode::kCorrupt, "what follows is no record"},
+                         {{"path", path_}, {"bytes", rest.size()}});
     }
-    open_.clear();
+    while (!open_.empty()) EndOpen(open_.begin()->first, open_.begin()->second.to_unix_ns());
   }
   if (status.ok()) Rewrite();
   if (!status.ok()) telemetry::LogWarn("receipts_in_memory", status, {{"path", path_}});
+}
+
+int64_t ServingLedger::Now() {
+  newest_unix_ns_ = std::max(newest_unix_ns_, UnixNanos());
+  return newest_unix_ns_;
 }
 
 // What is remembered, in place of what the file has.
@@ -107,14 +122,16 @@ void ServingLedger::Append(const v1::Receipt& receipt) {
   std::string bytes;
   AppendRecord(bytes, receipt);
   const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
-  touched_unix_ns_ = UnixNanos();
   if (written == static_cast<ssize_t>(bytes.size())) return;
   telemetry::LogWarn("receipts_in_memory", ErrnoStatus(written < 0 ? errno : ENOSPC, Cat("write ", path_)),
                      {{"path", path_}});
   file_.Reset();
 }
 
-void ServingLedger::End(v1::Receipt receipt, int64_t unix_ns) {
+void ServingLedger::EndOpen(const std::string& engine, int64_t unix_ns) {
+  auto open = open_.extract(engine);
+  if (open.empty()) return;
+  v1::Receipt& receipt = open.mapped();
   receipt.set_to_unix_ns(std::max(receipt.from_unix_ns(), unix_ns));
   receipt.set_ended(true);
   ended_.push_back(receipt);
@@ -124,27 +141,27 @@ void ServingLedger::End(v1::Receipt receipt, int64_t unix_ns) {
 
 void ServingLedger::Note(const std::string& engine, const std::optional<v1::Receipt>& serves) {
   MutexLock lock(mutex_);
-  const int64_t now = UnixNanos();
   const auto open = open_.find(engine);
   if (open != open_.end() && serves && SaysTheSame(*serves, open->second)) {
-    if (file_.valid() && now - touched_unix_ns_ > kBetweenTouches) {
-      (void)::futimens(file_.get(), nullptr);
-      touched_unix_ns_ = now;
-    }
-    return;
+    open->second.set_to_unix_ns(Now());
+    if (Now() - recorded_unix_ns_[engine] < kBetweenRecords) return;
+    recorded_unix_ns_[engine] = Now();
+    return Append(open->second);
   }
-  if (open != open_.end()) {
-    v1::Receipt ending = std::move(open->second);
-    open_.erase(open);
-    End(std::move(ending), now);
-  }
+  if (open != open_.end()) EndOpen(engine, open->second.to_unix_ns());
   if (!serves) return;
   v1::Receipt& receipt = open_[engine] = *serves;
   receipt.set_engine(engine);
-  receipt.set_from_unix_ns(now);
-  receipt.set_to_unix_ns(0);
+  receipt.set_from_unix_ns(Now());
+  receipt.set_to_unix_ns(receipt.from_unix_ns());
   receipt.set_ended(false);
+  recorded_unix_ns_[engine] = receipt.from_unix_ns();
   Append(receipt);
+}
+
+void ServingLedger::End(const std::string& engine) {
+  MutexLock lock(mutex_);
+  EndOpen(engine, Now());
 }
 
 std::optional<v1::Receipt> ServingLedger::Open(const std::string& engine) const {
@@ -165,11 +182,7 @@ std::vector<v1::Receipt> ServingLedger::Find(const v1::GetReceiptsRequest& reque
   {
     MutexLock lock(mutex_);
     for (const v1::Receipt& receipt : ended_) add(receipt);
-    for (const auto& [engine, receipt] : open_) {
-      v1::Receipt until_now = receipt;
-      until_now.set_to_unix_ns(std::max(receipt.from_unix_ns(), UnixNanos()));
-      add(until_now);
-    }
+    for (const auto& [engine, receipt] : open_) add(receipt);
   }
   std::ranges::stable_sort(all, {}, &v1::Receipt::from_unix_ns);
   if (all.size() > kMostAnswered) all.erase(all.begin(), all.end() - kMostAnswered);

@@ -141,7 +141,7 @@ Status Receiver::OpenModels() {
                                     .engine_threads = std::min(workers_.size(), kMostEngineThreads),
                                     .timeline = &timeline_,
                                     .receiver = config_.name,
-                                    .ledger_path = Cat(config_.state_dir, "/served/", model)};
+                                    .ledger_path = LedgerPath(model)};
     std::vector<std::unique_ptr<origin::Origin>> origins;
     for (const Source& source : config_.sources) origins.push_back(OpenSource(source, model));
     LS_ASSIGN_OR_RETURN(auto archiver, OpenArchive(model, *replicas));
@@ -155,6 +155,13 @@ Status Receiver::OpenModels() {
         std::move(replicas), std::move(archiver), std::move(table), feed_);
   }
   return OkStatus();
+}
+
+// A receiver's own, also where several share the directory. Empty: there is no directory.
+std::string Receiver::LedgerPath(const std::string& model) const {
+  if (config_.state_dir.empty()) return {};
+  const std::string of_receiver = HexEncode(Hash128(AsBytes(std::string_view(config_.name))));
+  return Cat(config_.state_dir, "/served/", model, "-", of_receiver);
 }
 
 // The file of one log and model, which outlives the replicas' memory.

@@ -39,6 +39,7 @@ class Receiver {
   Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);
 
   Status OpenModels();
+  std::string LedgerPath(const std::string& model) const;
   std::string RememberedPath(std::string_view what, const std::string& model, const objects::ObjectStore& log) const;
   std::unique_ptr<origin::Origin> OpenSource(const Source& source, const std::string& model);
   // Opens the archive of `model`; null when none is configured.

@@ -83,7 +83,8 @@ void AddOptions(ConfigParser& parser, RawSettings& to, ReceiverConfig& config) {
   parser.Add("archive", &to.archive,
              "log that versions are written to, for other receivers to read: file:///DIRECTORY or s3://BUCKET/PREFIX; "
              "empty: none");
-  parser.Add("archive-key", &to.archive_key, "PEM file of the Ed25519 private key that signs the log; empty: unsigned");
+  parser.Add("archive-key", &to.archive_key,
+             "PEM file of the Ed25519 private key that signs the log, and receipts; empty: unsigned");
   parser.Add("archive-keep-bytes", &config.archive.keep_bytes,
              "how long the log may be, for each model: old versions go first; 0: twice the model");
   parser.Add("archive-keep-age", &config.archive.keep_age, "older versions go from the log, too; 0: whatever their age",
@@ -97,7 +98,8 @@ void AddOptions(ConfigParser& parser, RawSettings& to, ReceiverConfig& config) {
              "/dev/shm/lockstep-receiver, or for a user who may not write to /run/raas-receiver "
              "/dev/shm/lockstep-<uid>/receiver/replicas");
   parser.Add("state-dir", &config.state_dir,
-             "directory on a disk, for what is remembered of logs across reboots; empty: $STATE_DIRECTORY (systemd), "
+             "directory on a disk, for what is remembered of logs and of what engines served; empty: $STATE_DIRECTORY "
+             "(systemd), "
              "else $XDG_STATE_HOME/lockstep, else ~/.local/state/lockstep");
   parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("control-socket", &to.control_socket,
@@ -239,9 +241,9 @@ std::string DefaultStateDir() {
 
 Status CheckStateDir(const ConfigParser& parser, ReceiverConfig& config) {
   const bool reads = std::ranges::any_of(config.sources, [](const Source& each) { return each.log != nullptr; });
-  if (!reads && config.archive.store == nullptr) return OkStatus();
   if (config.state_dir.empty()) config.state_dir = DefaultStateDir();
   if (config.state_dir.empty()) {
+    if (!reads && config.archive.store == nullptr) return OkStatus();  // receipts are in memory
     return {ErrorCode::kConfig,
             Cat(parser.WrittenAs("state-dir"), " is empty, and there is no $HOME; name a directory ",
                 "on a disk, for what is remembered of the log")};

@@ -46,7 +46,7 @@ struct ReceiverConfig {
   ArchiveConfig archive;
   std::vector<std::string> models;
   std::string root = "auto";                    // absolute once it is parsed, as other paths
-  std::string state_dir;                        // what outlives a reboot; used with logs alone
+  std::string state_dir;                        // what outlives a reboot; empty: nothing does
   std::string assets;                           // empty: none
   std::optional<net::HostPort> listen;          // nothing: no TCP
   std::string control_socket;                   // empty: none

@@ -143,7 +143,7 @@ grpc::Status ReceiverService::GetReceipts(grpc::ServerContext* context, const v1
                                           v1::Receipts* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
-  for (const v1::Receipt& receipt : session->ledger().Find(*request)) {
+  for (const v1::Receipt& receipt : session->Receipts(*request)) {
     v1::SignedReceipt& one = *response->add_receipts();
     one.set_receipt(receipt.SerializeAsString());
     if (!key_) continue;

@@ -50,7 +50,7 @@ Session::Session(SessionOptions options, std::unique_ptr<origin::Origin> origin,
       scrubber_(options_.scrub_round),
       freshness_(options_.unready_after),
       follower_(options_.model, options_.follow, *origin_, *replicas_, changed_),
-      ledger_(options_.ledger_path),
+      ledger_(options_.ledger_path, options_.model, options_.receiver),
       engine_context_{.model = options_.model,
                       .replicas = *replicas_,
                       .engine_threads = options_.engine_threads,
@@ -108,6 +108,11 @@ Result<size_t> Session::VerifyEngines(const Orders::Cancelled& cancelled) {
   }
   if (!first.ok()) return first;
   return groups;
+}
+
+std::vector<v1::Receipt> Session::Receipts(const v1::GetReceiptsRequest& request) {
+  engines_.NoteServing();
+  return ledger_.Find(request);
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {

@@ -119,7 +119,8 @@ class Session {
   Result<size_t> VerifyEngines(const Orders::Cancelled& cancelled);
   // Where the ranks of engines attach.
   engine::Engines& engines() { return engines_; }
-  const receipts::ServingLedger& ledger() const { return ledger_; }
+  // What engines served, also until now.
+  std::vector<v1::Receipt> Receipts(const v1::GetReceiptsRequest& request);
   // That of the current version; before there is one, that of the version to come. kNotFound: neither is known.
   Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 

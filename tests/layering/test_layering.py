@@ -69,7 +69,7 @@ raas_receiver/archive: common/base common/model common/net common/objects common
     common/versionlog proto raas_receiver/replica
 raas_receiver/origin: common/base common/model common/net common/objects common/os common/payload common/peer
     common/rpc common/telemetry common/versionlog common/wire kernels proto raas_receiver/pull
-raas_receiver/receipts: common/base common/os common/telemetry proto
+raas_receiver/receipts: common/base common/os common/telemetry kernels proto
 raas_receiver/engine: common/base common/net common/telemetry kernels proto raas_receiver/engine/drivers
     raas_receiver/engine/ranks raas_receiver/origin raas_receiver/receipts raas_receiver/replica
 # It knows no agent, lane or ticket: what it does with an origin, it does with every one.
