@@ -78,6 +78,7 @@ struct Fixture {
   replica::ReplicaFixture replicas;
   std::mutex mutex;
   TestServer server;  // guarded by mutex
+  receipts::ServingLedger ledger;
   std::optional<EngineContext> context;
   std::unique_ptr<Engine> engine;
   uint64_t number = 0;
@@ -89,8 +90,7 @@ struct Fixture {
     for (int version = 0; version < 3; ++version) replicas.model.Advance();
     replicas.Open();
     replicas.PullFull(1);
-    context.emplace(
-        EngineContext{.model = "actor", .replicas = replicas.pair(), .timeline = nullptr, .changed = [] {}});
+    context.emplace(EngineContext{.model = "actor", .replicas = replicas.pair(), .changed = [] {}, .ledger = &ledger});
     Start();
   }
   // As a session that has nothing else to do.
@@ -192,6 +192,27 @@ TEST_CASE("An engine is behind until it was made to serve the current version, a
   CHECK(fixture.ServedVersion() == 1);
   fixture.Linger();
   CHECK(fixture.loads() == 1);  // it was not given the next one
+}
+
+TEST_CASE("An engine has an open receipt while its server serves, and none while that loads") {
+  Fixture fixture;
+  const auto open = [&] {
+    fixture.engine->NoteServing();
+    const auto receipt = fixture.ledger.Open("default");
+    return receipt ? receipt->version() : 0;
+  };
+  CHECK(open() == 0);
+  REQUIRE(fixture.Serve("full").status.ok());
+  REQUIRE(Eventually([&] { return open() == 1; }));
+  CHECK(fixture.ledger.Open("default")->manifest_digest() == ToBytes(fixture.replicas.pair().current().digest));
+  fixture.replicas.PullDelta(2);
+  fixture.With([](TestServer& server) { server.holds_loads = true; });
+  fixture.Give("delta");
+  REQUIRE(Eventually([&] { return fixture.loads() == 2; }));
+  CHECK(open() == 0);
+  CHECK(fixture.ledger.Find({}).at(0).ended());
+  fixture.With([](TestServer& server) { server.holds_loads = false; });
+  CHECK(Eventually([&] { return open() == 2; }));
 }
 
 TEST_CASE("What an engine serves is remembered across restarts of the receiver") {
