@@ -73,7 +73,7 @@ void Engine::EndServing() {
 // Nothing also of a version that is not held any more, where it was not noted while it was, and of ranks that are not
 // all there.
 std::optional<v1::Receipt> Engine::WhatIsServed() const {
-  const VersionRef served = owes_resume_ ? VersionRef() : this->served();
+  const VersionRef served = in_place() && owes_resume_ ? VersionRef() : this->served();
   if (served.nothing() || (in_place() && (ranks_.lost() || !ranks_.AllAt(served)))) return std::nullopt;
   const std::string plan = in_place() ? PlanDigest(ranks_.Describe()) : "";
   if (auto open = context_.ledger->Open(name());

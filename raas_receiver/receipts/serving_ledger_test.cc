@@ -68,6 +68,9 @@ TEST_CASE("Receipts are found by engine, version and time") {
   for (uint64_t version = 1; version <= 3; ++version) {
     ledger.Note("a", Of(version));
     ledger.Note("b", Of(version));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ledger.End("a");
+    ledger.End("b");
   }
   v1::GetReceiptsRequest request;
   request.set_engine("b");
