@@ -10,10 +10,11 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lockstep"
 ALLOWED = {
-    "": {"control", "core", "daemons", "export", "engine"},
+    "": {"control", "core", "daemons", "export", "engine", "receipts"},
     "core": {"core"},
     "programs": {"core"},
     "control": {"core", "programs"},
+    "receipts": {"control", "core"},
     "daemons": {"core", "daemons", "programs"},
     "export": {"core", "export"},
     "engine": {"core", "engine"},
