@@ -135,7 +135,10 @@ def test_a_receipt_of_another_key_or_of_other_words_is_refused(served, tmp_path)
     assert check(printed).returncode == 0
     changed = json.loads(printed)
     digest = changed[0]["says"]["manifest_digest"]
-    changed[0]["receipt"] = changed[0]["receipt"].replace(digest, digest[2:] + digest[:2])
+    other = digest[2:] + digest[:2]
+    changed[0]["says"]["manifest_digest"] = other
+    assert "is not what was signed" in check(json.dumps(changed)).stderr
+    changed[0]["receipt"] = changed[0]["receipt"].replace(digest, other)
     assert "signed by no key" in check(json.dumps(changed)).stderr
     changed[0]["signatures"] = []
     assert "is not signed" in check(json.dumps(changed)).stderr
