@@ -118,6 +118,24 @@ TEST_CASE("A rank that waits for a verdict is told of one that will never commit
     const Status told = commit([&] { one.Kill(); });
     CHECK_THAT(told, FailsWith(ErrorCode::kAborted, "rank 1 ", "is gone: its process has ended"));
   }
+  SECTION("for its process ends, some time after its connection") {
+    int there[2];
+    int go[2];
+    REQUIRE((::pipe(there) == 0 && ::pipe(go) == 0));
+    const os::Child one(::fork, [&] {
+      auto rank = client::RankClient::Open(host.Options(1, 2));
+      char byte = 'y';
+      (void)!::write(there[1], &byte, 1);
+      (void)!::read(go[0], &byte, 1);
+      (*rank).reset();
+      std::this_thread::sleep_for(milliseconds(400));
+      ::_exit(0);
+    });
+    char byte = 'y';
+    REQUIRE(::read(there[0], &byte, 1) == 1);
+    const Status told = commit([&] { REQUIRE(::write(go[1], &byte, 1) == 1); });
+    CHECK_THAT(told, FailsWith(ErrorCode::kAborted, "rank 1 ", "is gone: its process has ended"));
+  }
   SECTION("for its share does not fit") {
     auto other = host.Options(1, 2);
     other.share = ShareOf({0, 120000});
