@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 import operator
 import os
-from typing import Any, Iterable, Tuple, Union
+from typing import Any, Iterable, Tuple, Type, TypeVar, Union
 
 from lockstep.core import abi, arguments
 from lockstep.core.answers import decoded, parsed
@@ -14,6 +14,7 @@ from lockstep.core.interruption import Interruption
 
 EVERY = "*"  # among names: every receiver that is connected, at least one
 Receivers = Union[int, str, Iterable[str]]  # how many, or which
+_Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +59,27 @@ def wait_served(
         timeout_ms=arguments.wait_milliseconds(timeout),
         interrupted=interruption.callback,
     )
-    library = abi.load()
-    text = ctypes.c_void_p()
-    code = library.lockstep_wait_served(ctypes.byref(query), ctypes.byref(text))
-    try:
-        answer = decoded(Served, parsed(ctypes.string_at(text))) if text else Served()
-    finally:
-        library.lockstep_free(text)
-    interruption.raise_pending()
+    code, answer = asked(abi.load().lockstep_wait_served, query, Served, interruption)
     try:
         abi.raise_failure(code)
     except DeadlineError as error:
         error.lacking = answer.lacking
         raise
     return answer
+
+
+def asked(
+    ask: Any, query: ctypes.Structure, kind: "Type[_Answer]", interruption: Interruption
+) -> "Tuple[int, _Answer]":
+    """The code of a question of the library, and its answer; an empty one where there is none."""
+    text = ctypes.c_void_p()
+    code = ask(ctypes.byref(query), ctypes.byref(text))
+    try:
+        answer = decoded(kind, parsed(ctypes.string_at(text))) if text else kind()
+    finally:
+        abi.load().lockstep_free(text)
+    interruption.raise_pending()
+    return code, answer
 
 
 def wanted_receivers(receivers: Any, engines: Any) -> "Tuple[int, int, list[str]]":
